@@ -1,0 +1,7 @@
+"""minimegatron: every technique that Megatron-LM trains frontier models with, small enough to read in a week.
+
+Import what you need from its room: `minimegatron.comm.mesh`, `minimegatron.layers.linear`,
+`minimegatron.models.decoder`, `minimegatron.training.step` ... Importing the package itself costs nothing.
+"""
+
+__version__ = "0.1.0"

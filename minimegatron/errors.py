@@ -1,0 +1,100 @@
+"""Every error a user can meet: what happened, where, and the fix.
+
+A message has three parts, always in this order::
+
+    num_attention_heads (6) cannot be split over tensor_model_parallel_size (4)
+      where: SelfAttention of layer 3, rank 1
+      fix: choose a tensor_model_parallel_size that divides 6: 1, 2, 3, 6
+
+The class decides the exit status of every command (`minimegatron ...`, `python -m minimegatron.pretrain_gpt`):
+
+| class             | exit | meaning                                                        |
+|-------------------|------|----------------------------------------------------------------|
+| `ConfigError`     | 2    | a flag, a config field, or a combination of them               |
+| `CheckpointError` | 3    | a checkpoint is missing, torn, corrupt, or of another model    |
+| `DataError`       | 4    | a data file or a token in it                                   |
+| `RankError`       | 5    | a rank failed, died, or disagreed with the others              |
+| `NumericsError`   | 6    | a number that is not finite reached a place where it may not   |
+| `DeadlineError`   | 7    | somebody waited longer than allowed; the message says for whom |
+
+0 is success and 130 is Ctrl-C, as everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MinimegatronError(Exception):
+    """Base of all errors raised for a user's mistake or a machine's failure.
+
+    Args:
+        what: what happened, with the values.
+        where: rank, coordinates, file and offset, or tensor; whatever locates it.
+        fix: one line that says what to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(what, where, fix)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple:
+        # Keyword-only arguments need help to travel from a rank back to the process that started it.
+        return _rebuild, (type(self), self.what, self.where, self.fix)
+
+
+def _rebuild(cls: type[MinimegatronError], what: str, where: str, fix: str) -> MinimegatronError:
+    return cls(what, where=where, fix=fix)
+
+
+class ConfigError(MinimegatronError):
+    """A flag, a config field, or a combination that cannot work."""
+
+    exit_code = 2
+
+
+class CheckpointError(MinimegatronError):
+    """A checkpoint that is missing, torn, corrupt, or belongs to another model."""
+
+    exit_code = 3
+
+
+class DataError(MinimegatronError):
+    """A data file, a document or a token that cannot be used; `where` is its position."""
+
+    exit_code = 4
+
+
+class RankError(MinimegatronError):
+    """A rank raised, died or disagreed with its peers."""
+
+    exit_code = 5
+
+
+class NumericsError(MinimegatronError):
+    """NaN or infinity where it may not be."""
+
+    exit_code = 6
+
+
+class DeadlineError(MinimegatronError):
+    """A wait that exceeded its deadline; the message names who is missing."""
+
+    exit_code = 7
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" when nothing is near."""
+    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
+    return f"did you mean `{near[0]}`?" if near else ""

@@ -1,0 +1,130 @@
+"""Events with a rank, a name, a start and an end: the one record behind every picture and every count.
+
+Anything may emit; only `viz/` draws. The planner's simulator emits the same events, so a predicted and a measured
+timeline share one picture. Nothing is recorded, and almost nothing is spent, unless somebody listens::
+
+    with trace.record(rank=0) as log:
+        model(x).sum().backward()
+    log.count("all_reduce")             # how many
+    log.nbytes("all_reduce", axis="tp") # payload bytes of this rank's tensors
+
+Convention for `nbytes` of a collective: the bytes of the *larger* of input and output on one rank, i.e. the size `n`
+in the textbook costs `all_reduce = 2 n (N-1)/N`, `all_gather = reduce_scatter = all_to_all = n (N-1)/N`.
+`Event.wire_bytes` applies that factor (elements a rank sends with a ring).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+# Listeners. The one piece of module state of the package that is not a constant: autograd may run a backward on a
+# thread of its own, where a context variable would be lost.
+_logs: list[Log] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One thing that happened on one rank.
+
+    Attributes:
+        name: what, e.g. `all_reduce`, `forward`, `F`.
+        kind: `comm`, `compute`, `wait`, `memory` or `mark`.
+        rank: global rank.
+        start, end: seconds on this machine's monotonic clock; equal for an instant.
+        axis: the mesh axis of a communication (`tp`, `dp_cp` ...), else "".
+        nbytes: payload in bytes (see the module docstring).
+        size: number of ranks that took part.
+        note: free text (a tensor's name, a microbatch).
+    """
+
+    name: str
+    kind: str
+    rank: int
+    start: float
+    end: float
+    axis: str = ""
+    nbytes: int = 0
+    size: int = 1
+    note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes this rank sends if the collective runs as a ring."""
+        share = (self.size - 1) / self.size
+        return self.nbytes * share * (2 if self.name == "all_reduce" else 1)
+
+
+class Log:
+    """The events of one rank, in order of their end."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.events: list[Event] = []
+
+    def select(self, name: str | None = None, *, kind: str | None = None, axis: str | None = None) -> list[Event]:
+        return [
+            e
+            for e in self.events
+            if (name is None or e.name == name) and (kind is None or e.kind == kind) and (axis is None or e.axis == axis)
+        ]
+
+    def count(self, name: str | None = None, *, axis: str | None = None) -> int:
+        """Number of communications with this name on this axis."""
+        return len(self.select(name, kind="comm", axis=axis))
+
+    def nbytes(self, name: str | None = None, *, axis: str | None = None) -> int:
+        """Payload bytes of the communications with this name on this axis."""
+        return sum(e.nbytes for e in self.select(name, kind="comm", axis=axis))
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """`{"all_reduce/tp": {"count": 4, "nbytes": 8192}, ...}`, sorted by key."""
+        table: dict[str, dict[str, int]] = {}
+        for event in self.select(kind="comm"):
+            row = table.setdefault(f"{event.name}/{event.axis}", {"count": 0, "nbytes": 0})
+            row["count"] += 1
+            row["nbytes"] += event.nbytes
+        return dict(sorted(table.items()))
+
+
+@contextlib.contextmanager
+def record(rank: int = 0) -> Iterator[Log]:
+    """Collect everything emitted in this process while the block runs; blocks nest."""
+    log = Log(rank)
+    _logs.append(log)
+    try:
+        yield log
+    finally:
+        _logs.remove(log)
+
+
+def recording() -> bool:
+    """Whether anybody listens (so that callers can skip work done only for the record)."""
+    return bool(_logs)
+
+
+def emit(
+    name: str, kind: str, start: float, end: float, *, axis: str = "", nbytes: int = 0, size: int = 1, note: str = ""
+) -> None:
+    """Record one event with every listener."""
+    for log in _logs:
+        log.events.append(Event(name, kind, log.rank, start, end, axis, nbytes, size, note))
+
+
+@contextlib.contextmanager
+def span(name: str, kind: str = "compute", *, axis: str = "", nbytes: int = 0, size: int = 1, note: str = "") -> Iterator[None]:
+    """Record the block as one event."""
+    if not _logs:
+        yield
+        return
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        emit(name, kind, start, time.monotonic(), axis=axis, nbytes=nbytes, size=size, note=note)
