@@ -1,0 +1,401 @@
+"""What is trained, how it is laid out, with which numbers: five frozen dataclasses with Megatron's field names.
+
+| class               | says                                   | Megatron's counterpart                      |
+|---------------------|----------------------------------------|---------------------------------------------|
+| `TransformerConfig` | the model; nothing about the machine   | `TransformerConfig`, the model's half       |
+| `ParallelConfig`    | who holds what                         | `ModelParallelConfig`                       |
+| `OptimizerConfig`   | how weights move                       | `OptimizerConfig`, `OptimizerParamScheduler`|
+| `DataConfig`        | which tokens in which order            | `GPTDatasetConfig`                          |
+| `TrainingConfig`    | how long, how often, where to log      | `megatron/training/config`                  |
+
+A field's comment is its help text on the command line (`minimegatron/training/arguments.py` turns fields into flags).
+Every rule that can be checked is checked at construction, by the functions at the end of the file: a combination that
+would fail, or silently mean something else, is refused with the values, the rule and the fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, Self
+
+from minimegatron.errors import ConfigError, did_you_mean
+
+# The helper keeps the help text beside the field and out of the way.
+
+
+def opt(default: Any, help: str, choices: tuple | None = None) -> Any:
+    """A dataclass field with its help text and, where they are few, its legal values."""
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+class _Config:
+    """Shared behaviour: unknown keys are refused with the nearest match, choices are enforced, dicts round-trip."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from a plain dict.
+
+        Raises:
+            ConfigError: an unknown key (with the nearest field), a missing one, or an illegal value.
+        """
+        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for key in values:
+            if key not in fields:
+                raise ConfigError(
+                    f"{cls.__name__} has no field `{key}`", fix=did_you_mean(key, fields) or f"fields: {', '.join(sorted(fields))}"
+                )
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"{cls.__name__}: {error}", fix="give the missing field") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; all rules are checked again."""
+        return type(self).from_dict({**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, **changes})  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, choices = getattr(self, field.name), field.metadata.get("choices")
+            if choices and value not in choices:
+                named = ", ".join(repr(c) for c in choices)
+                fix = did_you_mean(str(value), [str(c) for c in choices]) or f"one of {named}"
+                raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
+            _check_type(field.name, value, hints[field.name])
+        self._check()
+
+    def _check(self) -> None:
+        """Derive what was left out, then apply the rules."""
+
+    def _derive(self, **values: Any) -> None:
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(_Config):
+    """A decoder-only transformer.
+
+    Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
+    `L` num_layers, `V` vocab_size.
+    """
+
+    num_layers: int = opt(2, "L, transformer layers")
+    hidden_size: int = opt(64, "h, width of the residual stream")
+    num_attention_heads: int = opt(4, "a, query heads")
+    vocab_size: int = opt(256, "V, logical vocabulary before padding")
+    max_position_embeddings: int = opt(1024, "longest sequence that learned positions cover; RoPE has no such limit")
+    num_query_groups: int | None = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
+    kv_channels: int | None = opt(None, "d, width of one head; default h / a")
+    ffn_hidden_size: int | None = opt(None, "f, inner width of the MLP; default 4 h")
+    make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp")
+
+    normalization: str = opt("LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
+    layernorm_epsilon: float = opt(1e-5, "added to the variance")
+    layernorm_zero_centered_gamma: bool = opt(False, "store gamma - 1")
+    qk_layernorm: bool = opt(False, "norm every query and key head before RoPE (Qwen3)")
+    add_bias_linear: bool = opt(True, "bias in the linear layers of attention and MLP")
+    add_qkv_bias: bool = opt(False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
+    activation: str = opt(
+        "gelu", "activation of the MLP; swiglu and geglu are gated", ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu")
+    )
+    untie_embeddings_and_output_weights: bool = opt(False, "separate matrix for the output layer")
+
+    position_embedding_type: str = opt("learned_absolute", "positions", ("learned_absolute", "rope", "none"))
+    rotary_base: float = opt(10000.0, "RoPE's base")
+    rotary_percent: float = opt(1.0, "share of each head that is rotated")
+    rotary_interleaved: bool = opt(False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
+    rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3"))
+    rope_scaling_factor: float = opt(8.0, "how many times longer than trained")
+    rope_scaling_low_freq_factor: float = opt(1.0, "llama3: wavelengths above original/low are divided by the factor")
+    rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept")
+    rope_scaling_original_max_position_embeddings: int = opt(8192, "llama3: context length of the original training")
+    sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it")
+
+    hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding")
+    attention_dropout: float = opt(0.0, "dropout on attention weights")
+    attention_backend: str = opt("sdpa", "core attention", ("sdpa", "reference"))
+    apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
+
+    init_method_std: float = opt(0.02, "standard deviation of the initial weights")
+    scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")
+
+    recompute_granularity: str | None = opt(None, "recompute activations in the backward pass", (None, "selective", "full"))
+    recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
+    recompute_num_layers: int = opt(1, "n of recompute_method")
+    recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, layernorm")
+
+    params_dtype: str = opt("fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
+    fp32_residual_connection: bool = opt(False, "keep the residual stream in fp32")
+
+    def _check(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "recompute_num_layers"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        if self.kv_channels is None:
+            divides(self.num_attention_heads, self.hidden_size, "num_attention_heads", "hidden_size")
+        gated = self.gated_linear_unit
+        self._derive(
+            kv_channels=self.hidden_size // self.num_attention_heads,
+            num_query_groups=self.num_attention_heads,
+            # Megatron's rule: a gated MLP of the same size as the ungated one, rounded down to a multiple of 64.
+            ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
+        )
+        divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
+        if self.position_embedding_type == "rope":
+            rotated = int(self.kv_channels * self.rotary_percent)
+            require(rotated >= 2 and rotated % 2 == 0, f"RoPE rotates {rotated} channels of a head", "choose kv_channels * rotary_percent even")
+        for name in ("hidden_dropout", "attention_dropout"):
+            require(0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)")
+        if self.sliding_window is not None:
+            require(self.sliding_window >= 1, f"sliding_window is {self.sliding_window}", "must be at least 1")
+        unknown = set(self.recompute_modules) - {"core_attn", "mlp", "layernorm"}
+        require(not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, layernorm")
+
+    @property
+    def gated_linear_unit(self) -> bool:
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def queries_per_group(self) -> int:
+        """a / g: how many query heads share one key/value head."""
+        assert self.num_query_groups is not None, "derived at construction"
+        return self.num_attention_heads // self.num_query_groups
+
+    def padded_vocab_size(self, tp: int) -> int:
+        """V', the smallest multiple of make_vocab_size_divisible_by * tp that holds the vocabulary."""
+        multiple = self.make_vocab_size_divisible_by * tp
+        return -(-self.vocab_size // multiple) * multiple
+
+
+ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig(_Config):
+    """How ranks divide the work. World = tp * cp * pp * dp; expert parallelism reuses the tp*cp*dp ranks."""
+
+    tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
+    pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
+    context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
+    expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts")
+    expert_tensor_parallel_size: int | None = opt(None, "etp: ranks that share every expert; default tp")
+    sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
+    order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
+    overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
+    ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)")
+    distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank")
+
+    def _check(self) -> None:
+        self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)
+        for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
+            size = getattr(self, f"{name}_parallel_size")
+            require(size >= 1, f"{name}_parallel_size is {size}", "must be at least 1")
+        axes = self.order.split("-")
+        missing, extra = set(ORDERED_AXES) - set(axes), [a for a in axes if a not in ORDERED_AXES]
+        require(
+            not extra and not (missing - {"ep"}) and len(set(axes)) == len(axes),
+            f"order={self.order!r} does not name each of {'-'.join(ORDERED_AXES)} once",
+            "for example tp-cp-ep-dp-pp",
+        )
+        if self.sequence_parallel:
+            require(
+                self.tensor_model_parallel_size > 1,
+                "sequence_parallel needs tensor_model_parallel_size > 1 (it splits over the same ranks)",
+                "drop --sequence-parallel or raise --tensor-model-parallel-size",
+            )
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """dp = world / (tp * cp * pp).
+
+        Raises:
+            ConfigError: the world is not a multiple of the model's ranks, or cannot hold the expert layout.
+        """
+        model = self.tensor_model_parallel_size * self.context_parallel_size * self.pipeline_model_parallel_size
+        require(
+            world_size % model == 0 and world_size > 0,
+            f"{world_size} ranks cannot be divided into groups of tp*cp*pp = {self.tensor_model_parallel_size}*"
+            f"{self.context_parallel_size}*{self.pipeline_model_parallel_size} = {model}",
+            f"start {max(1, world_size // model) * model} ranks, or change the layout",
+        )
+        assert self.expert_tensor_parallel_size is not None, "derived at construction"
+        expert = self.expert_tensor_parallel_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
+        require(
+            world_size % expert == 0,
+            f"{world_size} ranks cannot be divided into expert groups of etp*ep*pp = {self.expert_tensor_parallel_size}*"
+            f"{self.expert_model_parallel_size}*{self.pipeline_model_parallel_size} = {expert}",
+            "choose ep so that etp*ep*pp divides the number of ranks",
+        )
+        return world_size // model
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(_Config):
+    """Optimizer, its schedules, clipping and loss scaling."""
+
+    optimizer: str = opt("adam", "adam is AdamW: decoupled weight decay", ("adam", "sgd"))
+    lr: float = opt(1e-3, "peak learning rate")
+    min_lr: float = opt(0.0, "the schedule never goes below")
+    weight_decay: float = opt(0.01, "decoupled; not on biases and 1-D parameters")
+    start_weight_decay: float | None = opt(None, "first value of a weight decay ramp")
+    end_weight_decay: float | None = opt(None, "last value of a weight decay ramp")
+    weight_decay_incr_style: str = opt("constant", "shape of that ramp", ("constant", "linear", "cosine"))
+    adam_beta1: float = opt(0.9, "decay of the first moment")
+    adam_beta2: float = opt(0.999, "decay of the second moment")
+    adam_eps: float = opt(1e-8, "added to the square root of the second moment")
+    sgd_momentum: float = opt(0.9, "momentum of sgd")
+    clip_grad: float = opt(1.0, "global gradient norm is cut to this; 0 switches clipping off")
+    lr_decay_style: str = opt("linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD"))
+    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default train_iters")
+    lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
+    lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
+    lr_warmup_init: float = opt(0.0, "learning rate at the start of the warm-up")
+    lr_wsd_decay_style: str = opt("exponential", "WSD's final decay", ("exponential", "linear", "cosine", "minus_sqrt"))
+    lr_wsd_decay_iters: int | None = opt(None, "iterations of WSD's final decay")
+    loss_scale: float | None = opt(None, "constant loss scale for fp16; default dynamic")
+    initial_loss_scale: float = opt(2.0**32, "first dynamic loss scale")
+    min_loss_scale: float = opt(1.0, "dynamic loss scale never goes below")
+    loss_scale_window: int = opt(1000, "clean steps before the scale doubles")
+    hysteresis: int = opt(2, "overflows before the scale halves")
+    check_for_nan_in_loss_and_grad: bool = opt(True, "stop with exit status 6 on a number that is not finite")
+    log_num_zeros_in_grad: bool = opt(False, "count the zeros of the gradient")
+
+    def _check(self) -> None:
+        require(self.lr >= self.min_lr >= 0.0, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr >= 0")
+        require(self.clip_grad >= 0.0, f"clip_grad is {self.clip_grad}", "0 switches clipping off; otherwise positive")
+        require(self.lr_warmup_iters >= 0, f"lr_warmup_iters is {self.lr_warmup_iters}", "must not be negative")
+        if self.lr_warmup_fraction is not None:
+            require(self.lr_warmup_iters == 0, "both lr_warmup_fraction and lr_warmup_iters are given", "give one of them")
+            require(0.0 <= self.lr_warmup_fraction <= 1.0, f"lr_warmup_fraction is {self.lr_warmup_fraction}", "choose it in [0, 1]")
+        if self.lr_decay_style == "WSD":
+            require(self.lr_wsd_decay_iters is not None, "lr_decay_style WSD without lr_wsd_decay_iters", "give --lr-wsd-decay-iters")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(_Config):
+    """Where tokens come from."""
+
+    data_path: tuple[str, ...] = opt((), "prefix of .bin/.idx, or weight prefix weight prefix ...")
+    split: str = opt("969,30,1", "shares of train, validation and test documents")
+    mock_data: bool = opt(False, "synthetic, learnable tokens; no file is read")
+    data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
+    seq_length: int = opt(256, "tokens of a sample")
+    tokenizer_type: str | None = opt(None, "tokenizer of the data")
+    tokenizer_model: str | None = opt(None, "folder or file of the tokenizer")
+    vocab_file: str | None = opt(None, "vocab.json of GPT2BPETokenizer")
+    merge_file: str | None = opt(None, "merges.txt of GPT2BPETokenizer")
+    reset_position_ids: bool = opt(False, "positions start again after an end-of-document token")
+    reset_attention_mask: bool = opt(False, "tokens do not attend across documents")
+    eod_mask_loss: bool = opt(False, "no loss on end-of-document tokens")
+
+    def _check(self) -> None:
+        require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
+        require(not (self.mock_data and self.data_path), "both mock_data and data_path are given", "drop one of them")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig(_Config):
+    """How long to train, and what to print on the way."""
+
+    micro_batch_size: int = opt(1, "samples of one forward pass on one rank")
+    global_batch_size: int | None = opt(None, "samples of one optimizer step over all ranks; default micro_batch_size * dp")
+    rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
+    train_iters: int = opt(100, "optimizer steps")
+    seed: int = opt(1234, "of weights, data order and dropout")
+    log_interval: int = opt(1, "steps between log lines")
+    eval_interval: int | None = opt(None, "steps between evaluations; default never")
+    eval_iters: int = opt(10, "batches of one evaluation")
+    exit_duration_in_mins: float | None = opt(None, "stop after so many minutes")
+    tensorboard_dir: str | None = opt(None, "folder for TensorBoard")
+    log_file: str | None = opt(None, "also write one JSON object a step to this file")
+    check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
+    distributed_backend: str | None = opt(None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo"))
+
+    def _check(self) -> None:
+        for name in ("micro_batch_size", "train_iters", "log_interval", "eval_iters"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        if self.rampup_batch_size is not None:
+            require(len(self.rampup_batch_size) == 3, f"rampup_batch_size is {self.rampup_batch_size}", "give start, increment, samples")
+
+
+# ------------------------------------------------------------------------------------------------ rules
+
+
+def require(condition: bool, what: str, fix: str) -> None:
+    """Raise `ConfigError(what, fix)` unless the condition holds."""
+    if not condition:
+        raise ConfigError(what, fix=fix)
+
+
+def divides(part: int | None, whole: int | None, part_name: str, whole_name: str) -> None:
+    """Refuse unless `part` divides `whole`; the fix lists the divisors."""
+    assert part is not None and whole is not None, "derived at construction"
+    if part < 1 or whole % part:
+        options = [n for n in range(1, whole + 1) if whole % n == 0]
+        shown = options if len(options) <= 12 else [*options[:6], "...", *options[-5:]]
+        raise ConfigError(
+            f"{part_name} ({part}) does not divide {whole_name} ({whole})",
+            fix=f"choose {part_name} among {', '.join(map(str, shown))}, or change {whole_name}",
+        )
+
+
+def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:
+    """All rules between a model and a layout; called before any rank starts and again when the model is built.
+
+    Raises:
+        ConfigError: with the two values, the rule and the values that would work.
+    """
+    tp, pp, cp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.context_parallel_size
+    divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
+    divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
+    groups = model.num_query_groups
+    assert groups is not None, "derived at construction"
+    if groups % tp and tp % groups:
+        raise ConfigError(
+            f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",
+            fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
+        )
+    divides(pp, model.num_layers, "pipeline_model_parallel_size", "num_layers")
+    if seq_length is not None:
+        if parallel.sequence_parallel:
+            divides(tp, seq_length, "tensor_model_parallel_size (with sequence_parallel)", "seq_length")
+        if cp > 1:
+            divides(2 * cp * (tp if parallel.sequence_parallel else 1), seq_length, "2*cp (times tp with sequence_parallel)", "seq_length")
+        if model.position_embedding_type == "learned_absolute":
+            require(
+                seq_length <= model.max_position_embeddings,
+                f"seq_length ({seq_length}) is longer than max_position_embeddings ({model.max_position_embeddings})",
+                "raise max_position_embeddings, shorten the sequence, or use position_embedding_type=rope",
+            )
+
+
+def check_batch(training: TrainingConfig, dp: int) -> int:
+    """The number of microbatches of a step = global_batch_size / (micro_batch_size * dp)."""
+    micro = training.micro_batch_size * dp
+    total = training.global_batch_size if training.global_batch_size is not None else micro
+    if total < micro or total % micro:
+        near = max(1, round(total / micro)) * micro
+        raise ConfigError(
+            f"global_batch_size ({total}) is not a multiple of micro_batch_size * dp = {training.micro_batch_size} * {dp} = {micro}",
+            fix=f"for example global_batch_size={near}",
+        )
+    return total // micro
+
+
+def _check_type(name: str, value: Any, hint: Any) -> None:
+    """Reject what a dataclass would accept silently: a string for a number, a bool for an int, NaN."""
+    allowed = typing.get_args(hint) if typing.get_origin(hint) is not tuple and typing.get_args(hint) else (hint,)
+    for kind in allowed:
+        origin = typing.get_origin(kind) or kind
+        if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+            return
+        if origin is int and isinstance(value, int) and not isinstance(value, bool):
+            return
+        if origin not in (int, float) and isinstance(value, origin):
+            return
+    wanted = " or ".join("None" if k is type(None) else getattr(typing.get_origin(k) or k, "__name__", str(k)) for k in allowed)
+    raise ConfigError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give a {wanted}")
