@@ -16,8 +16,11 @@ would fail, or silently mean something else, is refused with the values, the rul
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from typing import Any, Self
+
+import torch
 
 from minimegatron.errors import ConfigError, did_you_mean
 
@@ -157,6 +160,11 @@ class TransformerConfig(_Config):
         require(not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, layernorm")
 
     @property
+    def dtype(self) -> torch.dtype:
+        """torch's dtype for `params_dtype`."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.params_dtype]
+
+    @property
     def gated_linear_unit(self) -> bool:
         return self.activation in ("swiglu", "geglu")
 
@@ -165,6 +173,15 @@ class TransformerConfig(_Config):
         """a / g: how many query heads share one key/value head."""
         assert self.num_query_groups is not None, "derived at construction"
         return self.num_attention_heads // self.num_query_groups
+
+    @property
+    def output_init_std(self) -> float:
+        """Initial standard deviation of the projections that write to the residual stream."""
+        return self.init_method_std / math.sqrt(2 * self.num_layers) if self.scale_output_init else self.init_method_std
+
+    def recomputes(self, module: str) -> bool:
+        """Whether selective recompute covers `module`."""
+        return self.recompute_granularity == "selective" and module in self.recompute_modules
 
     def padded_vocab_size(self, tp: int) -> int:
         """V', the smallest multiple of make_vocab_size_divisible_by * tp that holds the vocabulary."""

@@ -1,0 +1,293 @@
+"""Collectives that autograd understands, each beside its conjugate.
+
+A collective inside a model needs two halves: what travels forward, and what the gradient does on the way back. The
+second is not a choice. If every rank computes the same loss from a replicated tensor, the gradient of *copy* is a
+*sum*, and the gradient of a *sum* is a *copy*; cut and concatenate are each other's gradient in the same way. Megatron's
+first paper calls the first pair f and g, its third paper adds the sequence-parallel pair, g-bar.
+
+| function                          | forward                     | backward                   | where                       |
+|-----------------------------------|-----------------------------|----------------------------|-----------------------------|
+| `copy_to_region` (f)              | nothing                     | all-reduce                 | before a column-split matrix|
+| `reduce_from_region` (g)          | all-reduce                  | nothing                    | after a row-split matrix    |
+| `scatter_to_region`               | cut the last dim            | all-gather                 | input of a row-split matrix |
+| `gather_from_region`              | all-gather the last dim     | cut                        | output of a column-split one|
+| `scatter_to_sequence_region`      | cut dim 0                   | all-gather                 | after the embedding         |
+| `gather_from_sequence_region`     | all-gather dim 0            | reduce-scatter (or cut)    | before a column-split matrix|
+| `reduce_scatter_to_sequence_region` (g-bar) | reduce-scatter dim 0 | all-gather               | after a row-split matrix    |
+| `all_to_all_region`               | all-to-all along dim 0      | all-to-all, splits swapped | experts, Ulysses            |
+
+`gather_from_region` cuts in its backward because what follows it is computed identically on all ranks, so each already
+has the whole gradient. Where the ranks go on to do *different* work with the gathered tensor, their gradients are
+partial and must be summed: say `reduce_gradient=True`. Getting this wrong trains, silently, on a wrong gradient.
+
+A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` for the others (n: bytes of the whole
+tensor): an all-reduce *is* a reduce-scatter followed by an all-gather, which is why sequence parallelism is free.
+
+On a group of one every function returns its argument. Every call is counted in `minimegatron.trace`, and in tests and
+labs checked by `minimegatron.comm.guard` against what the other ranks call.
+
+Papers: Shoeybi et al. 2019 (arXiv 1909.08053, figure 3); Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
+Megatron-LM: `megatron/core/tensor_parallel/mappings.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minimegatron import trace
+from minimegatron.comm import guard
+from minimegatron.comm.mesh import Axis
+from minimegatron.errors import ConfigError
+
+# torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Pending:
+    """A collective under way. `wait()` returns its result; until then neither input nor output may be touched."""
+
+    def __init__(self, output: torch.Tensor, work: dist.Work | None = None, **event: Any) -> None:
+        self.output, self._work, self._event, self._start = output, work, event, time.monotonic()
+
+    def wait(self) -> torch.Tensor:
+        """Block until the result is there (on a GPU: until the current stream may use it)."""
+        if self._work is not None:
+            self._work.wait()
+            trace.emit(start=self._start, end=time.monotonic(), kind="comm", **self._event)
+            self._work = None
+        return self.output
+
+
+def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
+    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
+    guard.before(name, x, axis, comparable=compare)
+    nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
+    pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
+    pending._work = call(async_op=True)
+    return pending
+
+
+# ------------------------------------------------------------------------------------------- without autograd
+
+
+def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Pending:
+    """Begin an in-place all-reduce of `x`."""
+    if axis.size == 1:
+        return Pending(x)
+    assert x.is_contiguous(), "an in-place all-reduce needs a contiguous tensor"
+    return _issue("all_reduce", axis, x, x, lambda **k: dist.all_reduce(x, op=_OPS[op], group=axis.group, **k))
+
+
+def all_gather_start(x: torch.Tensor, axis: Axis) -> Pending:
+    """Begin an all-gather along dim 0: `[n, ...] -> [n * size, ...]`, rank 0's part first."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    output = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    return _issue("all_gather", axis, x, output, lambda **k: _all_gather_single(output, x, group=axis.group, **k))
+
+
+def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
+    """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum."""
+    if axis.size == 1:
+        return Pending(x)
+    if x.shape[0] % axis.size:
+        raise ConfigError(
+            f"cannot cut {x.shape[0]} rows into {axis.size} equal parts over axis {axis.name}",
+            fix=f"make the first dim a multiple of {axis.size}",
+        )
+    x = x.contiguous()
+    result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+    return _issue("reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k))
+
+
+def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum") -> torch.Tensor:
+    """Sum (or "max", "min") of `x` over the axis, written into `x`."""
+    return all_reduce_start(x, axis, op).wait()
+
+
+def all_gather(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
+    """Concatenation of every rank's `x` along `dim`, in rank order. All shapes must be equal."""
+    if axis.size == 1:
+        return x
+    gathered = all_gather_start(x, axis).wait()
+    return gathered if dim % x.dim() == 0 else torch.cat(gathered.chunk(axis.size), dim)
+
+
+def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
+    """This rank's part, along `dim`, of the sum of every rank's `x`."""
+    if axis.size == 1:
+        return x
+    if dim % x.dim():
+        return reduce_scatter_start(torch.cat(x.chunk(axis.size, dim)), axis).wait()
+    return reduce_scatter_start(x, axis).wait()
+
+
+def all_to_all(
+    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+) -> torch.Tensor:
+    """Send rows `input_splits[j]` of `x` to rank j, receive `output_splits[i]` rows from rank i, along dim 0.
+
+    Without splits the rows are cut evenly.
+    """
+    if axis.size == 1:
+        return x
+    x = x.contiguous()
+    output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
+
+    def call(**k: Any) -> Any:
+        return dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, **k)
+
+    return _issue("all_to_all", axis, x, output, call, compare=input_splits is None).wait()
+
+
+def broadcast(x: torch.Tensor, axis: Axis, src: int = 0) -> torch.Tensor:
+    """Rank `src` of the axis (a position, not a global rank) overwrites everybody's `x`."""
+    if axis.size == 1:
+        return x
+
+    def call(**k: Any) -> Any:
+        return dist.broadcast(x, src=axis.ranks[src], group=axis.group, **k)
+
+    return _issue("broadcast", axis, x, x, call).wait()
+
+
+def barrier(axis: Axis) -> None:
+    """Return when every rank of the axis has come here."""
+    if axis.size > 1:
+        all_reduce(torch.zeros(1, device="cuda" if dist.get_backend(axis.group) == "nccl" else "cpu"), axis)
+
+
+def local_part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+    """This rank's equal share of `x` along `dim`.
+
+    Raises:
+        ConfigError: the dim is not a multiple of the axis.
+    """
+    if axis.size == 1:
+        return x
+    if x.shape[dim] % axis.size:
+        raise ConfigError(
+            f"cannot cut dim {dim} of size {x.shape[dim]} into {axis.size} equal parts over axis {axis.name}",
+            fix=f"make it a multiple of {axis.size}",
+        )
+    return x.chunk(axis.size, dim)[axis.rank].contiguous()
+
+
+# ---------------------------------------------------------------------------------------------- with autograd
+# Each class is one row of the table above. `ctx` keeps only the axis: no tensor is saved by any of them.
+
+
+class _CopyToRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None
+
+
+class _ReduceFromRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return local_part(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return all_gather(grads[0], ctx.axis, ctx.dim), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int, reduce_gradient: bool) -> torch.Tensor:
+        ctx.axis, ctx.dim, ctx.reduce_gradient = axis, dim, reduce_gradient
+        return all_gather(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        back = reduce_scatter if ctx.reduce_gradient else local_part
+        return back(grads[0], ctx.axis, ctx.dim), None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return reduce_scatter(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return all_gather(grads[0], ctx.axis, ctx.dim), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None) -> torch.Tensor:
+        ctx.axis, ctx.out, ctx.inp = axis, out, inp
+        return all_to_all(x, axis, out, inp)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return all_to_all(grads[0], ctx.axis, ctx.inp, ctx.out), None, None, None
+
+
+def copy_to_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """f: the same `x` enters different work on each rank; its gradients are summed on the way back."""
+    return x if axis.size == 1 else _CopyToRegion.apply(x, axis)  # type: ignore[no-any-return]
+
+
+def reduce_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """g: partial results are summed; the gradient is the same for every part."""
+    return x if axis.size == 1 else _ReduceFromRegion.apply(x, axis)  # type: ignore[no-any-return]
+
+
+def scatter_to_region(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tensor:
+    """Keep this rank's part of the last dim; `[..., n] -> [..., n / size]`."""
+    return x if axis.size == 1 else _Scatter.apply(x, axis, dim)  # type: ignore[no-any-return]
+
+
+def gather_from_region(x: torch.Tensor, axis: Axis, dim: int = -1, *, reduce_gradient: bool = False) -> torch.Tensor:
+    """Concatenate the parts of the last dim; `[..., n / size] -> [..., n]`. See the module docstring for the gradient."""
+    return x if axis.size == 1 else _Gather.apply(x, axis, dim, reduce_gradient)  # type: ignore[no-any-return]
+
+
+def scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Keep this rank's tokens; `[s, ...] -> [s / size, ...]`."""
+    return scatter_to_region(x, axis, 0)
+
+
+def gather_from_sequence_region(x: torch.Tensor, axis: Axis, *, reduce_gradient: bool = True) -> torch.Tensor:
+    """All tokens, `[s / size, ...] -> [s, ...]`; by default what follows differs per rank, so gradients are summed."""
+    return gather_from_region(x, axis, 0, reduce_gradient=reduce_gradient)
+
+
+def reduce_scatter_to_sequence_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """g-bar: sum the partial results and keep this rank's tokens; `[s, ...] -> [s / size, ...]`."""
+    return x if axis.size == 1 else _ReduceScatter.apply(x, axis, 0)  # type: ignore[no-any-return]
+
+
+def all_to_all_region(
+    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+) -> torch.Tensor:
+    """Rows change ranks; the gradient takes the same way back."""
+    return x if axis.size == 1 else _AllToAll.apply(x, axis, output_splits, input_splits)  # type: ignore[no-any-return]

@@ -1,0 +1,295 @@
+"""Ranks and their coordinates: who shares what with whom.
+
+The problem in a sentence: 16 identical processes, each knowing only its number, must agree which of them hold parts of
+the same matrix, the same sequence, the same layers, the same batch.
+
+The whole answer is one reshape. Lay the ranks out on a grid whose axes are the kinds of parallelism, the first axis of
+`order` varying fastest::
+
+    order = tp-cp-ep-dp-pp, tp=2, cp=2, dp=2, pp=2
+
+    rank = tp + 2*cp + 4*dp + 8*pp            ranks.view(pp, dp, cp, tp)
+
+A group along an axis is what remains when every other coordinate is fixed: tp = [0,1] [2,3] ..., cp = [0,2] [1,3] ...,
+dp = [0,4] [1,5] ..., pp = [0,8] [1,9] ... A group along several axes (dp-cp: everybody who holds the same weights) is
+what remains when the others are fixed. tp varies fastest because its ranks talk most and should sit in one machine.
+
+Experts see the same ranks on a second grid (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and
+costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*ep*pp)`.
+
+| axis       | who is in it                                     | what travels on it                              |
+|------------|--------------------------------------------------|-------------------------------------------------|
+| `tp`       | share every matrix                               | activations, twice a layer and direction        |
+| `cp`       | share every sequence                             | keys and values                                 |
+| `dp`       | same weights, other samples                      | (see dp_cp)                                     |
+| `pp`       | share the layers                                 | activations at stage boundaries                 |
+| `dp_cp`    | same weights, other tokens                       | gradients, token counts                         |
+| `tp_cp`    | same samples, same layers                        | router statistics                               |
+| `tp_dp_cp` | same layers                                      | fp8 amax, router statistics                     |
+| `mp`       | together hold one copy of the model (tp-pp)      | the gradient norm                               |
+| `ep`, `etp`, `edp` | share the experts; share one expert; hold the same experts | tokens; activations; expert gradients |
+| `etp_ep`, `etp_ep_pp` | hold all experts of a layer; of the model | tokens; the gradient norm                    |
+| `embd`     | first and last stage: hold the tied embedding    | its gradient                                    |
+| `world`    | everybody                                        | decisions                                       |
+
+Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
+object that is passed to whoever needs it, and nothing is global.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Attribute of Mesh -> (which of the two grids, axes along which its members differ).
+AXES: dict[str, tuple[str, str]] = {
+    "tp": ("dense", "tp"),
+    "cp": ("dense", "cp"),
+    "dp": ("dense", "dp"),
+    "pp": ("dense", "pp"),
+    "dp_cp": ("dense", "dp-cp"),
+    "tp_cp": ("dense", "tp-cp"),
+    "tp_dp_cp": ("dense", "tp-dp-cp"),
+    "mp": ("dense", "tp-pp"),
+    "etp": ("expert", "tp"),
+    "ep": ("expert", "ep"),
+    "edp": ("expert", "dp"),
+    "etp_ep": ("expert", "tp-ep"),
+    "etp_ep_pp": ("expert", "tp-ep-pp"),
+    "world": ("dense", "tp-cp-dp-pp"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The ranks that differ from this one only along one axis (or a set of axes) of the grid.
+
+    Attributes:
+        name: `tp`, `dp_cp`, ...
+        ranks: global ranks in order of their coordinate; this rank is `ranks[rank]`.
+        rank: this rank's position in `ranks`.
+        group: torch's process group, or None when the axis has one rank and nothing can travel.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+
+def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -> dict[str, int]:
+    """Size of each axis of one of the two grids, in `parallel.order` (fastest first).
+
+    Axes that `order` leaves out have one rank and come last, as in Megatron.
+    """
+    dp = parallel.data_parallel_size(world_size)
+    pp = parallel.pipeline_model_parallel_size
+    if grid == "dense":
+        sizes = {"tp": parallel.tensor_model_parallel_size, "cp": parallel.context_parallel_size, "ep": 1, "dp": dp, "pp": pp}
+    else:
+        etp, ep = parallel.expert_tensor_parallel_size, parallel.expert_model_parallel_size
+        assert etp is not None, "derived at construction"
+        sizes = {"tp": etp, "cp": 1, "ep": ep, "dp": world_size // (etp * ep * pp), "pp": pp}
+    order = parallel.order.split("-")
+    return {axis: sizes[axis] for axis in [*order, *(a for a in sizes if a not in order)]}
+
+
+def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str = "dense") -> list[list[int]]:
+    """All groups along `axes` ("tp", "dp-cp", ...), computed without any process.
+
+    Args:
+        parallel: sizes and order of the axes.
+        world_size: number of ranks; dp follows from it.
+        axes: names joined by "-"; their order does not matter.
+        grid: "dense" (tp, cp, dp, pp) or "expert" (tp means etp; ep, dp means edp, pp).
+
+    Returns:
+        Groups in the order of their first member's fixed coordinates; ranks inside a group with the fastest axis first.
+
+    Raises:
+        ConfigError: the world cannot be divided so, or an axis is unknown.
+    """
+    sizes = grid_sizes(parallel, world_size, grid)
+    wanted = axes.split("-")
+    unknown = [a for a in wanted if a not in sizes]
+    if unknown:
+        raise ConfigError(f"unknown axis {unknown[0]!r} in {axes!r}", fix=f"choose among {', '.join(sizes)}")
+    slow_to_fast = list(reversed(sizes))
+    ranks = torch.arange(world_size).view([sizes[a] for a in slow_to_fast])
+    fixed = [i for i, a in enumerate(slow_to_fast) if a not in wanted]
+    free = [i for i, a in enumerate(slow_to_fast) if a in wanted]
+    members = 1
+    for i in free:
+        members *= ranks.shape[i]
+    return ranks.permute(*fixed, *free).reshape(-1, members).tolist()
+
+
+def check_grids_agree(parallel: ParallelConfig, world_size: int) -> None:
+    """Refuse an order under which the two grids would cut the pipeline differently."""
+    if rank_groups(parallel, world_size, "pp") != rank_groups(parallel, world_size, "pp", "expert"):
+        raise ConfigError(
+            f"with order={parallel.order!r} the dense and the expert grid put different ranks into one pipeline",
+            fix="put pp last in the order, or choose etp*ep so that dp equals expert-dp",
+        )
+
+
+class Mesh:
+    """This rank's place in the grid: one `Axis` per name in the table above, and the layout they came from.
+
+    Build it once after the process group exists (`Mesh.build`), or without any process for a serial run
+    (`Mesh.serial`). It is the only creator of process groups in the package.
+    """
+
+    tp: Axis
+    cp: Axis
+    dp: Axis
+    pp: Axis
+    dp_cp: Axis
+    tp_cp: Axis
+    tp_dp_cp: Axis
+    mp: Axis
+    etp: Axis
+    ep: Axis
+    edp: Axis
+    etp_ep: Axis
+    etp_ep_pp: Axis
+    embd: Axis
+    world: Axis
+
+    def __init__(self, parallel: ParallelConfig, rank: int, device: torch.device, axes: dict[str, Axis]) -> None:
+        self.parallel, self.rank, self.device = parallel, rank, device
+        for name, axis in axes.items():
+            setattr(self, name, axis)
+        self._axes = axes
+        self._device_mesh: DeviceMesh | None = None
+
+    @classmethod
+    def serial(cls, parallel: ParallelConfig | None = None, device: str | torch.device = "cpu") -> Mesh:
+        """A mesh of ones: the same code as everywhere, every collective a no-op."""
+        parallel = parallel or ParallelConfig()
+        parallel.data_parallel_size(1)
+        axes = {name: Axis(name, (0,), 0) for name in [*AXES, "embd"]}
+        return cls(parallel, 0, torch.device(device), axes)
+
+    @classmethod
+    def build(cls, parallel: ParallelConfig, device: torch.device | None = None) -> Mesh:
+        """Create every group; all ranks must call it together.
+
+        Args:
+            parallel: the layout; dp follows from the number of ranks.
+            device: where this rank computes; default its GPU under NCCL, else the CPU.
+
+        Raises:
+            ConfigError: the ranks cannot be divided as the layout says.
+        """
+        if not dist.is_initialized():
+            return cls.serial(parallel, device or "cpu")
+        rank, world = dist.get_rank(), dist.get_world_size()
+        check_grids_agree(parallel, world)
+        timeout = datetime.timedelta(seconds=parallel.distributed_timeout_seconds)
+        made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        axes = {}
+        for name, (grid, members) in AXES.items():
+            axes[name] = _axis(name, rank_groups(parallel, world, members, grid), rank, made, timeout)
+        pipelines = rank_groups(parallel, world, "pp")
+        ends = [sorted({p[0], p[-1]}) for p in pipelines]
+        inside = any(rank in pair for pair in ends)
+        embd = _axis("embd", ends, rank, made, timeout)
+        axes["embd"] = embd if inside else Axis("embd", (rank,), 0)
+        return cls(parallel, rank, device or default_device(), axes)
+
+    def axis(self, name: str) -> Axis:
+        """The axis with this name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self._axes:
+            raise ConfigError(f"the mesh has no axis {name!r}", fix=f"choose among {', '.join(self._axes)}")
+        return self._axes[name]
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.parallel.sequence_parallel and self.tp.size > 1
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """{"tp": 1, "cp": 0, "dp": 0, "pp": 0}"""
+        return {name: self._axes[name].rank for name in ("tp", "cp", "dp", "pp")}
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The same groups as torch's `DeviceMesh` with axes (pp, dp, cp, tp), for FSDP2, DTensor and checkpoints."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if self._device_mesh is None:
+            sizes = grid_sizes(self.parallel, self.world.size)
+            names = [a for a in reversed(sizes) if a != "ep"]
+            ranks = torch.arange(self.world.size).view([sizes[a] for a in names])
+            alone = [name for name in names if self._axes[name].group is None]
+            groups = {n: self._axes[n].group for n in names}
+            for name in alone:  # DeviceMesh wants a real group even where there is nobody to talk to
+                for other in range(self.world.size):
+                    group = dist.new_group([other], timeout=datetime.timedelta(seconds=self.parallel.distributed_timeout_seconds))
+                    groups[name] = group if other == self.rank else groups[name]
+            self._device_mesh = DeviceMesh.from_group(
+                [groups[n] for n in names],  # type: ignore[misc]
+                self.device.type,
+                mesh=ranks,
+                mesh_dim_names=tuple(names),
+            )
+        return self._device_mesh
+
+    def __repr__(self) -> str:
+        sizes = " ".join(f"{n}{self._axes[n].size}" for n in ("tp", "cp", "pp", "dp"))
+        return f"Mesh({sizes}, rank {self.rank} at {self.coordinates})"
+
+
+def default_device() -> torch.device:
+    """This rank's GPU when the process group is NCCL's, else the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _axis(
+    name: str,
+    groups: list[list[int]],
+    rank: int,
+    made: dict[tuple[int, ...], dist.ProcessGroup | None],
+    timeout: datetime.timedelta,
+) -> Axis:
+    """Create the groups that do not exist yet (every rank creates all of them, in the same order) and find ours."""
+    mine = Axis(name, (rank,), 0)
+    for ranks in map(tuple, groups):
+        if ranks not in made:
+            whole = ranks == tuple(range(dist.get_world_size()))
+            if len(ranks) == 1:
+                made[ranks] = None
+            else:
+                made[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks), timeout=timeout)
+        if rank in ranks:
+            mine = Axis(name, ranks, ranks.index(rank), made[ranks])
+    return mine

@@ -1,0 +1,204 @@
+"""Self-attention with its heads divided over tp.
+
+The problem in a sentence: heads do not talk to each other, so give each rank some of them.
+
+    qkv = x A_qkv^T      column-parallel: a rank computes q, k, v of its own heads
+    o   = softmax(q k^T / sqrt(d) + mask) v          nothing travels
+    y   = o A_proj^T     row-parallel: the sum over heads is the sum over ranks
+
+One all-reduce forward and one backward, as for any column-row pair.
+
+Grouped-query attention shares one key/value head among a/g query heads. The rows of A_qkv are therefore stored *per
+group*, `[q ... q, k, v]` for group 0, then for group 1, ...: cutting that matrix into t equal blocks gives every rank
+whole groups, which is why Megatron packs it so. When there are fewer groups than ranks (g < t) a block is only a part of
+a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick their
+query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second reduction.
+
+| tensor          | shape                        |
+|-----------------|------------------------------|
+| x, y            | [s, b, h], [s/t, b, h] with sequence parallelism |
+| packed qkv      | [s, b, g/t * (a/g + 2) * d]  |
+| q; k, v; o      | [s, b, a/t, d]; [s, b, max(1, g/t), d]; [s, b, a/t, d] |
+
+Which query sees which key: its own past (causal), at most `sliding_window` tokens including itself, and only its own
+document when `document_ids` are given.
+
+Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
+`dot_product_attention.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.param import Init
+from minimegatron.layers.recompute import recompute
+from minimegatron.layers.rope import apply_rotary
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionContext:
+    """What every layer's attention needs to know about the batch; computed once per forward pass.
+
+    Attributes:
+        rotary: cos and sin, [s, b, 1, d/2] each, or None without RoPE.
+        mask: [b or 1, 1, s, s] bool, True where a query (row) may see a key (column); None means plain causal.
+    """
+
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    mask: torch.Tensor | None = None
+
+
+def attention_mask(
+    s: int, window: int | None = None, document_ids: torch.Tensor | None = None, device: torch.device | None = None
+) -> torch.Tensor | None:
+    """The mask of `AttentionContext`.
+
+    Args:
+        s: tokens of the sequence.
+        window: a query sees itself and `window - 1` tokens before.
+        document_ids: [b, s]; a query sees only keys with its own id.
+        device: of the mask.
+
+    Returns:
+        None where plain causal attention says the same, so that the fast path can be taken.
+    """
+    if document_ids is None and (window is None or window >= s):
+        return None
+    i = torch.arange(s, device=device)
+    distance = i[:, None] - i[None, :]
+    mask = (distance >= 0) & (distance < (window or s))
+    mask = mask[None, None]
+    if document_ids is not None:
+        mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    return mask
+
+
+class CoreAttention(nn.Module):
+    """softmax(q k^T / sqrt(d) + mask) v, by the backend named in the config.
+
+    Args:
+        config: backend, head width, attention dropout.
+        mesh: unused by the local backends; context parallelism and others want it.
+        rng: streams for the dropout of attention weights.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
+        super().__init__()
+        assert config.kv_channels is not None, "derived at construction"
+        self.config, self.scale = config, 1.0 / math.sqrt(config.kv_channels)
+        self.dropout = Dropout(config.attention_dropout, rng)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a' * d]."""
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        run = self._reference if self.config.attention_backend == "reference" else self._sdpa
+        out = run(q, k, v, mask)
+        return out.permute(2, 0, 1, 3).flatten(2)
+
+    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        p = self.dropout.p if self.training else 0.0
+        with self.dropout.stream(different_over_tp=True):
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=p, is_causal=mask is None, scale=self.scale, enable_gqa=k.shape[1] != q.shape[1]
+            )
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """The slow twin of SDPA: what the formula says, softmax in fp32."""
+        repeat = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        if mask is None:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(q.dtype)
+        return self.dropout(weights, different_over_tp=True) @ v
+
+
+class SelfAttention(nn.Module):
+    """QKV projection, (norm of q and k), RoPE, core attention, output projection.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number from 0, for messages.
+        rng: dropout streams.
+        core_attention: class of the core; same signature as `CoreAttention`.
+
+    Raises:
+        ConfigError: heads or packed rows cannot be divided over tp.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        layer_number: int = 0,
+        rng: RngStreams | None = None,
+        core_attention: type[nn.Module] = CoreAttention,
+    ) -> None:
+        super().__init__()
+        assert config.num_query_groups is not None and config.kv_channels is not None, "derived at construction"
+        self.config, self.tp, self.layer_number, self.rng = config, mesh.tp, layer_number, rng
+        self.d, self.per_group = config.kv_channels, config.queries_per_group
+        self.split_group = config.num_query_groups < mesh.tp.size
+        rows = config.num_query_groups * (self.per_group + 2) * self.d
+        init = Init(std=config.init_method_std)
+        self.linear_qkv = ColumnParallelLinear(
+            config.hidden_size,
+            rows,
+            mesh.tp,
+            init=init,
+            bias=config.add_bias_linear or config.add_qkv_bias,
+            sequence_parallel=mesh.sequence_parallel,
+            gather_output=self.split_group,
+            gather_reduces_gradient=True,
+            dtype=config.dtype,
+        )
+        self.q_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
+        self.k_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
+        self.core_attention = core_attention(config, mesh, rng)
+        self.linear_proj = RowParallelLinear(
+            config.num_attention_heads * self.d,
+            config.hidden_size,
+            mesh.tp,
+            init=Init(std=config.output_init_std),
+            bias=config.add_bias_linear,
+            sequence_parallel=mesh.sequence_parallel,
+            dtype=config.dtype,
+        )
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [s, b, h] -> q [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
+        packed = self.linear_qkv(x).unflatten(-1, (-1, self.per_group + 2, self.d))  # [s, b, groups, a/g + 2, d]
+        if self.split_group:
+            ranks_per_group = self.tp.size // packed.shape[2]
+            packed = packed[:, :, self.tp.rank // ranks_per_group].unsqueeze(2)
+        q, k, v = packed.split([self.per_group, 1, 1], 3)
+        if self.split_group:
+            mine = self.per_group // ranks_per_group
+            q = q.narrow(3, self.tp.rank % ranks_per_group * mine, mine)
+        return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+
+    def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        q, k, v = self.project(x)
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q, k = self.q_layernorm(q), self.k_layernorm(k)
+        if context.rotary is not None:
+            q, k = (apply_rotary(t, *context.rotary, self.config.rotary_interleaved) for t in (q, k))
+        if self.config.recomputes("core_attn") and self.training:
+            out = recompute(self.core_attention, q, k, v, context.mask, rng=self.rng)
+        else:
+            out = self.core_attention(q, k, v, context.mask)
+        return self.linear_proj(out)

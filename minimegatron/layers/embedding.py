@@ -1,0 +1,116 @@
+"""Embeddings: a vocabulary cut over ranks, and positions.
+
+The problem in a sentence: a 128 k x 16 k table is 4 GB, and each token needs one row of it.
+
+Cut the table by rows. Each rank looks up the ids it owns, answers zero for the others, and the sum over ranks is the
+answer: exactly one rank contributes to each token.
+
+    rank r owns ids [r V'/t, (r+1) V'/t)       V' = V padded to a multiple of (divisible_by * t)
+    y = sum_r  own_r(id) * W_r[id - first_r]   all-reduce of [s, b, h], or reduce-scatter to [s/t, b, h]
+
+The backward pass sends nothing: each rank adds the gradient rows of its own ids. Positions are replicated; with
+sequence parallelism each rank adds those of its own tokens, so their gradient is partial.
+
+Megatron-LM: `VocabParallelEmbedding` in `tensor_parallel/layers.py`, `models/common/embeddings/language_model_embedding.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import DataError
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows of a [V', h] table for token ids.
+
+    Args:
+        num_embeddings: V', padded rows over all ranks.
+        embedding_dim: h.
+        tp: the axis that shares the table.
+        init: of the table; rows from `rows` on are padding and stay 0.
+        rows: V, logical rows.
+        sequence_parallel: return [s/t, b, h].
+        dtype: of the table.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        tp: Axis,
+        *,
+        init: Init,
+        rows: int | None = None,
+        sequence_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
+        parts = cut_evenly(num_embeddings, tp, f"VocabParallelEmbedding({num_embeddings}, {embedding_dim})")
+        self.first, self.last = parts[tp.rank][0]
+        layout = ParamLayout((num_embeddings, embedding_dim), 0, parts, tp.rank, init, rows=rows or num_embeddings)
+        self.weight = new_parameter(layout, dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [b, s] of int64 -> [s, b, h] (or [s/t, b, h])."""
+        ids = ids.t()
+        if self.tp.size == 1:
+            return F.embedding(ids, self.weight)
+        foreign = (ids < self.first) | (ids >= self.last)
+        rows = F.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
+        rows = rows.masked_fill(foreign.unsqueeze(-1), 0.0)
+        return c.reduce_scatter_to_sequence_region(rows, self.tp) if self.sequence_parallel else c.reduce_from_region(rows, self.tp)
+
+
+class LanguageModelEmbedding(nn.Module):
+    """Tokens, plus learned positions where the model has them, plus dropout.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        dropout: applied to the sum.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, dropout: Dropout) -> None:
+        super().__init__()
+        self.config, self.tp, self.sequence_parallel, self.dropout = config, mesh.tp, mesh.sequence_parallel, dropout
+        init = Init(std=config.init_method_std)
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size(mesh.tp.size),
+            config.hidden_size,
+            mesh.tp,
+            init=init,
+            rows=config.vocab_size,
+            sequence_parallel=mesh.sequence_parallel,
+            dtype=config.dtype,
+        )
+        self.position_embeddings = None
+        if config.position_embedding_type == "learned_absolute":
+            self.position_embeddings = nn.Module()
+            shape = (config.max_position_embeddings, config.hidden_size)
+            self.position_embeddings.weight = new_parameter(ParamLayout(shape, init=init, partial="sequence"), config.dtype)
+
+    def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """tokens, position_ids [b, s] -> [s, b, h] (or [s/t, b, h])."""
+        x = self.word_embeddings(tokens)
+        if self.position_embeddings is not None:
+            if position_ids.shape[1] > self.config.max_position_embeddings:
+                raise DataError(
+                    f"a sequence of {position_ids.shape[1]} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                    fix="shorten seq_length, or raise max_position_embeddings",
+                )
+            positions = position_ids.t()
+            if self.sequence_parallel:
+                positions = c.local_part(positions, self.tp, 0)
+            x = x + F.embedding(positions, self.position_embeddings.weight)  # type: ignore[arg-type]
+        if self.config.fp32_residual_connection:
+            x = x.float()
+        return self.dropout(x, different_over_tp=self.sequence_parallel)

@@ -1,0 +1,174 @@
+"""Column- and row-parallel linear layers: one matrix on many ranks.
+
+The problem in a sentence: `y = x A^T` with A of 3.2 GB on GPUs that have 2 GB left.
+
+Cut A by its output features (rows of the stored [o, i] matrix, columns of the maths) and every rank computes *some
+features of y for all tokens*; cut it by its input features and every rank computes *a partial sum of all of y*:
+
+    column:  A = [A_1; A_2]      y_r = x A_r^T                 [s, b, i] -> [s, b, o/t]
+    row:     A = [A_1, A_2]      y = sum_r x_r A_r^T           [s, b, i/t] -> [s, b, o]
+
+Put a column layer before a row layer and what leaves the first is exactly what the second wants: nothing travels
+between them, whatever elementwise function stands there. One all-reduce per pair forward, one backward.
+
+| layer  | forward        | backward                     | with sequence parallelism, forward / backward               |
+|--------|----------------|------------------------------|-------------------------------------------------------------|
+| column | -              | all-reduce of dx             | all-gather of x / reduce-scatter of dx, all-gather of x again |
+| row    | all-reduce of y| -                            | reduce-scatter of y / all-gather of dy                      |
+
+Payload each time: `s*b*h` elements. With sequence parallelism x is stored cut over the sequence and gathered once more
+in the backward pass, where dW needs it: that is the price of storing 1/t of it.
+
+In the backward pass of the column layer dx must be summed over ranks but dW need not: the sum is started first and
+travels while dW is computed (`overlap` in the timeline of lab 02).
+
+The row layer's bias is added *after* the sum; added before, it would be added t times. With sequence parallelism each
+rank adds it to its own tokens only, so its gradient is partial (`partial="sequence"`).
+
+Paper: Shoeybi et al. 2019 (arXiv 1909.08053) section 3; Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2.
+Megatron-LM: `megatron/core/tensor_parallel/layers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Axis
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+
+
+class ColumnParallelLinear(nn.Module):
+    """`y = x A^T + b` with A cut by output features.
+
+    Args:
+        input_size: i, features of x.
+        output_size: o, features of y over all ranks.
+        tp: the axis that shares A.
+        init: of A; the bias starts at 0.
+        bias: whether there is one.
+        sequence_parallel: x arrives as [s/t, b, i] and is gathered.
+        gather_output: return [s, b, o] instead of [s, b, o/t]. With `gather_reduces_gradient` the ranks use the
+            gathered output for different work, so its gradients are summed.
+        blocks: A is a stack of this many matrices, each of which is cut (2 for [gate; up]).
+        rows: logical output features, where `output_size` is padded (a vocabulary).
+        dtype: of A and b.
+
+    Raises:
+        ConfigError: the output features cannot be cut evenly.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        tp: Axis,
+        *,
+        init: Init,
+        bias: bool = True,
+        sequence_parallel: bool = False,
+        gather_output: bool = False,
+        gather_reduces_gradient: bool = False,
+        blocks: int = 1,
+        rows: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
+        self.gather_output, self.gather_reduces_gradient = gather_output, gather_reduces_gradient
+        parts = cut_evenly(output_size, tp, f"ColumnParallelLinear({input_size}, {output_size})", blocks)
+        self.weight = new_parameter(ParamLayout((output_size, input_size), 0, parts, tp.rank, init, rows=rows), dtype)
+        self.bias = new_parameter(ParamLayout((output_size,), 0, parts, tp.rank, rows=rows), dtype) if bias else None
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t]; `weight` replaces A where it is tied to another layer's."""
+        y = column_linear(x, self.weight if weight is None else weight, self.bias, self.tp, self.sequence_parallel)
+        if self.gather_output:
+            y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
+        return y
+
+
+class RowParallelLinear(nn.Module):
+    """`y = x A^T + b` with A cut by input features.
+
+    Args:
+        input_size: i, features of x over all ranks; x arrives as [s, b, i/t].
+        output_size: o, features of y.
+        tp: the axis that shares A.
+        init: of A; the bias starts at 0.
+        bias: whether there is one; it is replicated and added once, after the sum.
+        sequence_parallel: return [s/t, b, o] (reduce-scatter) instead of [s, b, o] (all-reduce).
+        input_is_parallel: False when x arrives whole and must first be cut.
+        dtype: of A and b.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        tp: Axis,
+        *,
+        init: Init,
+        bias: bool = True,
+        sequence_parallel: bool = False,
+        input_is_parallel: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.tp, self.sequence_parallel, self.input_is_parallel = tp, sequence_parallel and tp.size > 1, input_is_parallel
+        parts = cut_evenly(input_size, tp, f"RowParallelLinear({input_size}, {output_size})")
+        self.weight = new_parameter(ParamLayout((output_size, input_size), 1, parts, tp.rank, init), dtype)
+        self.bias = new_parameter(ParamLayout((output_size,), partial="sequence"), dtype) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s, b, i/t] -> [s, b, o] (or [s/t, b, o])."""
+        if not self.input_is_parallel:
+            x = c.scatter_to_region(x, self.tp)
+        if self.tp.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight)
+        y = c.reduce_scatter_to_sequence_region(y, self.tp) if self.sequence_parallel else c.reduce_from_region(y, self.tp)
+        return y if self.bias is None else y + self.bias
+
+
+def column_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool = False
+) -> torch.Tensor:
+    """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed."""
+    if tp.size == 1:
+        return F.linear(x, weight, bias)
+    return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel)  # type: ignore[no-any-return]
+
+
+class _ColumnLinear(torch.autograd.Function):
+    """The column layer as one function, because overlapping needs dx and dW in the same place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
+    ) -> torch.Tensor:
+        ctx.tp, ctx.sequence_parallel, ctx.has_bias = tp, sequence_parallel, bias is not None
+        ctx.save_for_backward(x, weight)
+        return F.linear(c.all_gather(x, tp) if sequence_parallel else x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        dy, tp = grads[0], ctx.tp
+        want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
+        gathering = c.all_gather_start(x, tp) if ctx.sequence_parallel and want_dw else None
+        sending = None
+        if want_dx:
+            dx = dy @ weight
+            x = gathering.wait() if gathering else x
+            sending = c.reduce_scatter_start(dx, tp) if ctx.sequence_parallel else c.all_reduce_start(dx, tp)
+        elif gathering:
+            x = gathering.wait()
+        rows = dy.reshape(-1, dy.shape[-1])
+        dw = rows.t() @ x.reshape(-1, x.shape[-1]) if want_dw else None
+        db = rows.sum(0) if ctx.has_bias and want_db else None
+        return sending.wait() if sending else None, dw, db, None, None

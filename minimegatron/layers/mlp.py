@@ -1,0 +1,84 @@
+"""The MLP: a column-parallel layer, an activation, a row-parallel layer.
+
+    y = act(x A^T + a) B^T + b            plain, f = 4h
+    y = (silu(x G^T) * (x U^T)) B^T       gated: SwiGLU (GeGLU with gelu)
+
+The activation is elementwise, so each rank applies it to its own f/t features and nothing travels between the two
+matrices.
+
+The gated form stores G and U as one matrix [G; U], one matrix product instead of two. A rank must hold *the same* rows
+of both, so each half is cut by itself (`blocks=2`). Cutting the stacked matrix into equal blocks gives rank 0 of 2 all
+the gates and no values; it runs, and trains another model.
+
+Shazeer 2020 (arXiv 2002.05202). Megatron-LM: `megatron/core/transformer/mlp.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.param import Init
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
+
+
+class MLP(nn.Module):
+    """Two matrices with an activation between them, plain or gated.
+
+    Args:
+        config: sizes, activation, bias.
+        mesh: its layout.
+
+    Raises:
+        ConfigError: f cannot be divided over tp.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+        super().__init__()
+        assert config.ffn_hidden_size is not None, "derived at construction"
+        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
+        halves = 2 if self.gated else 1
+        self.linear_fc1 = ColumnParallelLinear(
+            config.hidden_size,
+            halves * config.ffn_hidden_size,
+            mesh.tp,
+            init=Init(std=config.init_method_std),
+            bias=config.add_bias_linear,
+            sequence_parallel=mesh.sequence_parallel,
+            blocks=halves,
+            dtype=config.dtype,
+        )
+        self.linear_fc2 = RowParallelLinear(
+            config.ffn_hidden_size,
+            config.hidden_size,
+            mesh.tp,
+            init=Init(std=config.output_init_std),
+            bias=config.add_bias_linear,
+            sequence_parallel=mesh.sequence_parallel,
+            dtype=config.dtype,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        y = self.linear_fc1(x)
+        if self.gated:
+            gate, up = y.chunk(2, -1)
+            y = self.activation(gate) * up
+        else:
+            y = self.activation(y)
+        return self.linear_fc2(y)

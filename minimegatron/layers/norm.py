@@ -1,0 +1,48 @@
+"""LayerNorm and RMSNorm, replicated over tp.
+
+    LayerNorm:  y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta       over the last dim
+    RMSNorm:    y =  x            / sqrt(mean(x^2) + eps) * gamma
+
+Every tp rank holds gamma and beta. With sequence parallelism a rank sees only its own tokens, so their gradients are
+partial sums; without it they are already complete. The norms of queries and keys see only a rank's own heads, so their
+gradients are partial whenever tp > 1. Forgetting either changes the first gradient norm by 1.5 % or 0.0016 % and the
+loss curve by nothing one could see (`parallel/finalize.py` does the sums, `tests/parallel` leaves them out on purpose).
+
+Ba et al. 2016 (arXiv 1607.06450); Zhang and Sennrich 2019 (arXiv 1910.07467). Megatron-LM:
+`megatron/core/transformer/torch_norm.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.param import Init, ParamLayout, new_parameter
+
+
+class Norm(nn.Module):
+    """`config.normalization` over the last dim, of size `hidden_size`.
+
+    Args:
+        config: kind, epsilon, dtype, and whether gamma is stored minus one.
+        hidden_size: size of the last dim; default the model's.
+        partial: which sum the gradient of gamma and beta needs ("sequence" or "heads").
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int | None = None, partial: str = "sequence") -> None:
+        super().__init__()
+        self.eps, self.kind, self.zero_centered = config.layernorm_epsilon, config.normalization, config.layernorm_zero_centered_gamma
+        shape = (hidden_size or config.hidden_size,)
+        start = Init(value=0.0 if self.zero_centered else 1.0)
+        self.weight = new_parameter(ParamLayout(shape, init=start, partial=partial), config.dtype)
+        self.bias = new_parameter(ParamLayout(shape, partial=partial), config.dtype) if self.kind == "LayerNorm" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., n] -> [..., n]; statistics in fp32 whatever the dtype."""
+        gamma = self.weight + 1 if self.zero_centered else self.weight
+        x = x.to(gamma.dtype) if x.dtype != gamma.dtype else x
+        if self.kind == "LayerNorm":
+            return F.layer_norm(x, gamma.shape, gamma, self.bias, self.eps)
+        return F.rms_norm(x, gamma.shape, gamma, self.eps)

@@ -1,0 +1,212 @@
+"""What a parameter is in the whole model, and which part of it lives here.
+
+The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to initialise it, save it, convert it, reduce
+its gradient or count it in a norm, everybody needs to know what it is a part *of*.
+
+Every parameter carries a `ParamLayout` as `param.layout`. It says the shape of the logical tensor, along which `dim` it
+is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not be one
+piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix into
+equal blocks would give one rank only gates.
+
+From this one description follow
+
+* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed, name) and
+  each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
+* loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
+* the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
+* who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
+
+| `partial`    | a parameter that is replicated over tp, but whose gradient on each rank is only...            |
+|--------------|------------------------------------------------------------------------------------------------|
+| ""           | complete: every tp rank computed the same number                                               |
+| "sequence"   | ...the sum over its own tokens when sequence parallelism is on: norms, row biases, positions    |
+| "heads"      | ...the sum over its own heads, whenever tp > 1: the norms of queries and keys                   |
+
+Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, `partition_dim`, `sequence_parallel`,
+`shared`) and finds the norms of queries and keys by a substring of their name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from minimegatron.comm.collectives import all_gather
+from minimegatron.comm.mesh import Axis
+from minimegatron.errors import CheckpointError, ConfigError
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+    """How a parameter starts: normal with mean 0 and this `std`, or the constant `value` where std is 0."""
+
+    std: float = 0.0
+    value: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamLayout:
+    """A parameter's place in the logical model.
+
+    Attributes:
+        shape: of the logical tensor, padding included.
+        dim: dim that is cut over tp; None when every tp rank holds the whole tensor.
+        parts: for each tp rank the ranges of `dim` it holds, in the order in which it stores them.
+        rank: this rank's position in `parts`.
+        init: initial values.
+        partial: which sum its gradient still needs (see the module docstring).
+        rows: rows of dim 0 that mean something; the rest is padding (a vocabulary), kept at 0.
+        shared: a second copy of a tied weight; not counted in norms, not saved.
+    """
+
+    shape: tuple[int, ...]
+    dim: int | None = None
+    parts: tuple[Ranges, ...] = ()
+    rank: int = 0
+    init: Init = Init()
+    partial: str = ""
+    rows: int | None = None
+    shared: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether tp ranks hold different parts."""
+        return self.dim is not None and len(self.parts) > 1
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        if self.dim is None:
+            return self.shape
+        held = sum(stop - start for start, stop in self.parts[self.rank])
+        return (*self.shape[: self.dim], held, *self.shape[self.dim + 1 :])
+
+    def take(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the logical tensor (a copy)."""
+        if self.dim is None:
+            return full.clone()
+        return torch.cat([full.narrow(self.dim, a, b - a) for a, b in self.parts[self.rank]], self.dim)
+
+    def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The logical tensor from every tp rank's part."""
+        if self.dim is None:
+            return parts[0].clone()
+        full = parts[0].new_empty(self.shape)
+        for ranges, part in zip(self.parts, parts, strict=True):
+            pieces = part.split([b - a for a, b in ranges], self.dim)
+            for (a, b), piece in zip(ranges, pieces, strict=True):
+                full.narrow(self.dim, a, b - a).copy_(piece)
+        return full
+
+
+def cut_evenly(length: int, tp: Axis, what: str, blocks: int = 1) -> tuple[Ranges, ...]:
+    """Ranges of `blocks` stacked blocks, each cut into equal parts: rank r holds part r of every block.
+
+    Raises:
+        ConfigError: a block cannot be cut into `tp.size` equal parts.
+    """
+    block = length // blocks
+    if length % blocks or block % tp.size:
+        raise ConfigError(
+            f"{what} has {length} rows in {blocks} block(s); a block of {block} cannot be cut into {tp.size} equal parts",
+            fix=f"choose a tensor_model_parallel_size that divides {block}",
+        )
+    n = block // tp.size
+    return tuple(tuple((k * block + r * n, k * block + (r + 1) * n) for k in range(blocks)) for r in range(tp.size))
+
+
+def new_parameter(layout: ParamLayout, dtype: torch.dtype) -> nn.Parameter:
+    """An uninitialised parameter of the layout's local shape, on torch's current default device."""
+    param = nn.Parameter(torch.empty(layout.local_shape, dtype=dtype))
+    param.layout = layout  # type: ignore[attr-defined]
+    return param
+
+
+def layout_of(param: torch.Tensor) -> ParamLayout:
+    """The parameter's layout; one that has none is replicated and complete."""
+    return getattr(param, "layout", None) or ParamLayout(tuple(param.shape))
+
+
+def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(logical name, parameter): names are the same in every layout because layers are named by their global number."""
+    for name, param in model.named_parameters():
+        yield name.removeprefix("module."), param
+
+
+# ---------------------------------------------------------------------------------------------- initial values
+
+
+def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
+    """The logical tensor's initial values in fp32, a function of (seed, name, logical shape) alone."""
+    shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+    if layout.init.std == 0.0:
+        values = torch.full(shape, layout.init.value, device="cpu")
+    else:
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+        values = torch.randn(shape, generator=generator, device="cpu") * layout.init.std
+    if layout.rows is not None and layout.rows < layout.shape[0]:
+        values = torch.cat([values, values.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
+    return values
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, seed: int, device: torch.device | str | None = None) -> None:
+    """Give every parameter its initial value; the logical model is the same in every layout and on every device.
+
+    Args:
+        model: whose parameters carry layouts. Parameters on the meta device are materialised first.
+        seed: of the whole model.
+        device: where meta parameters go.
+    """
+    if any(p.is_meta for p in model.parameters()):
+        model.to_empty(device=device or "cpu")
+        for module in model.modules():
+            if hasattr(module, "reset_buffers"):
+                module.reset_buffers()
+    for name, param in logical_parameters(model):
+        layout = layout_of(param)
+        param.copy_(layout.take(draw(name, layout, seed)))
+
+
+# ---------------------------------------------------------------------------------------------- logical tensors
+
+
+@torch.no_grad()
+def gather_logical(tensor: torch.Tensor, layout: ParamLayout, tp: Axis) -> torch.Tensor:
+    """The logical tensor of a parameter (or of its gradient), on every tp rank; all of them must call.
+
+    Padding rows are dropped.
+    """
+    parts = [tensor.detach()] if not layout.sharded else list(all_gather(tensor.detach()[None], tp).unbind(0))
+    full = layout.join(parts)
+    return full if layout.rows is None else full[: layout.rows]
+
+
+@torch.no_grad()
+def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill the model from logical tensors; every parameter must be there, with its exact shape, and nothing else.
+
+    Raises:
+        CheckpointError: listing every missing, unexpected and misshapen tensor at once.
+    """
+    params = dict(logical_parameters(model))
+    problems = [f"missing {n}" for n in params if n not in tensors]
+    problems += [f"unexpected {n} {tuple(tensors[n].shape)}" for n in tensors if n not in params]
+    for name in params.keys() & tensors.keys():
+        layout = layout_of(params[name])
+        want = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+        if tuple(tensors[name].shape) != tuple(want):
+            problems.append(f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(want)}")
+    if problems:
+        raise CheckpointError("the tensors do not fit the model:\n  " + "\n  ".join(sorted(problems)), fix="load the model they belong to")
+    for name, param in params.items():
+        layout, full = layout_of(param), tensors[name]
+        if layout.rows is not None and layout.rows < layout.shape[0]:
+            full = torch.cat([full, full.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
+        param.copy_(layout.take(full))

@@ -1,0 +1,57 @@
+"""Recompute: pay a second forward pass instead of memory.
+
+The problem in a sentence: the backward pass needs the activations of every layer, and they are many times larger than
+the weights.
+
+Keep a function's *inputs*, throw its inside away, and run it again when the gradient arrives. For a whole layer that
+keeps 2 s b h bytes (bf16) instead of about s b h (34 + 5 a s / h), at the price of one more forward pass (33 % more
+work). For the core attention alone it drops the 5 a s^2 b term, at 1-5 %.
+
+The second run must be *the same* run. Whatever the function draws must be drawn again: torch's checkpoint restores the
+default generators, and here the named streams are restored as well. Leave those out and the dropout masks differ
+between the two runs: no error, wrong gradients.
+
+| granularity          | kept per layer      | where                                                         |
+|----------------------|---------------------|---------------------------------------------------------------|
+| selective            | all but the named modules' inside | `core_attn`, `mlp`, `layernorm`                 |
+| full, uniform, n     | 1/n of a layer input | every n layers as one function                               |
+| full, block, n       | a layer input for the first n layers of a stage, everything for the rest                     |
+
+Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) section 5. Megatron-LM:
+`tensor_parallel/random.py` (`checkpoint`), `transformer/transformer_block.py` (`_checkpointed_forward`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+from minimegatron.comm.random import RngStreams
+
+
+def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
+    """`function(*args)`, whose inside is computed again in the backward pass.
+
+    Args:
+        function: deterministic but for torch's generators and the streams of `rng`.
+        args: its inputs; they are kept.
+        rng: the streams it may draw from.
+    """
+    if rng is None:
+        return checkpoint(function, *args, use_reentrant=False)
+    before = rng.state_dict()
+    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _as_of(rng, before)))
+
+
+@contextlib.contextmanager
+def _as_of(rng: RngStreams, state: dict[str, Any]) -> Iterator[None]:
+    """Inside the block the streams are where they were; after it they are where they are."""
+    now = rng.state_dict()
+    rng.load_state_dict(state)
+    try:
+        yield
+    finally:
+        rng.load_state_dict(now)

@@ -1,0 +1,119 @@
+"""A transformer layer, and the stack of them that one pipeline stage holds.
+
+    x = x + dropout(attention(norm(x)))
+    x = x + dropout(mlp(norm(x)))
+
+Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
+parameter has the same name in every layout, and seeds, checkpoints and converters need no translation.
+
+Megatron-LM: `megatron/core/transformer/transformer_layer.py`, `transformer_block.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.recompute import recompute
+from minimegatron.models.spec import ModuleSpec, build_module
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm residual layer built from its submodules' specs.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number, from 0.
+        rng: dropout streams.
+        submodules: specs of `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        layer_number: int = 0,
+        rng: RngStreams | None = None,
+        *,
+        submodules: dict[str, ModuleSpec],
+    ) -> None:
+        super().__init__()
+        self.config, self.rng, self.sequence_parallel = config, rng, mesh.sequence_parallel
+        self.input_layernorm = build_module(submodules["input_layernorm"], config)
+        self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
+        self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
+        self.mlp = build_module(submodules["mlp"], config, mesh)
+        self.dropout = Dropout(config.hidden_dropout, rng)
+
+    def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        x = self._residual(x, self._maybe("layernorm", self.input_layernorm, x), self.self_attention, context)
+        normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
+        if self.config.recomputes("mlp") and self.training:
+            return self._residual(x, normed, lambda y: recompute(self.mlp, y, rng=self.rng))
+        return self._residual(x, normed, self.mlp)
+
+    def _maybe(self, name: str, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return recompute(module, x, rng=self.rng) if self.config.recomputes(name) and self.training else module(x)
+
+    def _residual(self, x: torch.Tensor, normed: torch.Tensor, branch, *args) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        stream = normed if self.config.apply_residual_connection_post_layernorm else x
+        return stream + self.dropout(branch(normed, *args), different_over_tp=self.sequence_parallel)
+
+
+class TransformerBlock(nn.Module):
+    """The layers `layer_numbers` of the model, and after the last of them the final norm.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of each layer.
+        layer_numbers: global numbers of the layers this stage holds.
+        final_layernorm: whether the final norm is here (the last stage).
+        rng: dropout streams.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        spec: ModuleSpec,
+        layer_numbers: Sequence[int],
+        final_layernorm: bool = True,
+        rng: RngStreams | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.rng = config, rng
+        self.layers = nn.ModuleDict({str(n): build_module(spec, config, mesh, n, rng) for n in layer_numbers})
+        self.final_layernorm = Norm(config) if final_layernorm else None
+
+    def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h]."""
+        layers = list(self.layers.values())
+        for group, again in self._groups(layers):
+            x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
+        return x if self.final_layernorm is None else self.final_layernorm(x)
+
+    def _groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:
+        """Layers in groups, and whether the group is recomputed as a whole."""
+        if self.config.recompute_granularity != "full" or not self.training:
+            return [(layers, False)]
+        n = self.config.recompute_num_layers
+        if self.config.recompute_method == "uniform":
+            return [(layers[i : i + n], True) for i in range(0, len(layers), n)]
+        return [([layer], True) for layer in layers[:n]] + [(layers[n:], False)]
+
+
+def _run(layers: list[nn.Module], x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x, context)
+    return x

@@ -1,0 +1,167 @@
+"""The decoder-only language model: embedding, layers, output layer, loss.
+
+    tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
+
+One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/zoo.py`). It returns the loss of
+*every token*: who averages, over which tokens, is decided once, by the training step, so that microbatches, data and
+context parallelism cannot each average in their own way.
+
+A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
+output layer is. A tied output layer uses the embedding's matrix itself.
+
+Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
+all-reduces of `[s, b]` for the loss. The backward pass mirrors it.
+
+Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig, check_model_fits
+from minimegatron.errors import DataError
+from minimegatron.layers.attention import AttentionContext, attention_mask
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.embedding import LanguageModelEmbedding
+from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.loss import vocab_parallel_cross_entropy
+from minimegatron.layers.param import Init, initialize
+from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.models.block import TransformerBlock
+from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+
+
+class GPTModel(nn.Module):
+    """A decoder, or one pipeline stage of it.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of each layer; default `decoder_layer_spec`.
+        pre_process: the embedding is here.
+        post_process: the final norm, output layer and loss are here.
+        layer_numbers: global numbers of the layers that are here; default all.
+        rng: dropout streams; needed when the model has dropout.
+
+    Raises:
+        ConfigError: the model does not fit the layout.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        spec: ModuleSpec | None = None,
+        *,
+        pre_process: bool = True,
+        post_process: bool = True,
+        layer_numbers: Sequence[int] | None = None,
+        rng: RngStreams | None = None,
+    ) -> None:
+        super().__init__()
+        check_model_fits(config, mesh.parallel)
+        self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
+        numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
+        self.embedding = LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng)) if pre_process else None
+        self.rotary = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
+        self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
+        self.output_layer = None
+        if post_process and config.untie_embeddings_and_output_weights:
+            self.output_layer = ColumnParallelLinear(
+                config.hidden_size,
+                config.padded_vocab_size(mesh.tp.size),
+                mesh.tp,
+                init=Init(std=config.init_method_std),
+                bias=False,
+                sequence_parallel=mesh.sequence_parallel,
+                rows=config.vocab_size,
+                dtype=config.dtype,
+            )
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        *,
+        document_ids: torch.Tensor | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run this stage.
+
+        Args:
+            tokens: [b, s] ids; on later stages only their shape matters.
+            position_ids: [b, s]; default 0 .. s-1.
+            labels: [b, s] ids of the next tokens.
+            document_ids: [b, s]; tokens attend only inside their document.
+            hidden: [s, b, h] from the stage before (without `pre_process`).
+
+        Returns:
+            Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
+            the hidden state [s, b, h].
+
+        Raises:
+            DataError: an id outside the vocabulary.
+        """
+        b, s = tokens.shape
+        if position_ids is None:
+            position_ids = torch.arange(s, device=tokens.device).expand(b, s)
+        if self.embedding is not None:
+            hidden = self.embedding(tokens, position_ids)
+        assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
+        rotary = self.rotary(position_ids) if self.rotary is not None else None
+        mask = attention_mask(s, self.config.sliding_window, document_ids, tokens.device)
+        hidden = self.decoder(hidden, AttentionContext(rotary, mask))
+        if not self.post_process:
+            return hidden
+        logits = self.logits(hidden)
+        if labels is None:
+            return logits
+        return vocab_parallel_cross_entropy(logits, labels.t(), self.mesh.tp, vocab_size=self.config.vocab_size).t()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[s, b, h] (or [s/t, b, h]) -> [s, b, V'/t]."""
+        if self.output_layer is not None:
+            return self.output_layer(hidden)
+        assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
+        from minimegatron.layers.linear import column_linear
+
+        return column_linear(hidden, self.embedding.word_embeddings.weight, None, self.mesh.tp, self.mesh.sequence_parallel)
+
+    def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of every word on every tp rank, [b, s, V]; for evaluation and tests."""
+        logits = c.gather_from_region(self(tokens, position_ids), self.mesh.tp)
+        return logits[..., : self.config.vocab_size].transpose(0, 1)
+
+
+def check_ids(tokens: torch.Tensor, vocab_size: int, where: str = "") -> None:
+    """Refuse ids outside the vocabulary before an embedding turns them into zeros or a crash.
+
+    Raises:
+        DataError: with the first such id and its position.
+    """
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    if bool(bad.any()):
+        first = tuple(bad.nonzero()[0].tolist())
+        raise DataError(
+            f"token id {int(tokens[first])} at {first} is outside the vocabulary of {vocab_size}",
+            where=where,
+            fix="use the tokenizer the data was made with, or raise the vocabulary size",
+        )
+
+
+def build_model(
+    config: TransformerConfig, mesh: Mesh, seed: int, spec: ModuleSpec | None = None, rng: RngStreams | None = None
+) -> GPTModel:
+    """The whole model of a rank without pipeline parallelism, on its device, initialised from `seed`."""
+    with torch.device("meta"):
+        model = GPTModel(config, mesh, spec, rng=rng)
+    initialize(model, seed, mesh.device)
+    return model

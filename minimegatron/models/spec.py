@@ -1,0 +1,101 @@
+"""A layer as data: say which class stands where, and build it later.
+
+The problem in a sentence: swapping one norm, one attention or the whole layer should not need a new model class.
+
+A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its submodules. `build_module(spec, ...)` calls
+the class with both. The default layer is `decoder_layer_spec()`; a variant is a copy of it with one entry changed, from
+Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
+
+Megatron-LM: `megatron/core/transformer/spec_utils.py`, `models/gpt/gpt_layer_specs.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSpec:
+    """A module to be built.
+
+    Attributes:
+        module: the class (or any callable that returns a module).
+        params: fixed keyword arguments.
+        submodules: name -> spec, passed as the keyword argument `submodules` when there are any.
+    """
+
+    module: Callable[..., nn.Module]
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    submodules: dict[str, ModuleSpec] = dataclasses.field(default_factory=dict)
+
+    def with_submodule(self, name: str, spec: ModuleSpec) -> ModuleSpec:
+        """A copy in which one submodule is another.
+
+        Raises:
+            ConfigError: there is no submodule with this name.
+        """
+        if name not in self.submodules:
+            fix = did_you_mean(name, self.submodules) or f"choose among {', '.join(self.submodules)}"
+            raise ConfigError(f"the spec has no submodule {name!r}", fix=fix)
+        return dataclasses.replace(self, submodules={**self.submodules, name: spec})
+
+
+def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
+    """Construct what the spec names.
+
+    Raises:
+        ConfigError: the class does not take these arguments.
+    """
+    keywords = {**spec.params, **kwargs, **({"submodules": spec.submodules} if spec.submodules else {})}
+    try:
+        return spec.module(*args, **keywords)
+    except TypeError as error:
+        name = getattr(spec.module, "__qualname__", repr(spec.module))
+        raise ConfigError(
+            f"building {name} from its spec failed: {error}", fix="its constructor must accept the arguments of the class it replaces"
+        ) from error
+
+
+def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
+    """The layer of every decoder family here: norm, self-attention, norm, MLP, with residual connections."""
+    from minimegatron.layers.attention import SelfAttention
+    from minimegatron.layers.mlp import MLP
+    from minimegatron.layers.norm import Norm
+    from minimegatron.models.block import TransformerLayer
+
+    return ModuleSpec(
+        TransformerLayer,
+        submodules={
+            "input_layernorm": ModuleSpec(Norm),
+            "self_attention": ModuleSpec(SelfAttention),
+            "pre_mlp_layernorm": ModuleSpec(Norm),
+            "mlp": ModuleSpec(MLP),
+        },
+    )
+
+
+def spec_from_name(module: str, function: str, config: TransformerConfig) -> ModuleSpec:
+    """`--spec module function`: import the module and call the function with the config.
+
+    Raises:
+        ConfigError: the module or function does not exist, or does not return a `ModuleSpec`.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"--spec: cannot import {module!r}: {error}", fix="give a module on PYTHONPATH, e.g. my_package.my_specs") from error
+    if not hasattr(found, function):
+        fix = did_you_mean(function, dir(found)) or f"define {function}(config) there"
+        raise ConfigError(f"--spec: {module} has no function {function!r}", fix=fix)
+    spec = getattr(found, function)(config)
+    if not isinstance(spec, ModuleSpec):
+        raise ConfigError(f"--spec: {module}.{function} returned a {type(spec).__name__}", fix="return a minimegatron.models.spec.ModuleSpec")
+    return spec
