@@ -1,0 +1,1 @@
+"""What wraps a module lives outside it: data parallelism, gradient buckets, and the last sums over gradients."""

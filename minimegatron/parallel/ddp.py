@@ -1,0 +1,93 @@
+"""Data parallelism: the same weights everywhere, other samples, one sum.
+
+The problem in a sentence: D replicas see different samples and must take the same step, without waiting for the network
+any longer than they must.
+
+Each replica adds its gradients into the buffer of `parallel/buckets`. In the backward pass of the *last* microbatch of a
+step a bucket is all-reduced as soon as its last gradient arrives, while the layers before it are still being computed:
+
+    backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
+    network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
+
+| what                  | when                                   | payload                       |
+|-----------------------|----------------------------------------|-------------------------------|
+| all-reduce per bucket | last microbatch (`no_sync` for others) | 4 bytes per parameter, over dp_cp |
+
+Gradients are *summed*, never averaged here. A replica does not know how many tokens the others counted, so it cannot
+know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by the
+global token count, is in `parallel/finalize.py`.
+
+Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.param import logical_parameters
+from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, GradBuffer
+
+
+class DistributedDataParallel(nn.Module):
+    """Wrap a model so that its gradients are summed over the ranks that hold the same weights.
+
+    Args:
+        module: the model; every trainable parameter gets `main_grad`, an fp32 view into the buffer.
+        mesh: gradients are summed over `mesh.dp_cp`.
+        bucket_size: elements of a bucket; default max(40e6, 1e6 * dp_cp). Without `overlap` there is one bucket.
+        overlap: reduce buckets while the backward pass runs.
+        grad_dtype: of the buffer.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        bucket_size: int | None = None,
+        overlap: bool = False,
+        grad_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.module, self.mesh, self.overlap = module, mesh, overlap
+        self._sync = True
+        size = (bucket_size or max(DEFAULT_BUCKET_SIZE, 1_000_000 * mesh.dp_cp.size)) if overlap else None
+        trainable = [(n, p) for n, p in logical_parameters(module) if p.requires_grad]
+        self.buffer = GradBuffer(trainable, size, grad_dtype)
+        for name, param in trainable:
+            param.register_post_accumulate_grad_hook(self._collect(name))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def _collect(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(param: torch.Tensor) -> None:
+            assert param.grad is not None, "the hook runs after accumulation"
+            param.main_grad.add_(param.grad)  # type: ignore[attr-defined]
+            param.grad = None
+            if self._sync and self.overlap:
+                self.buffer.ready(name, self.mesh.dp_cp)
+
+        return hook
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate; for every microbatch of a step but the last."""
+        self._sync, before = False, self._sync
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def finish_grad_sync(self) -> None:
+        """After this every `main_grad` is the sum over dp_cp. Call once a step, after the last backward pass."""
+        self.buffer.finish(self.mesh.dp_cp)
+
+    def zero_grad_buffer(self) -> None:
+        """Forget the gradients; call at the start of every step."""
+        self.buffer.data.zero_()

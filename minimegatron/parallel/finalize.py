@@ -1,0 +1,68 @@
+"""The last sums over gradients, and the one division.
+
+The problem in a sentence: after the backward pass and the sum over data-parallel ranks, some replicated parameters
+still hold only a part of their gradient, and nobody has divided by anything yet.
+
+| parameter                                        | each tp rank's gradient covers | sum over tp when     |
+|--------------------------------------------------|--------------------------------|----------------------|
+| cut over tp (matrices, vocabulary)               | its own part, complete         | never                |
+| norms, row biases, positions (`"sequence"`)      | its own tokens, or all of them | sequence parallelism |
+| norms of queries and keys (`"heads"`)            | its own heads                  | always               |
+| other replicated parameters (`""`)               | everything                     | never                |
+
+The table is `partial_axes`; which row a parameter is in is part of its layout (`layers/param.py`), declared where the
+parameter is created. All flagged gradients travel in one flat message.
+
+Then every gradient is divided once by the number of tokens that counted in the whole batch: over all microbatches, all
+dp ranks, all cp ranks. That makes the gradient independent of how the batch was cut.
+
+Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
+first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.layers.param import layout_of
+from minimegatron.parallel.ddp import DistributedDataParallel
+
+
+def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
+    """For each kind of partial gradient the axis it must be summed over, or None where it is complete."""
+    return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
+
+
+def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+    """Complete the gradients of replicated parameters, one flat all-reduce per axis."""
+    by_axis: dict[str, list[torch.Tensor]] = {}
+    axes = partial_axes(mesh)
+    for param in model.buffer.params.values():
+        axis = axes[layout_of(param).partial]
+        if axis is not None and axis.size > 1:
+            by_axis.setdefault(axis.name, []).append(param.main_grad)  # type: ignore[attr-defined]
+    for name, grads in by_axis.items():
+        flat = all_reduce(torch.cat([g.flatten() for g in grads]), mesh.axis(name))
+        for grad, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(total.view_as(grad))
+
+
+def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
+    """Make every `main_grad` the gradient of the mean loss per token of the whole batch.
+
+    Args:
+        model: after the last backward pass of the step, its loss having been a *sum* over tokens.
+        mesh: the layout.
+        num_tokens: how many tokens counted in this rank's sum (a scalar).
+
+    Returns:
+        The global token count, a scalar in fp64; at least 1, so that a batch without any counted token gives zero
+        gradients and not NaN.
+    """
+    model.finish_grad_sync()
+    sum_partial_gradients(model, mesh)
+    total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp).clamp(min=1.0)
+    model.buffer.data.mul_((1.0 / total).to(model.buffer.data.dtype))
+    return total
