@@ -1,0 +1,88 @@
+# Two commands: `make lab` and `make test`. `make help` lists the rest.
+# A bare machine needs python3 (3.11 or newer) with pip, make and git; everything else goes into a virtual environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8888
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help lab test lint unit notebooks gpu browser format doctor clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT)"
+
+lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    $(MAKE) gpu || echo "make gpu failed: the labs run without it; minimegatron doctor says what is missing"; \
+	fi
+	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
+
+test: lint unit notebooks ## everything that must hold: style, types, floors, tests, notebooks
+
+lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
+	$(BIN)/python -m pytest $(ARGS)
+
+# Stored outputs are compared, cell by cell, with a fresh run; first, that the notebooks are what their sources say.
+notebooks: $(VENV)/.test ## labs and solutions are up to date and run to the outputs they store
+ifneq ($(NOTEBOOKS),)
+	$(BIN)/python -m minimegatron.lab.build --check
+	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg \
+	    --nbval-cell-timeout=180 labs solutions
+else
+	@echo "no notebooks yet"
+endif
+
+format: $(VENV)/.test ## sort imports and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+
+doctor: $(VENV)/.lab ## what this machine can do
+	@$(BIN)/minimegatron doctor
+
+gpu: $(VENV)/.gpu ## Transformer Engine and flash-attn; needs an NVIDIA GPU and its compiler, takes long
+
+browser: $(VENV)/.browser ## drive JupyterLab in a real browser (Chromium comes from the system's packages)
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
+
+# ------------------------------------------------------------------------------------------------- environment
+# A stamp file says that a set of packages is installed; it is older than pyproject.toml or constraints.txt when the
+# set has changed. Debian's python3 comes without ensurepip: then pip is fetched by the pip outside.
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "minimegatron needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	      echo "Install one and name it, for example: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12"; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+	 else $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; fi
+
+$(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(INSTALL) --editable '.[lab]'
+	@touch $@
+
+# megatron-core is an oracle of some tests; its own dependencies want a GPU, and the tests do not need them.
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(INSTALL) --editable '.[lab,test]'
+	$(INSTALL) --no-deps megatron-core
+	@touch $@ $(VENV)/.lab
+
+# Both packages look at the installed torch while they are built, so they are built inside this environment.
+$(VENV)/.gpu: $(VENV)/.lab
+	$(INSTALL) setuptools wheel packaging ninja psutil pybind11
+	$(INSTALL) --no-build-isolation --editable '.[gpu]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.lab
+	$(INSTALL) --editable '.[browser]'
+	@command -v chromium chromium-browser google-chrome >/dev/null || echo "no Chromium found: install your system's package, for example chromium"
+	@touch $@
