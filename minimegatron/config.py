@@ -298,7 +298,12 @@ class DataConfig(_Config):
 
     data_path: tuple[str, ...] = opt((), "prefix of .bin/.idx, or weight prefix weight prefix ...")
     split: str = opt("969,30,1", "shares of train, validation and test documents")
+    train_data_path: tuple[str, ...] = opt((), "like data_path, for the training set alone; then no split")
+    valid_data_path: tuple[str, ...] = opt((), "like data_path, for the validation set alone")
+    test_data_path: tuple[str, ...] = opt((), "like data_path, for the test set alone")
+    data_args_path: str | None = opt(None, "file that holds what data_path would be given")
     mock_data: bool = opt(False, "synthetic, learnable tokens; no file is read")
+    corpus: str | None = opt(None, "text that every machine has: the sources of Python's standard library", (None, "stdlib"))
     data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
     seq_length: int = opt(256, "tokens of a sample")
     tokenizer_type: str | None = opt(None, "tokenizer of the data")
@@ -311,7 +316,11 @@ class DataConfig(_Config):
 
     def _check(self) -> None:
         require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
-        require(not (self.mock_data and self.data_path), "both mock_data and data_path are given", "drop one of them")
+        per_split = self.train_data_path or self.valid_data_path or self.test_data_path
+        named = {"data_path": self.data_path, "train_data_path, valid_data_path or test_data_path": per_split}
+        named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
+        given = [name for name, value in named.items() if value]
+        require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,19 +331,27 @@ class TrainingConfig(_Config):
     global_batch_size: int | None = opt(None, "samples of one optimizer step over all ranks; default micro_batch_size * dp")
     rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
     train_iters: int = opt(100, "optimizer steps")
+    train_samples: int | None = opt(None, "samples to train on, instead of train_iters")
     seed: int = opt(1234, "of weights, data order and dropout")
     log_interval: int = opt(1, "steps between log lines")
     eval_interval: int | None = opt(None, "steps between evaluations; default never")
     eval_iters: int = opt(10, "batches of one evaluation")
+    exit_interval: int | None = opt(None, "stop at the first iteration that this divides")
     exit_duration_in_mins: float | None = opt(None, "stop after so many minutes")
     tensorboard_dir: str | None = opt(None, "folder for TensorBoard")
+    wandb_project: str | None = opt(None, "also log to this Weights & Biases project")
+    wandb_exp_name: str | None = opt(None, "name of the run there")
+    wandb_entity: str | None = opt(None, "team or user there")
+    wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
     distributed_backend: str | None = opt(None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo"))
 
     def _check(self) -> None:
-        for name in ("micro_batch_size", "train_iters", "log_interval", "eval_iters"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        for name in ("micro_batch_size", "train_iters", "log_interval", "train_samples", "eval_interval", "exit_interval"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
+        require(self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive")
         if self.rampup_batch_size is not None:
             require(len(self.rampup_batch_size) == 3, f"rampup_batch_size is {self.rampup_batch_size}", "give start, increment, samples")
 
