@@ -3,7 +3,7 @@
 The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to initialise it, save it, convert it, reduce
 its gradient or count it in a norm, everybody needs to know what it is a part *of*.
 
-Every parameter carries a `ParamLayout` as `param.layout`. It says the shape of the logical tensor, along which `dim` it
+Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which `dim` it
 is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not be one
 piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix into
 equal blocks would give one rank only gates.
@@ -123,13 +123,13 @@ def cut_evenly(length: int, tp: Axis, what: str, blocks: int = 1) -> tuple[Range
 def new_parameter(layout: ParamLayout, dtype: torch.dtype) -> nn.Parameter:
     """An uninitialised parameter of the layout's local shape, on torch's current default device."""
     param = nn.Parameter(torch.empty(layout.local_shape, dtype=dtype))
-    param.layout = layout  # type: ignore[attr-defined]
+    param.param_layout = layout  # type: ignore[attr-defined]
     return param
 
 
 def layout_of(param: torch.Tensor) -> ParamLayout:
     """The parameter's layout; one that has none is replicated and complete."""
-    return getattr(param, "layout", None) or ParamLayout(tuple(param.shape))
+    return getattr(param, "param_layout", None) or ParamLayout(tuple(param.shape))
 
 
 def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

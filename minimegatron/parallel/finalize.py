@@ -64,5 +64,5 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     model.finish_grad_sync()
     sum_partial_gradients(model, mesh)
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp).clamp(min=1.0)
-    model.buffer.data.mul_((1.0 / total).to(model.buffer.data.dtype))
+    model.buffer.data.div_(total.to(model.buffer.data.dtype))
     return total

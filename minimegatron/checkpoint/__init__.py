@@ -1,0 +1,1 @@
+"""Weights outside a run: names, shapes and conversions."""

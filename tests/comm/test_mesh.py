@@ -1,0 +1,111 @@
+"""The grid of ranks. Equality with Megatron-Core's rank generator is in tests/golden."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minimegatron.comm.mesh import AXES, Mesh, check_grids_agree, rank_groups
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import ConfigError
+
+SIXTEEN = ParallelConfig(
+    tensor_model_parallel_size=2,
+    context_parallel_size=2,
+    pipeline_model_parallel_size=2,
+    expert_model_parallel_size=4,
+    expert_tensor_parallel_size=1,
+)
+
+
+@pytest.mark.parametrize(
+    "axes,grid,start",
+    [
+        ("tp", "dense", [[0, 1], [2, 3]]),
+        ("cp", "dense", [[0, 2], [1, 3], [4, 6]]),
+        ("dp", "dense", [[0, 4], [1, 5]]),
+        ("pp", "dense", [[0, 8], [1, 9]]),
+        ("dp-cp", "dense", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("cp-dp", "dense", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("tp-pp", "dense", [[0, 1, 8, 9]]),
+        ("ep", "expert", [[0, 1, 2, 3]]),
+        ("dp", "expert", [[0, 4], [1, 5]]),
+        ("tp-ep-pp", "expert", [[0, 1, 2, 3, 8, 9, 10, 11]]),
+    ],
+)
+def test_the_example_of_sixteen_ranks(axes, grid, start):
+    assert rank_groups(SIXTEEN, 16, axes, grid)[: len(start)] == start
+
+
+sizes = st.sampled_from([1, 2, 3, 4])
+
+
+@given(tp=sizes, cp=sizes, pp=sizes, dp=sizes, order=st.permutations(["tp", "cp", "ep", "dp", "pp"]))
+def test_groups_partition_the_world(tp, cp, pp, dp, order):
+    parallel = ParallelConfig(
+        tensor_model_parallel_size=tp, context_parallel_size=cp, pipeline_model_parallel_size=pp, order="-".join(order)
+    )
+    world = tp * cp * pp * dp
+    for axes, size in {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "dp-cp": dp * cp, "tp-pp": tp * pp}.items():
+        groups = rank_groups(parallel, world, axes)
+        assert sorted(r for g in groups for r in g) == list(range(world))
+        assert {len(g) for g in groups} == {size}
+    # Two groups along complementary axes share exactly one rank.
+    for a in rank_groups(parallel, world, "tp-cp"):
+        for b in rank_groups(parallel, world, "dp-pp"):
+            assert len(set(a) & set(b)) == 1
+
+
+def test_an_unknown_axis_and_a_world_that_does_not_divide():
+    with pytest.raises(ConfigError, match="unknown axis 'xp'"):
+        rank_groups(ParallelConfig(), 4, "tp-xp")
+    with pytest.raises(ConfigError, match="6 ranks cannot be divided"):
+        rank_groups(ParallelConfig(tensor_model_parallel_size=4), 6, "tp")
+    with pytest.raises(ConfigError, match="expert groups"):
+        rank_groups(ParallelConfig(expert_model_parallel_size=3), 4, "tp")
+
+
+def test_an_order_that_cuts_pipelines_differently_is_refused():
+    order = "tp-cp-pp-ep-dp"
+    bad = ParallelConfig(pipeline_model_parallel_size=2, expert_model_parallel_size=2, order=order)
+    with pytest.raises(ConfigError, match="different ranks into one pipeline"):
+        check_grids_agree(bad, 8)
+
+
+def test_serial_mesh_has_every_axis_and_no_group():
+    mesh = Mesh.serial()
+    for name in [*AXES, "embd"]:
+        axis = mesh.axis(name)
+        assert (axis.size, axis.rank, axis.group) == (1, 0, None)
+    with pytest.raises(ConfigError, match="no axis"):
+        mesh.axis("zp")
+
+
+def what_the_mesh_says(rank: int, world: int) -> dict:
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2, pipeline_model_parallel_size=2))
+    names = [*AXES, "embd"]
+    groups = {n: mesh.axis(n).group for n in names}
+    device_mesh = mesh.device_mesh
+    return {
+        "ranks": {n: mesh.axis(n).ranks for n in names},
+        "torch": {n: None if g is None else tuple(dist.get_process_group_ranks(g)) for n, g in groups.items()},
+        "me": {n: mesh.axis(n).ranks[mesh.axis(n).rank] for n in names},
+        "device_mesh": {n: tuple(device_mesh[n].mesh.tolist()) for n in device_mesh.mesh_dim_names},
+        "shared": mesh.tp.group is mesh.etp.group,
+    }
+
+
+def test_built_groups_are_the_computed_ones(ranks):
+    parallel = ParallelConfig(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+    for rank, says in enumerate(ranks(8).run(what_the_mesh_says)):
+        for name, (grid, axes) in AXES.items():
+            expected = next(g for g in rank_groups(parallel, 8, axes, grid) if rank in g)
+            assert says["ranks"][name] == tuple(expected)
+            assert says["torch"][name] == (None if len(expected) == 1 else tuple(expected))
+        assert set(says["me"].values()) == {rank}
+        assert says["ranks"]["embd"] == says["ranks"]["pp"]
+        assert says["shared"], "equal groups are created once"
+        for name in ("tp", "dp", "pp"):
+            assert says["device_mesh"][name] == says["ranks"][name]

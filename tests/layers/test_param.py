@@ -1,0 +1,113 @@
+"""Layouts of parameters, and the same model from the same seed in every layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import ParamLayout, cut_evenly, gather_logical, initialize, layout_of, load_logical, logical_parameters
+from minimegatron.models.decoder import GPTModel, build_model
+from minimegatron.models.zoo import family_config
+
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 50, "max_position_embeddings": 16}
+
+
+def config(family="llama", **more):
+    return family_config(family, **{**SIZES, "make_vocab_size_divisible_by": 8, **more})
+
+
+@given(tp=st.integers(1, 4), blocks=st.integers(1, 3), rows=st.integers(1, 3), dim=st.integers(0, 1))
+def test_parts_join_to_the_whole(tp, blocks, rows, dim):
+    length = tp * blocks * rows
+    shape = (length, 3) if dim == 0 else (3, length)
+    full = torch.arange(3.0 * length).view(shape)
+    axes = [Axis("tp", tuple(range(tp)), r) for r in range(tp)]
+    layouts = [ParamLayout(shape, dim, cut_evenly(length, a, "x", blocks), a.rank) for a in axes]
+    parts = [layout.take(full) for layout in layouts]
+    assert all(part.shape == layout.local_shape for part, layout in zip(parts, layouts, strict=True))
+    assert torch.equal(layouts[0].join(parts), full)
+
+
+def test_gate_and_up_are_cut_separately():
+    parts = cut_evenly(8, Axis("tp", (0, 1), 0), "fc1", blocks=2)
+    assert parts == (((0, 2), (4, 6)), ((2, 4), (6, 8)))
+
+
+def test_what_cannot_be_cut_evenly_is_refused():
+    with pytest.raises(ConfigError, match="cannot be cut into 2"):
+        cut_evenly(9, Axis("tp", (0, 1), 0), "fc1")
+
+
+def logical_weights(rank: int, world: int, family: str, sp: bool) -> dict[str, torch.Tensor]:
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
+    model = build_model(config(family), mesh, seed=7)
+    return {n: gather_logical(p, layout_of(p), mesh.tp) for n, p in logical_parameters(model)}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("tp,sp", [(2, False), (4, True)])
+def test_the_same_seed_is_the_same_model_in_every_layout(ranks, family, tp, sp):
+    want = logical_weights(0, 1, family, False)
+    for got in ranks(tp).run(logical_weights, family, sp):
+        assert got.keys() == want.keys()
+        assert all(torch.equal(got[n], want[n]) for n in want)
+
+
+def test_stages_hold_the_layers_of_the_whole_model():
+    whole = dict(logical_parameters(build_model(config(), Mesh.serial(), 3)))
+    stages = [
+        GPTModel(config(), Mesh.serial(), pre_process=True, post_process=False, layer_numbers=[0]),
+        GPTModel(config(), Mesh.serial(), pre_process=False, post_process=True, layer_numbers=[1]),
+    ]
+    names = []
+    for stage in stages:
+        initialize(stage, 3)
+        for name, param in logical_parameters(stage):
+            assert torch.equal(param, whole[name])
+            names.append(name)
+    assert sorted(names) == sorted(whole)
+
+
+def test_stages_compute_what_the_whole_model_computes():
+    tokens = torch.arange(12).view(1, 12)
+    whole = build_model(config(), Mesh.serial(), 3).eval()
+    first = GPTModel(config(), Mesh.serial(), pre_process=True, post_process=False, layer_numbers=[0]).eval()
+    last = GPTModel(config(), Mesh.serial(), pre_process=False, post_process=True, layer_numbers=[1]).eval()
+    for stage in (first, last):
+        initialize(stage, 3)
+    assert torch.equal(last(tokens, hidden=first(tokens)), whole(tokens))
+
+
+def test_seeds_differ_and_layers_differ_and_the_law_is_kept():
+    a, b = (dict(logical_parameters(build_model(config(hidden_size=128), Mesh.serial(), s))) for s in (1, 2))
+    fc1, proj = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.self_attention.linear_proj.weight"
+    assert not torch.equal(a[fc1], b[fc1])
+    assert not torch.equal(a[fc1], a[fc1.replace("layers.0", "layers.1")])
+    assert abs(a[fc1].std().item() - 0.02) < 0.0005
+    assert abs(a[proj].std().item() - 0.02 / 2) < 0.0005
+    assert a["decoder.final_layernorm.weight"].eq(1).all()
+
+
+def test_padding_rows_are_zero_and_never_gathered():
+    model = build_model(config(), Mesh.serial(), 0)
+    table = model.embedding.word_embeddings.weight
+    assert table.shape[0] == 56 and not table[50:].any() and table[49].any()
+    assert gather_logical(table, layout_of(table), Mesh.serial().tp).shape[0] == 50
+
+
+def test_loading_lists_every_problem_at_once():
+    model = build_model(config(), Mesh.serial(), 0)
+    tensors = {n: gather_logical(p, layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)}
+    load_logical(model, tensors)
+    del tensors["decoder.final_layernorm.weight"]
+    tensors["decoder.layers.0.mlp.linear_fc2.weight"] = torch.zeros(3, 3)
+    tensors["extra"] = torch.zeros(1)
+    with pytest.raises(CheckpointError) as error:
+        load_logical(model, tensors)
+    for word in ("missing decoder.final_layernorm.weight", "unexpected extra", "(3, 3)"):
+        assert word in str(error.value)

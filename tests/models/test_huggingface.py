@@ -1,0 +1,125 @@
+"""Logits and weights equal to Hugging Face transformers', for every dense family and tp layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.checkpoint.huggingface import config_from_huggingface, state_from_huggingface, state_to_huggingface
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import load_logical
+from minimegatron.models.decoder import GPTModel
+from minimegatron.models.zoo import count_parameters
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 256,
+}
+LLAMA31 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 99, "bos_token_id": 0, "eos_token_id": 0}),
+    "llama2": ("LlamaConfig", SIZES),
+    "llama2-mha-bias": ("LlamaConfig", {**SIZES, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama3.1": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA31}),
+    "mistral": ("MistralConfig", {**SIZES, "sliding_window": 7}),
+    "qwen2.5": ("Qwen2Config", SIZES),
+    "qwen2.5-tied-mqa": ("Qwen2Config", {**SIZES, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 32}),
+}
+
+
+def hf_model(name: str, seed: int = 0):
+    """A tiny random model whose norms are not 1 and biases not 0."""
+    cls, fields = FAMILIES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, cls)(**fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.05 * torch.randn_like(param))
+    return model
+
+
+def ours_from(model, parallel: ParallelConfig | None = None) -> GPTModel:
+    family, config = config_from_huggingface(model.config.to_dict())
+    ours = GPTModel(config, Mesh.build(parallel or ParallelConfig())).eval()
+    load_logical(ours, state_from_huggingface(model.state_dict(), config, family))
+    return ours
+
+
+def logits_deviation(rank: int, world: int, name: str, sp: bool, seed: int) -> float:
+    theirs = hf_model(name, seed)
+    ours = ours_from(theirs, ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
+    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        return (ours.full_logits(tokens) - theirs(tokens).logits).abs().max().item()
+
+
+@pytest.mark.parametrize("tp,sp", [(1, False), (2, False), (2, True), (4, False), (4, True)])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits(ranks, name, tp, sp):
+    assert max(ranks(tp).run(logits_deviation, name, sp, tp)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_round_trip_is_bit_exact(name):
+    theirs = hf_model(name)
+    family, config = config_from_huggingface(theirs.config.to_dict())
+    state = theirs.state_dict()
+    ours = state_from_huggingface(state, config, family)
+    back = state_to_huggingface(ours, config, family)
+    tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
+    assert set(back) == set(state) - tied
+    assert all(torch.equal(back[k], state[k]) for k in back)
+    assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
+
+
+def test_a_missing_and_a_foreign_tensor_are_both_named():
+    theirs = hf_model("llama2")
+    family, config = config_from_huggingface(theirs.config.to_dict())
+    state = dict(theirs.state_dict())
+    state["surprise"] = state.pop("model.norm.weight")
+    with pytest.raises(CheckpointError) as error:
+        state_from_huggingface(state, config, family)
+    assert "missing model.norm.weight" in str(error.value) and "left over surprise" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "falcon"},
+        {"hidden_act": "relu"},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        {"attention_bias": True},
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused(change):
+    hf = {**hf_model("llama2").config.to_dict(), **change}
+    with pytest.raises(ConfigError, match="not supported"):
+        config_from_huggingface(hf)
+
+
+def test_qwen_with_mixed_layers_is_refused():
+    hf = hf_model("qwen2.5").config.to_dict()
+    hf |= {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ConfigError, match="different attention"):
+        config_from_huggingface(hf)

@@ -1,0 +1,80 @@
+"""Recompute and dropout: the second forward pass is the first one again, on every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import ParallelConfig
+from minimegatron.layers import recompute as recompute_module
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+
+WAYS = {
+    "selective core": {"recompute_granularity": "selective"},
+    "selective all": {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp", "layernorm")},
+    "full uniform 1": {"recompute_granularity": "full"},
+    "full uniform 2": {"recompute_granularity": "full", "recompute_num_layers": 2},
+    "full block 2": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 2},
+}
+
+
+def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> list[torch.Tensor]:
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
+    config = family_config(
+        "llama", num_layers=3, hidden_size=32, num_attention_heads=4, vocab_size=64, hidden_dropout=dropout, attention_dropout=dropout, **way
+    )
+    rng = RngStreams.for_mesh(mesh, seed=5)
+    model = build_model(config, mesh, seed=1, rng=rng)
+    tokens = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(2))
+    loss = model(tokens, labels=tokens.roll(-1, 1)).sum()
+    loss.backward()
+    after = torch.rand(3)  # the default stream must be where it would be without recompute
+    return [loss.detach(), after, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tp,sp", [(1, False), (2, True), (2, False)])
+def test_bit_equal_to_no_recompute(ranks, way, dropout, tp, sp):
+    pool = ranks(tp)
+    for plain, again in zip(pool.run(gradients, {}, dropout, sp), pool.run(gradients, WAYS[way], dropout, sp), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+def forgetful(rank: int, world: int) -> list[torch.Tensor]:
+    """Recompute that restores the default generator but not the named streams: the classic mistake."""
+    real = recompute_module.recompute
+    from minimegatron.models import block
+
+    block.recompute = lambda function, *args, rng=None: real(function, *args, rng=None)
+    try:
+        return gradients(rank, world, WAYS["full uniform 1"], 0.3, True)
+    finally:
+        block.recompute = real
+
+
+def test_forgetting_the_named_streams_would_be_seen(ranks):
+    pool = ranks(2)
+    plain, wrong = pool.run(gradients, {}, 0.3, True)[0], pool.run(forgetful)[0]
+    assert torch.equal(plain[0], wrong[0]), "the loss does not show it"
+    assert not all(torch.equal(a, b) for a, b in zip(plain[2:], wrong[2:], strict=True))
+
+
+def masks(rank: int, world: int, sp: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which elements the residual dropout and the attention dropout drop on this rank."""
+    from minimegatron.layers.dropout import Dropout
+
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
+    drop = Dropout(0.5, RngStreams.for_mesh(mesh, seed=5))
+    ones = torch.ones(64)
+    return drop(ones, different_over_tp=sp), drop(ones, different_over_tp=True)
+
+
+@pytest.mark.parametrize("sp", [False, True])
+def test_who_drops_the_same_elements(ranks, sp):
+    (residual0, heads0), (residual1, heads1) = ranks(2).run(masks, sp)
+    assert torch.equal(residual0, residual1) is (not sp)
+    assert not torch.equal(heads0, heads1)

@@ -1,0 +1,138 @@
+"""Every layout gives the gradients of one process."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from minimegatron.comm import collectives
+from minimegatron.layers import linear
+from minimegatron.parallel import finalize
+from tests.twin import Case, compare_with_serial, problems
+
+TP, SP = "tensor_model_parallel_size", "sequence_parallel"
+
+
+def assert_same_as_serial(ranks, case: Case, dp: int = 1, tolerance: float | None = None) -> None:
+    """Every gradient, the loss, the gradient norm, replicas bit for bit; and shards that should differ do."""
+    world = dp * case.layout.get(TP, 1)
+    for report in ranks(world).run(compare_with_serial, case):
+        assert problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("layout", [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}], ids=str)
+def test_layouts(ranks, layout, dp, accumulation):
+    if layout.get(TP, 1) * dp > 4:
+        pytest.skip("more than 4 ranks: covered by test_eight_ranks")
+    for double in (False, True):
+        assert_same_as_serial(ranks, Case(layout, accumulation=accumulation, double=double, seed=accumulation), dp)
+
+
+def test_eight_ranks(ranks):
+    assert_same_as_serial(ranks, Case({TP: 4, SP: True}, accumulation=2, overlap=True, bucket_size=2000), dp=2)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("sp", [False, True])
+def test_families(ranks, family, sp):
+    model: dict[str, Any] = {"family": family}
+    if family == "gpt2":
+        model |= {"num_query_groups": 4, "untie_embeddings_and_output_weights": False}
+    if family == "mistral":
+        model |= {"sliding_window": 5}
+    assert_same_as_serial(ranks, Case({TP: 2, SP: sp}, model, double=True), dp=2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"num_query_groups": 1, "add_bias_linear": True, "qk_layernorm": True},
+        {"num_query_groups": 2, "num_attention_heads": 8, "kv_channels": 6},
+        {"activation": "gelu", "add_bias_linear": True, "normalization": "LayerNorm"},
+        {"layernorm_zero_centered_gamma": True, "rotary_interleaved": True, "rotary_percent": 0.5},
+        {"untie_embeddings_and_output_weights": False, "vocab_size": 50, "make_vocab_size_divisible_by": 16},
+    ],
+    ids=str,
+)
+def test_fewer_groups_than_ranks_and_other_shapes(ranks, model):
+    assert_same_as_serial(ranks, Case({TP: 4, SP: True}, model, double=True))
+
+
+@pytest.mark.parametrize("bucket_size", [1, 1000, 10**9])
+def test_overlap_and_bucket_sizes(ranks, bucket_size):
+    case = Case({TP: 2, SP: True}, accumulation=3, overlap=True, bucket_size=bucket_size, double=True)
+    assert_same_as_serial(ranks, case, dp=2)
+
+
+@pytest.mark.parametrize("empty_rank", [0, 1])
+def test_a_rank_whose_tokens_all_count_for_nothing(ranks, empty_rank):
+    assert_same_as_serial(ranks, Case({}, double=True, empty_rank=empty_rank, accumulation=2), dp=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_seeds_and_odd_sizes(ranks, seed):
+    case = Case({TP: 2, SP: True}, {"ffn_hidden_size": 34, "vocab_size": 31}, seed=seed, seq_length=6, micro_batch_size=1, double=True)
+    assert_same_as_serial(ranks, case, dp=2)
+
+
+# ------------------------------------------------------------------------------- mistakes that must be seen
+
+
+def compare_with_mistake(rank: int, world: int, case: Case, mistake: str) -> dict[str, Any]:
+    """`compare_with_serial` with one classic mistake made in the parallel code."""
+    with _MISTAKES[mistake]():
+        return compare_with_serial(rank, world, case)
+
+
+def _patch(target: Any, name: str, value: Any) -> contextlib.AbstractContextManager:
+    return mock.patch.object(target, name, value)
+
+
+def _without(kind: str) -> contextlib.AbstractContextManager:
+    real = finalize.partial_axes
+    return _patch(finalize, "partial_axes", lambda mesh: {**real(mesh), kind: None})
+
+
+def _mean_of_means() -> contextlib.AbstractContextManager:
+    real = collectives.all_reduce
+
+    def divide_locally(x, axis, op="sum"):
+        return real(x, axis, op) if x.dim() else x * axis.size
+
+    return _patch(finalize, "all_reduce", divide_locally)
+
+
+def _bias_before_sum() -> contextlib.AbstractContextManager:
+    def forward(self, x):
+        y = linear.F.linear(x, self.weight, self.bias)
+        return linear.c.reduce_scatter_to_sequence_region(y, self.tp) if self.sequence_parallel else linear.c.reduce_from_region(y, self.tp)
+
+    return _patch(linear.RowParallelLinear, "forward", forward)
+
+
+_MISTAKES = {
+    "norms not summed": lambda: _without("sequence"),
+    "qk norms not summed": lambda: _without("heads"),
+    "copy without its all-reduce": lambda: _patch(linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Pending(x)),
+    "no reduction over dp": lambda: _patch(finalize.DistributedDataParallel, "finish_grad_sync", lambda self: None),
+    "mean of means": _mean_of_means,
+    "row bias on every rank": _bias_before_sum,
+    "gather cuts instead of reducing": lambda: _patch(
+        linear.c, "reduce_scatter_start", lambda x, axis, output=None: collectives.Pending(collectives.local_part(x, axis, 0))
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_classic_mistakes_are_seen(ranks, mistake):
+    sp = mistake != "copy without its all-reduce"
+    model = {"family": "qwen3", "add_bias_linear": True}
+    case = Case({TP: 2, SP: sp}, model, accumulation=1)
+    reports = ranks(4).run(compare_with_mistake, case, mistake)
+    assert any(problems(r, 1e-5) for r in reports), f"{mistake!r} went unnoticed"
+    assert max(r["grad_norm"] for r in reports) > 1e-5, "the gradient norm alone should show it"

@@ -1,0 +1,166 @@
+"""The serial twin: the same model, weights and batch in one process, against which every layout is held.
+
+The twin takes the plainest way there is: no wrapper, no bucket, no collective, one loss `sum / count` over the whole
+batch and one `backward()`. The batch is made to expose mistakes: microbatches and ranks count different numbers of
+tokens, norm weights are not 1, biases are not 0, and every rank sees other tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import torch
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.layers.param import Init, draw, gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.models.decoder import GPTModel
+from minimegatron.models.zoo import family_config
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.finalize import finalize_model_grads
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What to train, and how it is cut.
+
+    Attributes:
+        layout: fields of `ParallelConfig`.
+        model: fields of `TransformerConfig`, `family` among them.
+        accumulation: microbatches of a step on each rank.
+        overlap, bucket_size: of the data-parallel wrapper.
+        double: compute in fp64, where only a real mistake is visible.
+        seed: of weights and data.
+        empty_rank: dp rank whose tokens all count for nothing, or None.
+    """
+
+    layout: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model: dict[str, Any] = dataclasses.field(default_factory=dict)
+    accumulation: int = 1
+    overlap: bool = False
+    bucket_size: int | None = None
+    double: bool = False
+    seed: int = 0
+    empty_rank: int | None = None
+    seq_length: int = 16
+    micro_batch_size: int = 2
+
+    @property
+    def config(self) -> TransformerConfig:
+        sizes: dict[str, Any] = {
+            "num_layers": 2,
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "ffn_hidden_size": 48,
+            "vocab_size": 57,
+            "make_vocab_size_divisible_by": 4,
+            "max_position_embeddings": 64,
+        }
+        fields = {**sizes, **self.model}
+        return family_config(fields.pop("family", "llama"), **fields)
+
+
+def weights(config: TransformerConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Logical tensors with norms that are not 1 and biases that are not 0."""
+    tensors = {}
+    for name, param in logical_parameters(GPTModel(config, Mesh.serial())):
+        layout = layout_of(param)
+        noise = draw(name, dataclasses.replace(layout, shape=(layout.rows or param.shape[0], *param.shape[1:]), init=Init(std=0.15)), seed)
+        tensors[name] = noise + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return tensors
+
+
+def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
+    """Tokens, labels and a mask whose count differs from every other microbatch's."""
+    generator = torch.Generator().manual_seed(1000 * case.seed + 100 * dp_rank + index)
+    ids = torch.randint(0, case.config.vocab_size, (case.micro_batch_size, case.seq_length + 1), generator=generator)
+    keep = 0.25 + 0.6 * torch.rand((), generator=generator)
+    mask = (torch.rand(ids[:, 1:].shape, generator=generator) < keep).float()
+    return {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask * (0.0 if dp_rank == case.empty_rank else 1.0)}
+
+
+def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """(mean loss per token, logical gradients) of the whole batch in one process."""
+    model = GPTModel(case.config, Mesh.serial())
+    load_logical(model, weights(case.config, case.seed))
+    model = model.double() if case.double else model
+    batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
+    losses = [(model(b["tokens"], labels=b["labels"]) * b["loss_mask"]).sum() for b in batches]
+    loss = torch.stack(losses).sum() / max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
+    loss.backward()
+    return loss.item(), {n: gather_logical(_grad(p), layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)}
+
+
+def _grad(p: torch.Tensor) -> torch.Tensor:
+    return p.grad if p.grad is not None else torch.zeros_like(p)
+
+
+def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
+    """The case's model with its weights, wrapped."""
+    model = GPTModel(case.config, mesh)
+    load_logical(model, weights(case.config, case.seed))
+    model = model.double() if case.double else model
+    dtype = torch.float64 if case.double else torch.float32
+    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype)
+
+
+def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+    """Forward and backward over this rank's microbatches, then the last sums; returns the mean loss per token."""
+    ddp.zero_grad_buffer()
+    total, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for i in range(case.accumulation):
+        batch = microbatch(case, mesh.dp.rank, i)
+        with ddp.no_sync() if i < case.accumulation - 1 else contextlib.nullcontext():
+            loss = (ddp(batch["tokens"], labels=batch["labels"]) * batch["loss_mask"]).sum()
+            loss.backward()
+        total += loss.detach()
+        count += batch["loss_mask"].sum()
+    tokens = finalize_model_grads(ddp, mesh, count)
+    return (c.all_reduce(total, mesh.dp_cp) / tokens).item()
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference relative to the largest element of `b`."""
+    return ((a - b).abs().max() / b.abs().max().clamp(min=1e-8)).item()
+
+
+def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
+    """Runs on every rank: deviations from the twin, and what must be equal or different between ranks."""
+    mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
+    want_loss, want = serial_gradients(case, mesh.dp.size)
+    ddp = parallel_model(case, mesh)
+    loss = accumulate(ddp, case, mesh)
+    got = {n: gather_logical(p.main_grad, layout_of(p), mesh.tp) for n, p in ddp.buffer.params.items()}
+    norms = [torch.stack([g.double().norm() for g in grads.values()]).norm().item() for grads in (got, want)]
+    differ, equal = [], []
+    for name, param in ddp.buffer.params.items():
+        for what, tensor in ((name, param), (f"{name}.grad", param.main_grad)):
+            over_dp = c.all_gather(tensor.detach()[None], mesh.dp)
+            over_tp = c.all_gather(tensor.detach()[None], mesh.tp)
+            if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):
+                differ.append(f"{what} over dp")
+            same = all(torch.equal(over_tp[0], other) for other in over_tp[1:])
+            if layout_of(param).sharded and same and mesh.tp.size > 1:
+                equal.append(what)
+            if not layout_of(param).sharded and not same:
+                differ.append(f"{what} over tp")
+    return {
+        "loss": abs(loss - want_loss) / abs(want_loss) if want_loss else abs(loss),
+        "grad_norm": abs(norms[0] - norms[1]) / max(norms[1], 1e-12),
+        "grads": {n: distance(got[n], want[n]) for n in want},
+        "replicas_that_differ": differ,
+        "shards_that_are_equal": equal,
+    }
+
+
+def problems(report: dict[str, Any], tolerance: float) -> list[str]:
+    """What is wrong, in words; empty when the layout is the same as serial."""
+    found = [f"{key} is off by {report[key]:.2e}" for key in ("loss", "grad_norm") if not report[key] <= tolerance]
+    found += [f"gradient of {name} is off by {d:.2e}" for name, d in report["grads"].items() if not d <= tolerance]
+    found += [f"replicas differ: {what}" for what in report["replicas_that_differ"]]
+    found += [f"tp shards are equal: {what}" for what in report["shards_that_are_equal"]]
+    return found
