@@ -270,6 +270,8 @@ class OptimizerConfig(_Config):
     lr_decay_iters: int | None = opt(None, "iterations until min_lr; default train_iters")
     lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
     lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
+    lr_decay_samples: int | None = opt(None, "samples until min_lr, instead of lr_decay_iters")
+    lr_warmup_samples: int = opt(0, "samples of linear warm-up, instead of lr_warmup_iters")
     lr_warmup_init: float = opt(0.0, "learning rate at the start of the warm-up")
     lr_wsd_decay_style: str = opt("exponential", "WSD's final decay", ("exponential", "linear", "cosine", "minus_sqrt"))
     lr_wsd_decay_iters: int | None = opt(None, "iterations of WSD's final decay")
@@ -285,8 +287,11 @@ class OptimizerConfig(_Config):
         require(self.lr >= self.min_lr >= 0.0, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr >= 0")
         require(self.clip_grad >= 0.0, f"clip_grad is {self.clip_grad}", "0 switches clipping off; otherwise positive")
         require(self.lr_warmup_iters >= 0, f"lr_warmup_iters is {self.lr_warmup_iters}", "must not be negative")
+        warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
+        for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
+            given = [name for name in names if getattr(self, name)]
+            require(len(given) <= 1, f"{' and '.join(given)} are given", "give one of them")
         if self.lr_warmup_fraction is not None:
-            require(self.lr_warmup_iters == 0, "both lr_warmup_fraction and lr_warmup_iters are given", "give one of them")
             require(0.0 <= self.lr_warmup_fraction <= 1.0, f"lr_warmup_fraction is {self.lr_warmup_fraction}", "choose it in [0, 1]")
         if self.lr_decay_style == "WSD":
             require(self.lr_wsd_decay_iters is not None, "lr_decay_style WSD without lr_wsd_decay_iters", "give --lr-wsd-decay-iters")
