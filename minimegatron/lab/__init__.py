@@ -1,0 +1,29 @@
+"""The labs' machinery: what a notebook says after `%load_ext minimegatron.lab`.
+
+    %lab 01_process_groups                        which lab this is; gives the notebook `check` and `progress`
+    %%exercise ring_all_reduce                    the learner's code: defined here, and importable by ranks
+    check("ring_all_reduce")                      a small table: not done yet, not right yet, passed
+    %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell
+    %%ranks 4                                     the same on warm ranks, in a fraction of a second
+    progress()                                    all exercises and the sum
+
+| to read                 | its one idea                                                              |
+|-------------------------|---------------------------------------------------------------------------|
+| `magics`, `workspace`   | what a cell does, and where its files are                                 |
+| `exercises`, `checks`   | how a lab's author declares exercises; comparison in words                |
+| `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
+| `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
+| `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
+| `build`                 | one source for the lab and its solution                                   |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by IPython at `%load_ext minimegatron.lab`."""
+    from minimegatron.lab.magics import LabMagics
+
+    shell.register_magics(LabMagics)

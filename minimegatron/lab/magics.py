@@ -1,0 +1,206 @@
+"""The magics of the labs: `%lab`, `%%exercise`, `%%torchrun`, `%%ranks`, and `check`, `progress`.
+
+What a learner sees is the same text on every machine and at every run: paths are relative, ranks speak in order and
+with one voice where they say the same, an exercise that is not done is a line and not a traceback, a failure is its
+cause in one line with the line of the cell. A cell that fails does raise, so that "Run All" stops there, unless it is
+meant to: `--expect-failure` prints the explanation and objects if nothing failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import MagicArgumentParser
+
+from minimegatron.comm import workers
+from minimegatron.comm.launch import Run, launch, render
+from minimegatron.errors import ConfigError, MinimegatronError
+from minimegatron.lab import warm
+from minimegatron.lab.exercises import Lab, course_module, load_lab
+from minimegatron.lab.fresh import Nursery
+from minimegatron.lab.judge import judge
+from minimegatron.lab.verdict import Progress, Verdict
+from minimegatron.lab.workspace import Workspace
+
+_STYLE = Path(__file__).resolve().parents[1] / "viz" / "minimegatron.mplstyle"
+
+
+class NotebookError(MinimegatronError):
+    """Shown in a notebook as its text alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Our errors without a traceback: the learner's code is not in it."""
+    try:
+        yield
+    except NotebookError:
+        raise
+    except MinimegatronError as error:
+        raise NotebookError(error.what, where=error.where, fix=error.fix) from None
+    except KeyboardInterrupt:
+        raise NotebookError("interrupted; no rank is left running") from None
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _plainly():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+@magics_class
+class LabMagics(Magics):
+    """One lab in one kernel."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._names: dict[str, Any] = shell.user_ns
+        self._lab: Lab | None = None
+        self._workspace: Workspace | None = None
+        self._course = ""
+        self._nursery = Nursery()
+        self._torchrun, self._ranks = _torchrun_options(), _ranks_options()
+
+    @property
+    def lab_and_work(self) -> tuple[Lab, Workspace]:
+        if self._lab is None or self._workspace is None:
+            raise ConfigError("no lab is open", fix="run the notebook's first cell: %lab NAME")
+        return self._lab, self._workspace
+
+    @line_magic
+    @_plain
+    def lab(self, line: str) -> None:
+        """`%lab NAME [MODULE]`: open the lab NAME, whose checks live in MODULE (default: the course's)."""
+        name, _, module = line.strip().partition(" ")
+        self._course = module.strip() or course_module(name)
+        self._lab = load_lab(self._course)
+        self._workspace = Workspace(name, Path.cwd())
+        sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
+        sys.path.insert(0, str(self._workspace.folder))
+        self._names.update(check=self.check, progress=self.progress)
+        self._nursery.warm_up()
+        with contextlib.suppress(ImportError):
+            import matplotlib.style
+
+            matplotlib.style.use(_STYLE)
+
+    @cell_magic
+    @_plain
+    def exercise(self, line: str, cell: str) -> None:
+        """`%%exercise NAME`: define the cell's functions here, and save them where ranks and checks import them."""
+        lab, work = self.lab_and_work
+        name = lab[line.strip()].name
+        module = work.define(work.save_exercise(name, line.strip(), cell))
+        self._names.update({key: value for key, value in vars(module).items() if not key.startswith("_")})
+
+    @_plain
+    def check(self, name: str) -> Verdict:
+        """Check one exercise, on inputs you see and on others drawn anew each time."""
+        lab, work = self.lab_and_work
+        verdict = judge(self._nursery, self._course, lab[name].name, work.sources())
+        work.remember(verdict)
+        return verdict
+
+    @_plain
+    def progress(self) -> Progress:
+        """All exercises of this lab and the sum."""
+        lab, _ = self.lab_and_work
+        return Progress(lab.name, [self._verdict(name) for name in lab.exercises])
+
+    def _verdict(self, name: str) -> Verdict:
+        return self.lab_and_work[1].remembered(name) or self.check(name)
+
+    def _waits(self, needs: str) -> bool:
+        """Say which of the exercises are still to be done."""
+        todo = [name for name in filter(None, needs.split(",")) if self._verdict(name).state == "todo"]
+        for name in todo:
+            print(f"○ this cell waits for exercise {name}")
+        return bool(todo)
+
+    @cell_magic
+    @_plain
+    def torchrun(self, line: str, cell: str) -> None:
+        """`%%torchrun -n N`: the cell as a script under torchrun."""
+        options = self._torchrun.parse_args(shlex.split(line))
+        if self._waits(options.needs):
+            return
+        _, work = self.lab_and_work
+        script = work.save_script(options.name, f"%%torchrun {line}", cell)
+        compile(script.read_text(), script.name, "exec")  # a syntax error is shown once, here, and not by every rank
+        with contextlib.chdir(work.root):
+            run = launch(
+                work.relative(script), options.nproc, work.folder / "logs" / options.name, options.timeout, options.args
+            )
+        self._keep(options, run)
+        print(f"$ {run.cmd}")
+        if text := render(run.stdout):
+            print(text)
+        self._judge_run("" if run.returncode == 0 else run.explain(script.read_text()), options.expect_failure)
+
+    @cell_magic
+    @_plain
+    def ranks(self, line: str, cell: str) -> None:
+        """`%%ranks N`: the cell on N warm ranks; it knows `rank`, `world` and `report(value)`."""
+        options = self._ranks.parse_args(shlex.split(line))
+        if self._waits(options.needs):
+            return
+        _, work = self.lab_and_work
+        script = work.save_script(options.name, f"%%ranks {line}", cell)
+        compile(script.read_text(), script.name, "exec")
+        failure, results = "", workers.Results()
+        try:
+            results = workers.shared_pool(options.nproc).run(warm.run_cell, str(script), timeout=options.timeout)
+            if text := render(results.stdout):
+                print(text)
+        except MinimegatronError as error:
+            failure = error.what + (f"\n  {error.where}" if error.where else "")
+        self._keep(options, list(results))
+        self._judge_run(failure, options.expect_failure)
+
+    def _keep(self, options: Any, value: Run | list[Any]) -> None:
+        if options.out:
+            self._names[options.out] = value
+
+    def _judge_run(self, failure: str, expected: bool) -> None:
+        if expected and not failure:
+            raise NotebookError("this cell was expected to fail, and did not")
+        if failure and not expected:
+            raise NotebookError(failure)
+        if failure:
+            print(failure)
+
+
+def _torchrun_options() -> MagicArgumentParser:
+    parser = _common("%%torchrun")
+    parser.add_argument("-n", "--nproc", type=int, default=2, help="number of ranks")
+    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
+    return parser
+
+
+def _ranks_options() -> MagicArgumentParser:
+    parser = _common("%%ranks")
+    parser.add_argument("nproc", type=int, help="number of ranks")
+    return parser
+
+
+def _common(name: str) -> MagicArgumentParser:
+    parser = MagicArgumentParser(name, add_help=False)
+    parser.add_argument("--needs", default="", help="exercises, with commas between, that must be done first")
+    parser.add_argument("--name", default="cell", help="name of the script that is kept")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds from the moment all ranks have started")
+    parser.add_argument("--out", default="", help="variable that gets the Run (%%ranks: what was reported, by rank)")
+    parser.add_argument("--expect-failure", action="store_true", help="print how it failed instead of raising")
+    return parser

@@ -1,0 +1,130 @@
+"""What `check` answers: a mark, a small table, one hint. The same text every time for the same code.
+
+The three states are told apart by shape and word, not by colour alone::
+
+    ○ ring_all_reduce   not done yet     0/5
+
+    ✘ ring_all_reduce   not right yet    1/5
+      ✔ two ranks, two numbers           1/1
+      ✘ other sizes, up to four ranks    0/4  rank 1: got 3.0, expected 6.0
+      hint: an all-reduce with op=sum does not divide.
+
+    ✔ ring_all_reduce   passed           5/5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from typing import Any
+
+SIGNS = {"todo": ("○", "not done yet"), "wrong": ("✘", "not right yet"), "passed": ("✔", "passed")}
+_COLOURS = {
+    "todo": "--jp-ui-font-color2, #616161",
+    "wrong": "--jp-error-color1, #c62828",
+    "passed": "--jp-success-color1, #2e7d32",
+}
+_CELL = 'style="text-align:left;vertical-align:top;padding:1px 10px 1px 0"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One case: what was tried, the points it gave and could give, and what went wrong."""
+
+    what: str
+    points: int
+    of: int
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The result of one exercise.
+
+    Attributes:
+        exercise: its name.
+        state: `todo`, `wrong` or `passed`.
+        of: points it could give.
+        rows: one a case; none where it is not done.
+        note: one line about the whole, e.g. an error that came before any case.
+        hint: at most one.
+    """
+
+    exercise: str
+    state: str
+    of: int
+    rows: tuple[Row, ...] = ()
+    note: str = ""
+    hint: str = ""
+
+    @property
+    def points(self) -> int:
+        return sum(row.points for row in self.rows)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "rows": [dataclasses.astuple(row) for row in self.rows]}
+
+    @classmethod
+    def from_plain(cls, data: dict[str, Any]) -> Verdict:
+        return cls(**{**data, "rows": tuple(Row(*row) for row in data["rows"])})
+
+    @property
+    def _shown(self) -> tuple[Row, ...]:
+        return self.rows if self.state == "wrong" and not self.note else ()
+
+    def __repr__(self) -> str:
+        sign, word = SIGNS[self.state]
+        width = max([len(self.exercise) + 17, *(len(row.what) for row in self._shown)])
+        head = f"{self.exercise}   {word}"
+        lines = [f"{sign} {head:<{width}}  {self.points}/{self.of}"]
+        for row in self._shown:
+            mark = SIGNS["passed" if row.points == row.of else "wrong"][0]
+            lines.append(f"  {mark} {row.what:<{width - 2}}  {row.points}/{row.of}  {row.note}".rstrip())
+        lines += [f"  {self.note}"] if self.note else []
+        return "\n".join(lines + ([f"  hint: {self.hint}"] if self.hint else []))
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td {_CELL}>{SIGNS['passed' if row.points == row.of else 'wrong'][0]} {html.escape(row.what)}</td>"
+            f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{html.escape(row.note)}</td></tr>"
+            for row in self._shown
+        )
+        table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
+        note = f'<div style="margin-left:1em">{html.escape(self.note)}</div>' if self.note else ""
+        hint = f'<div style="margin-left:1em"><i>hint:</i> {html.escape(self.hint)}</div>' if self.hint else ""
+        return f"<div>{_head(self.state, self.exercise, self.points, self.of)}{table}{note}{hint}</div>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """All exercises of a lab, one line each, and the sum."""
+
+    lab: str
+    verdicts: Sequence[Verdict]
+
+    @property
+    def points(self) -> int:
+        return sum(verdict.points for verdict in self.verdicts)
+
+    @property
+    def of(self) -> int:
+        return sum(verdict.of for verdict in self.verdicts)
+
+    def __repr__(self) -> str:
+        width = max(len(verdict.exercise) for verdict in self.verdicts)
+        lines = []
+        for v in self.verdicts:
+            sign, word = SIGNS[v.state]
+            lines.append(f"{sign} {v.exercise:<{width}}  {word:<13}  {v.points:>3}/{v.of}")
+        return "\n".join([*lines, f"  {'lab ' + self.lab:<{width + 15}}  {self.points:>3}/{self.of}"])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<div>{_head(v.state, v.exercise, v.points, v.of)}</div>" for v in self.verdicts)
+        return f"<div>{lines}<div>lab {html.escape(self.lab)}: <b>{self.points}/{self.of}</b></div></div>"
+
+
+def _head(state: str, exercise: str, points: int, of: int) -> str:
+    sign, word = SIGNS[state]
+    said = f'<span style="color:var({_COLOURS[state]})">{sign} {word}</span>'
+    return f"{said} &nbsp;<code>{html.escape(exercise)}</code>&nbsp; <b>{points}/{of}</b>"
