@@ -1,0 +1,12 @@
+"""Pictures of a parallel program: who holds what, what travels, when. Functions of plain data that return a Figure.
+
+| module       | draws                                                                       |
+|--------------|-----------------------------------------------------------------------------|
+| `mesh`       | the grid of ranks, the groups along any axis, which rank holds which shard   |
+| `collective` | each collective before and after                                            |
+| `timeline`   | who computed and who communicated when; predicted above measured            |
+| `volume`     | bytes predicted beside bytes measured                                       |
+
+All of them are static, use the one style file beside this module, and can be read in greyscale: colours differ in
+lightness, and what a colour says is also said by a label, a letter or a hatch.
+"""

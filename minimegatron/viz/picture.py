@@ -1,0 +1,118 @@
+"""What all pictures share: one style file, one palette, and figures that belong to their caller.
+
+Figures are made without pyplot, so nothing is left in a global list and nothing pops up. A `Picture` shows itself as
+the last value of a notebook cell, whether or not pyplot has been imported there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+STYLE = Path(__file__).with_name("minimegatron.mplstyle")
+
+# From light to dark, so that a grey print keeps them apart; hues differ as well.
+PALETTE = ("#fbe3a1", "#a8dbc5", "#f4a97b", "#84b2e3", "#d2789f", "#4f9d69", "#7a52a8", "#24406e")
+INK, FAINT, PAPER = "#222222", "#9a9a9a", "#f4f4f2"
+HATCHES = ("", "///", "...", "xxx")
+
+
+class Picture(Figure):
+    """A figure that a notebook can show by itself."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """The house's style for what is drawn inside the block; the caller's own settings come back after it."""
+    with matplotlib.rc_context(fname=STYLE):
+        yield
+
+
+def new_figure(width: float, height: float, title: str = "") -> Picture:
+    """An empty picture of `width` x `height` inches; call it, and draw, inside `styled()`."""
+    figure = Picture(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def blank(axes: Axes) -> None:
+    """No frame, no ticks: the drawing is its own coordinate system."""
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+
+
+def box(
+    axes: Axes,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+    colour: str,
+    text: str = "",
+    *,
+    pattern: str = "",
+    edge: str = "white",
+    fontsize: float = 9,
+    upright: bool = False,
+    bold: bool = False,
+) -> None:
+    """A filled rectangle with a text in its middle; on a hatched one the text stands on a plain patch."""
+    (x, y), (width, height) = corner, size
+    line = 1.2 if edge == "white" else 0.6
+    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line))
+    if text:
+        patch = {"facecolor": colour, "edgecolor": "none", "pad": 1.5} if pattern else None
+        axes.text(
+            x + width / 2, y + height / 2, text, ha="center", va="center", bbox=patch, clip_on=True,
+            color=text_on(colour), fontsize=fontsize, rotation=90 * upright, weight="bold" if bold else "normal",
+        )  # fmt: skip
+
+
+def colours(n: int) -> list[str]:
+    """`n` colours as far apart in lightness as the palette allows; beyond its length they repeat (see `hatch`)."""
+    if n >= len(PALETTE):
+        return [PALETTE[i % len(PALETTE)] for i in range(n)]
+    step = (len(PALETTE) - 1) / max(1, n - 1)
+    return [PALETTE[round(i * step)] for i in range(n)]
+
+
+def hatch(i: int) -> str:
+    """Keeps colour `i` apart from colour `i - len(PALETTE)`."""
+    return HATCHES[i // len(PALETTE) % len(HATCHES)]
+
+
+def text_on(colour: str) -> str:
+    """Black or white, whichever can be read on `colour`."""
+    red, green, blue = to_rgb(colour)
+    return "white" if 0.30 * red + 0.59 * green + 0.11 * blue < 0.5 else INK
+
+
+def scaled(value: float, units: tuple[str, ...], base: float) -> tuple[float, str]:
+    """(divisor, unit) under which `value` has one to three or four digits before the point."""
+    power = 0 if value < 1 else min(int(math.log(value, base) + 1e-9), len(units) - 1)
+    return base**power, units[power]
+
+
+def bytes_text(nbytes: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    divisor, unit = scaled(nbytes, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    return f"{nbytes / divisor:.4g} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.00123` -> `1.23 ms`."""
+    divisor, unit = scaled(seconds * 1e6, ("µs", "ms", "s"), 1000)
+    return f"{seconds * 1e6 / divisor:.3g} {unit}"
