@@ -1,0 +1,319 @@
+"""One optimizer step: from gradients that live on all ranks to new weights, everybody deciding alike.
+
+The problem in a sentence: weights in bf16 have three digits, an update is a thousandth of a weight, so adding updates
+to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
+
+So each 16-bit parameter has an fp32 *main* parameter. Gradients are read into fp32, the update happens there, and the
+result is rounded back into the model:
+
+    1  read        g = param.main_grad (fp32, of the DDP buffer), else param.grad
+    2  look        norm, zeros, non-finite tensors: one message of 24 bytes over all ranks (`optim/clip.py`)
+    3  decide      on the host, from numbers that are equal everywhere
+                     not finite, with a grad scaler      skip, tell the scaler
+                     not finite, without                 raise NumericsError on every rank, or skip
+    4  scale       g *= 1/S * min(1, clip / (norm/S + 1e-6))        unscaling and clipping are one multiplication
+    5  step        torch's fused AdamW or SGD on the main parameters
+    6  write back  param = main, rounded to its dtype
+
+Bytes per parameter of a bf16 model with AdamW: 2 weight + 4 main + 4 main_grad + 4 + 4 moments = 18. In fp32 the
+parameter is its own main: 16. AdamW decays weights beside the gradient (decoupled), torch's SGD through it (L2).
+
+The host waits for the device once a step, in 3: skipping, raising and logging all need the numbers there.
+
+State is keyed by the logical name of the parameter, never by its position: adding a parameter, or building the model
+in another order, cannot hand one parameter's moments to another.
+
+Loshchilov & Hutter 2017 (arXiv 1711.05101). Megatron-LM: `megatron/core/optimizer/optimizer.py`
+(`FP32Optimizer`, `Float16OptimizerWithFloat16Params`), where step 2 is three messages and step 4 two passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig
+from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.optim.clip import clip_coefficient, counts_here, grad_stats
+from minimegatron.optim.scaler import GradScaler, build_grad_scaler
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one step did; equal on all ranks.
+
+    Attributes:
+        successful: whether weights moved.
+        grad_norm: of the whole gradient, unscaled, before clipping; None when it is not finite.
+        num_zeros: elements of the gradient that are 0; None unless `log_num_zeros_in_grad`.
+        found_inf: whether any gradient on any rank held a NaN or an infinity.
+        loss_scale: with which the gradients of this step were made.
+    """
+
+    successful: bool
+    grad_norm: float | None
+    num_zeros: int | None
+    found_inf: bool
+    loss_scale: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MainParam:
+    """A parameter as the optimizer sees it.
+
+    Attributes:
+        name: logical name.
+        model: what the forward pass reads.
+        main: what is updated, fp32; `model` itself where that is fp32 and whole.
+        piece: range of the flattened parameter that `main` covers; None for all of it.
+        counts_here: whether this rank counts its gradient in the norm.
+        wd_mult: factor for weight decay.
+    """
+
+    name: str
+    model: nn.Parameter
+    main: torch.Tensor
+    piece: slice | None
+    counts_here: bool
+    wd_mult: float
+
+    @classmethod
+    def of(cls, name: str, model: nn.Parameter, mesh: Mesh, piece: slice | None = None) -> MainParam:
+        """Wrap one parameter; no weight decay on biases and 1-D parameters."""
+        layout = layout_of(model)
+        half = model.dtype in (torch.bfloat16, torch.float16)
+        main: torch.Tensor = model if piece is None else model.detach().view(-1)[piece]
+        main = main.detach().float() if half else main
+        decays = len(layout.shape) > 1 and not name.endswith(".bias")
+        return cls(name, model, main, piece, counts_here(layout, mesh, piece is not None), 1.0 if decays else 0.0)
+
+    @property
+    def model_part(self) -> torch.Tensor:
+        """The part of the model's parameter that `main` covers, a view."""
+        return self.model.detach() if self.piece is None else self.model.detach().view(-1)[self.piece]
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether `main` is a copy that must be written back."""
+        return self.main.dtype != self.model.dtype
+
+    def read_grad(self) -> torch.Tensor | None:
+        """The gradient of `main`, None where the backward pass did not reach the parameter."""
+        grad = getattr(self.model, "main_grad", None)
+        grad = self.model.grad if grad is None else grad
+        if grad is None:
+            return None
+        return (grad if self.piece is None else grad.view(-1)[self.piece]).to(self.main.dtype)
+
+
+class MixedPrecisionOptimizer:
+    """See the module docstring.
+
+    Args:
+        params: of this rank.
+        config: which optimizer, with which numbers. The learning rate and the weight decay are what the groups say at
+            the time of the step; a scheduler writes them there.
+        mesh: decisions are taken over `mesh.world`.
+        scaler: loss scale, or None.
+    """
+
+    def __init__(
+        self, params: Sequence[MainParam], config: OptimizerConfig, mesh: Mesh, scaler: GradScaler | None = None
+    ) -> None:
+        self.params, self.config, self.mesh, self.scaler = list(params), config, mesh, scaler
+        names = [p.name for p in self.params]
+        assert len(set(names)) == len(names), "two parameters have one logical name"
+        self.inner = _inner_optimizer(self.params, config)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """torch's parameter groups: with weight decay (`wd_mult` 1) and without (0)."""
+        return self.inner.param_groups
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.scale if self.scaler else 1.0
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """What to call `backward` on."""
+        return loss * self.loss_scale if self.scaler else loss
+
+    def zero_grad(self) -> None:
+        """Forget `param.grad`. `param.main_grad` belongs to the DDP buffer and is cleared there."""
+        for p in self.params:
+            p.model.grad = p.main.grad = None
+
+    @torch.no_grad()
+    def step(self) -> StepResult:
+        """Take one step; all ranks must call. Uses up the gradients: they come out scaled and clipped.
+
+        Raises:
+            NumericsError: on all ranks together, when a gradient is not finite, there is no grad scaler, and
+                `check_for_nan_in_loss_and_grad` is on. Nothing has moved. With the check off the step is skipped.
+        """
+        with trace.span("optimizer_step"):
+            ready = [(p, grad) for p in self.params if (grad := p.read_grad()) is not None]
+            log_zeros = self.config.log_num_zeros_in_grad
+            stats = grad_stats(
+                [(grad, p.counts_here) for p, grad in ready],
+                self.mesh.world,
+                count_zeros=log_zeros,
+                device=self.mesh.device,
+            )
+            norm, num_zeros, nonfinite = stats.to_host()
+            scale = self.loss_scale
+            if self.scaler:
+                self.scaler.update(nonfinite > 0)
+            if nonfinite:
+                if self.scaler is None and self.config.check_for_nan_in_loss_and_grad:
+                    raise self._not_finite(ready, nonfinite)
+                return StepResult(False, None, None, True, scale)
+            self._update(ready, norm / scale, scale)
+            return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
+
+    def _update(self, ready: list[tuple[MainParam, torch.Tensor]], norm: float, scale: float) -> None:
+        """Steps 4 to 6."""
+        clip = clip_coefficient(norm, self.config.clip_grad).item() if self.config.clip_grad > 0 else 1.0
+        factor = clip / scale
+        if ready and factor != 1.0:
+            torch._foreach_mul_([grad for _, grad in ready], factor)
+        for p, grad in ready:
+            p.main.grad = grad
+        self.inner.step()
+        for p, _ in ready:
+            p.main.grad = None
+        self._write_back([p for p, _ in ready])
+
+    def _write_back(self, params: list[MainParam]) -> None:
+        copies = [p for p in params if p.is_copy]
+        if copies:
+            torch._foreach_copy_([p.model_part for p in copies], [p.main for p in copies])
+
+    def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> NumericsError:
+        """The error, with the parameters that this rank can name."""
+        here = [p.name for p, grad in ready if not grad.isfinite().all()]
+        named = ", ".join(here[:8]) + (f" and {len(here) - 8} more" if len(here) > 8 else "")
+        return NumericsError(
+            f"{nonfinite} gradient tensors (over all ranks) hold NaN or infinity",
+            where=f"rank {self.mesh.rank} at {self.mesh.coordinates}: {named or 'none here'}",
+            fix="lower the learning rate or look for the first bad batch; "
+            "--no-check-for-nan-in-loss-and-grad skips such steps",
+        )
+
+    def reload_model_params(self) -> None:
+        """Make the main parameters equal to the model's; call after loading weights without optimizer state."""
+        with torch.no_grad():
+            for p in self.params:
+                if p.is_copy:
+                    p.main.copy_(p.model_part)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive a restart; tensors are references, not copies.
+
+        Returns:
+            `state`: logical name -> tensors of this rank's part of the parameter (`exp_avg`, `exp_avg_sq` and a scalar
+            `step`, or `momentum_buffer`; `fp32_param` where main is a copy). `grad_scaler`: its state, {} without one.
+            The learning rate and weight decay are the scheduler's.
+        """
+        state = {p.name: self._tensors(p) for p in self.params}
+        return {"state": state, "grad_scaler": self.scaler.state_dict() if self.scaler else {}}
+
+    def _tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
+        tensors = {k: v for k, v in self.inner.state[p.main].items() if torch.is_tensor(v)}
+        return {**tensors, "fp32_param": p.main.detach()} if p.is_copy else tensors
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()` of an optimizer over the same parameters, in any order.
+
+        Raises:
+            CheckpointError: a parameter or tensor is missing, unknown or of another shape, or the precision differs;
+                nothing has changed then.
+        """
+        saved, mine = state["state"], {p.name: self._tensors(p) for p in self.params}
+        _check_same(saved, mine)
+        if state["grad_scaler"] and not (self.scaler and self.scaler.state_dict()):
+            raise CheckpointError(
+                "the checkpoint was trained with a dynamic loss scale, this run has none",
+                fix="resume in fp16 with a dynamic scale, or load the weights without the optimizer",
+            )
+        if self.scaler:
+            self.scaler.load_state_dict(state["grad_scaler"])
+        for name, tensors in mine.items():
+            for key, tensor in tensors.items():
+                tensor.copy_(saved[name][key])
+        self._write_back(self.params)
+
+
+def build_optimizer(
+    config: OptimizerConfig,
+    model: nn.Module | Sequence[nn.Module],
+    mesh: Mesh,
+    pieces: Mapping[str, slice] | None = None,
+) -> MixedPrecisionOptimizer:
+    """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
+
+    Args:
+        config: names the optimizer and its numbers.
+        model: a model or the chunks of an interleaved pipeline, wrapped in DDP or not.
+        mesh: this rank's place.
+        pieces: for a sharded optimizer: the range of each flattened parameter that this rank alone updates;
+            parameters that are not named are left to others. The caller reduces gradients before the step and gathers
+            parameters after it.
+    """
+    chunks = [model] if isinstance(model, nn.Module) else model
+    named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
+    params = [
+        MainParam.of(name, param, mesh, None if pieces is None else pieces[name])
+        for name, param in named
+        if pieces is None or name in pieces
+    ]
+    fp16 = any(param.dtype == torch.float16 for _, param in named)
+    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16))
+
+
+def _inner_optimizer(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """torch's optimizer over the main parameters, its state allocated at once, so that it can be saved and loaded."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p.main for p in params if p.wd_mult == wd_mult], "wd_mult": wd_mult} for wd_mult in (1.0, 0.0)
+    ]
+    for group in groups:
+        group["weight_decay"] = config.weight_decay * group["wd_mult"]
+    if config.optimizer == "sgd":
+        inner: torch.optim.Optimizer = torch.optim.SGD(groups, config.lr, config.sgd_momentum, fused=True)
+        fresh = ["momentum_buffer"] if config.sgd_momentum else []
+    else:
+        betas = (config.adam_beta1, config.adam_beta2)
+        inner = torch.optim.AdamW(groups, config.lr, betas, config.adam_eps, fused=True)
+        fresh = ["exp_avg", "exp_avg_sq"]
+    for p in params:
+        state = inner.state[p.main]
+        if config.optimizer == "adam":
+            state["step"] = torch.zeros((), dtype=torch.float32, device=p.main.device)
+        for key in fresh:
+            state[key] = torch.zeros_like(p.main, requires_grad=False)
+    return inner
+
+
+def _check_same(saved: Mapping[str, Mapping[str, torch.Tensor]], mine: Mapping[str, dict[str, torch.Tensor]]) -> None:
+    """Refuse a state that is not, name by name and shape by shape, the state of these parameters."""
+    problems = [f"missing {name}" for name in mine.keys() - saved.keys()]
+    problems += [f"unexpected {n} {did_you_mean(n, mine)}".rstrip() for n in saved.keys() - mine.keys()]
+    for name in mine.keys() & saved.keys():
+        theirs = {key: tuple(tensor.shape) for key, tensor in saved[name].items()}
+        ours = {key: tuple(tensor.shape) for key, tensor in mine[name].items()}
+        if theirs != ours:
+            problems.append(f"{name} has {theirs}, this run wants {ours}")
+    if problems:
+        shown = sorted(problems)[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
+        raise CheckpointError(
+            "the optimizer state does not fit the model:\n  " + "\n  ".join(shown),
+            fix="resume with the same model, optimizer and precision, or load the weights without the optimizer",
+        )

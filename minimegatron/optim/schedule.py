@@ -1,0 +1,242 @@
+"""Learning rate and weight decay as functions of the step.
+
+The problem in a sentence: the same rate cannot serve the first hundred steps, when Adam's moments are still noise, the
+long middle, and the end, when the weights should settle.
+
+With `n` the step, `w` the warm-up, `N` the end of the decay, `L` the peak (max_lr), `l` the floor (min_lr), `i` the
+start of the warm-up (init_lr):
+
+    n <= w        lr = i + (L - i) n / w                          warm-up, whatever the style
+    w < n <= N    lr = l + (L - l) c(r),  r = (n - w) / (N - w)   decay
+    n > N         lr = l
+
+| style                 | c(r)                | remark                                                         |
+|-----------------------|---------------------|----------------------------------------------------------------|
+| `linear`              | 1 - r               |                                                                |
+| `cosine`              | (1 + cos(pi r)) / 2 | Loshchilov & Hutter 2016, arXiv 1608.03983                     |
+| `WSD`                 | 1, at the end d(s)  | warm-up, stable, decay. Hu et al. 2024, arXiv 2404.06395       |
+| `constant`            |                     | lr = L for ever after the warm-up                              |
+| `inverse-square-root` |                     | lr = max(l, L sqrt(w / n)), of "Attention is all you need"     |
+
+WSD decays only over the last `wsd_decay_steps`, s = 0 to 1, so a run can be prolonged from its stable part: N need not
+be known beforehand. d(s): linear 1 - s, cosine (1 + cos(pi s)) / 2, exponential 2 * 0.5^s - 1, minus_sqrt 1 - sqrt(s).
+
+Weight decay may grow: from start_wd to end_wd over wd_incr_steps, linearly or along a half cosine.
+
+A *step* is whatever the caller counts. Megatron counts samples (every length times the global batch size), so that a
+batch size that ramps up does not distort the schedule. Megatron-LM: `megatron/core/optimizer_param_scheduler.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+from minimegatron.config import OptimizerConfig, require
+from minimegatron.errors import CheckpointError
+
+DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+WSD_DECAY_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
+WD_INCR_STYLES = ("constant", "linear", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The closed form: learning rate and weight decay at any step, without a history. Fields as in Megatron.
+
+    Raises:
+        ConfigError: a combination that has no meaning.
+    """
+
+    max_lr: float
+    lr_decay_steps: int
+    min_lr: float = 0.0
+    init_lr: float = 0.0
+    lr_warmup_steps: int = 0
+    lr_decay_style: str = "linear"
+    start_wd: float = 0.0
+    end_wd: float = 0.0
+    wd_incr_steps: int = 1
+    wd_incr_style: str = "constant"
+    wsd_decay_steps: int | None = None
+    lr_wsd_decay_style: str | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.min_lr >= 0 and self.min_lr <= self.max_lr and self.init_lr <= self.max_lr,
+            f"max_lr={self.max_lr}, min_lr={self.min_lr}, init_lr={self.init_lr}",
+            "choose 0 <= min_lr <= max_lr and init_lr <= max_lr",
+        )
+        require(
+            0 <= self.lr_warmup_steps < self.lr_decay_steps,
+            f"the warm-up ({self.lr_warmup_steps} steps) does not end before the decay ({self.lr_decay_steps} steps)",
+            "shorten the warm-up or lengthen the decay",
+        )
+        for name, choices in (("lr_decay_style", DECAY_STYLES), ("wd_incr_style", WD_INCR_STYLES)):
+            value = getattr(self, name)
+            require(value in choices, f"{name}={value!r}", f"choose among {', '.join(choices)}")
+        if self.lr_decay_style == "WSD":
+            require(
+                self.wsd_decay_steps is not None and 0 < self.wsd_decay_steps <= self.lr_decay_steps,
+                f"WSD decays over {self.wsd_decay_steps} of {self.lr_decay_steps} steps",
+                "give wsd_decay_steps, between 1 and lr_decay_steps",
+            )
+            require(
+                self.lr_wsd_decay_style in WSD_DECAY_STYLES,
+                f"lr_wsd_decay_style={self.lr_wsd_decay_style!r}",
+                f"choose among {', '.join(WSD_DECAY_STYLES)}",
+            )
+        require(
+            0 <= self.start_wd <= self.end_wd and (self.wd_incr_style != "constant" or self.start_wd == self.end_wd),
+            f"weight decay from {self.start_wd} to {self.end_wd}, style {self.wd_incr_style}",
+            "weight decay may only grow, and a constant one has one value",
+        )
+        require(self.wd_incr_steps >= 1, f"wd_incr_steps is {self.wd_incr_steps}", "must be at least 1")
+
+    @classmethod
+    def from_config(cls, config: OptimizerConfig, train_iters: int, steps_per_iter: int = 1) -> Schedule:
+        """The schedule of a run.
+
+        Args:
+            config: lengths in iterations.
+            train_iters: of the run; the default of the decay, and the length of a weight decay ramp.
+            steps_per_iter: how many steps an iteration is; Megatron's choice is the global batch size, so that steps
+                are samples.
+        """
+        decay = config.lr_decay_iters if config.lr_decay_iters is not None else train_iters
+        fraction = config.lr_warmup_fraction
+        warmup = config.lr_warmup_iters * steps_per_iter if fraction is None else int(fraction * decay * steps_per_iter)
+        start, end = config.start_weight_decay, config.end_weight_decay
+        return cls(
+            max_lr=config.lr,
+            min_lr=config.min_lr,
+            init_lr=config.lr_warmup_init,
+            lr_warmup_steps=warmup,
+            lr_decay_steps=decay * steps_per_iter,
+            lr_decay_style=config.lr_decay_style,
+            start_wd=config.weight_decay if start is None else start,
+            end_wd=config.weight_decay if end is None else end,
+            wd_incr_steps=train_iters * steps_per_iter,
+            wd_incr_style=config.weight_decay_incr_style,
+            wsd_decay_steps=None if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters * steps_per_iter,
+            lr_wsd_decay_style=config.lr_wsd_decay_style,
+        )
+
+    def lr_at(self, step: int, max_lr: float | None = None, min_lr: float | None = None) -> float:
+        """Learning rate at `step` (0 is before the first); a parameter group may have its own peak and floor."""
+        peak = self.max_lr if max_lr is None else max_lr
+        floor = self.min_lr if min_lr is None else min_lr
+        warmup = self.lr_warmup_steps
+        if warmup > 0 and step <= warmup:
+            return self.init_lr + (peak - self.init_lr) * step / warmup
+        if self.lr_decay_style == "constant":
+            return peak
+        if step > self.lr_decay_steps:
+            return floor
+        if self.lr_decay_style == "inverse-square-root":
+            return max(floor, peak * max(warmup, 1) ** 0.5 / max(step, 1) ** 0.5)
+        return floor + (peak - floor) * self._decay(step)
+
+    def _decay(self, step: int) -> float:
+        """c(r) of the module docstring: 1 at the peak, 0 at the floor."""
+        if self.lr_decay_style == "WSD":
+            assert self.wsd_decay_steps is not None, "checked at construction"
+            into = step - (self.lr_decay_steps - self.wsd_decay_steps)
+            return 1.0 if into <= 0 else _falling(self.lr_wsd_decay_style or "", into / self.wsd_decay_steps)
+        return _falling(
+            self.lr_decay_style, (step - self.lr_warmup_steps) / (self.lr_decay_steps - self.lr_warmup_steps)
+        )
+
+    def wd_at(self, step: int) -> float:
+        """Weight decay at `step`, before a parameter group's `wd_mult`."""
+        if step > self.wd_incr_steps or self.wd_incr_style == "constant":
+            return self.end_wd
+        ratio = step / self.wd_incr_steps
+        grown = ratio if self.wd_incr_style == "linear" else 0.5 * (math.cos(math.pi * (1 - ratio)) + 1.0)
+        return self.start_wd + grown * (self.end_wd - self.start_wd)
+
+
+def _falling(shape: str, s: float) -> float:
+    """From 1 at s=0 to 0 at s=1."""
+    if shape == "linear":
+        return 1.0 - s
+    if shape == "cosine":
+        return 0.5 * (math.cos(math.pi * s) + 1.0)
+    if shape == "exponential":
+        return 2.0 * math.pow(0.5, s) - 1.0
+    assert shape == "minus_sqrt", f"unchecked shape {shape}"
+    return 1.0 - math.sqrt(s)
+
+
+class OptimizerParamScheduler:
+    """Writes the schedule's values into an optimizer's parameter groups.
+
+    A group may carry `max_lr` and `min_lr` of its own, and `wd_mult`, a factor for weight decay (0 on biases, norms).
+
+    Args:
+        param_groups: of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every step.
+        schedule: the closed form.
+    """
+
+    def __init__(self, param_groups: Sequence[MutableMapping[str, Any]], schedule: Schedule) -> None:
+        self.param_groups, self.schedule, self.num_steps = param_groups, schedule, 0
+        self.step(0)
+
+    def step(self, increment: int = 1) -> None:
+        """Advance by `increment` steps and set every group."""
+        self.num_steps += increment
+        for group in self.param_groups:
+            group["lr"] = self.schedule.lr_at(self.num_steps, group.get("max_lr"), group.get("min_lr"))
+            group["weight_decay"] = self.schedule.wd_at(self.num_steps) * group.get("wd_mult", 1.0)
+
+    @property
+    def lr(self) -> float:
+        """Current learning rate of groups without a peak of their own; what a log shows."""
+        return self.schedule.lr_at(self.num_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps, **dataclasses.asdict(self.schedule)}
+
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        *,
+        use_checkpoint_opt_param_scheduler: bool = False,
+        override_opt_param_scheduler: bool = False,
+    ) -> None:
+        """Continue where a checkpoint stopped.
+
+        Args:
+            state: of `state_dict`.
+            use_checkpoint_opt_param_scheduler: where the two schedules differ, the checkpoint's wins.
+            override_opt_param_scheduler: where they differ, the current one wins.
+
+        Raises:
+            CheckpointError: they differ and neither flag says who wins, or a value is missing.
+            ConfigError: both flags are given.
+        """
+        require(
+            not (use_checkpoint_opt_param_scheduler and override_opt_param_scheduler),
+            "both override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are given",
+            "give one of them",
+        )
+        current = dataclasses.asdict(self.schedule)
+        missing = {"num_steps", *current} - state.keys()
+        if missing:
+            raise CheckpointError(
+                f"the scheduler's state lacks {', '.join(sorted(missing))}", fix="load a checkpoint of this version"
+            )
+        differs = [
+            f"{name}: now {ours}, checkpoint {state[name]}" for name, ours in current.items() if ours != state[name]
+        ]
+        if differs and use_checkpoint_opt_param_scheduler:
+            self.schedule = Schedule(**{name: state[name] for name in current})
+        elif differs and not override_opt_param_scheduler:
+            raise CheckpointError(
+                "the schedule is not the checkpoint's: " + "; ".join(differs),
+                fix="--use-checkpoint-opt_param-scheduler keeps the checkpoint's, --override-opt_param-scheduler ours",
+            )
+        self.num_steps = 0
+        self.step(state["num_steps"])

@@ -1,0 +1,109 @@
+"""How many microbatches a step has, as a function of how many samples have been consumed.
+
+The problem in a sentence: early in training a small batch learns more per sample, later a large one keeps the machine
+busy, so the global batch size may grow on the way.
+
+    dp ranks, each running N microbatches of b samples        global batch = N * b * dp
+    ramp-up (start, increment, samples) to a global batch B:
+        k = (B - start) / increment steps, one every samples / k
+        global batch after `consumed` samples = start + floor(consumed * k / samples) * increment, at most B
+
+The floor is taken in whole numbers. Megatron divides floats, and about once in a thousand exact boundaries is a step
+late: ramping over 58 samples in 7 steps, 58 / (58 / 7) is 6.999....
+
+Nothing is remembered: consumed samples are part of every checkpoint, so a restart continues at the right size.
+
+A batch size on the way that is no multiple of b * dp is refused before training starts, with the sizes; or, with
+`decrease_batch_size_if_needed`, rounded down to one.
+
+Smith et al. 2017, "Don't decay the learning rate, increase the batch size" (arXiv 1711.00489).
+Megatron-LM: `megatron/core/num_microbatches_calculator.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from minimegatron.config import require
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSizeRampup:
+    """Megatron's `--rampup-batch-size start increment samples`.
+
+    Attributes:
+        start: first global batch size.
+        increment: how much it grows at a time.
+        samples: after so many consumed samples it has its final size.
+    """
+
+    start: int
+    increment: int
+    samples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NumMicrobatches:
+    """Global batch size and number of microbatches at any point of a run.
+
+    Args:
+        global_batch_size: the final one.
+        micro_batch_size: samples of one forward pass on one rank.
+        data_parallel_size: replicas that share the global batch.
+        rampup: how the global batch grows; None for a constant one.
+        decrease_batch_size_if_needed: round down to a multiple of micro_batch_size * data_parallel_size instead of
+            refusing.
+
+    Raises:
+        ConfigError: sizes that do not divide, listed.
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_size: int = 1
+    rampup: BatchSizeRampup | None = None
+    decrease_batch_size_if_needed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "micro_batch_size", "data_parallel_size"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        sizes = [self.global_batch_size]
+        if self.rampup:
+            start, increment, samples = dataclasses.astuple(self.rampup)
+            require(
+                1 <= start <= self.global_batch_size and increment >= 1 and samples >= 0,
+                f"rampup_batch_size {start} {increment} {samples} to global_batch_size {self.global_batch_size}",
+                "choose 1 <= start <= global_batch_size, increment >= 1, samples >= 0",
+            )
+            require(
+                (self.global_batch_size - start) % increment == 0,
+                f"from {start} in steps of {increment} the batch size never becomes {self.global_batch_size}",
+                "choose an increment that divides global_batch_size - start",
+            )
+            sizes = list(range(start, self.global_batch_size + 1, increment))
+        multiple = self.micro_batch_size * self.data_parallel_size
+        bad = [s for s in sizes if s < multiple or (s % multiple and not self.decrease_batch_size_if_needed)]
+        require(
+            not bad,
+            f"global batch size {', '.join(map(str, bad[:8]))} is not a multiple of micro_batch_size * dp = "
+            f"{self.micro_batch_size} * {self.data_parallel_size} = {multiple}",
+            f"choose multiples of {multiple}"
+            + ("" if min(bad, default=0) < multiple else ", or --decrease-batch-size-if-needed"),
+        )
+
+    def scheduled_batch_size(self, consumed_samples: int) -> int:
+        """The global batch size that the ramp-up asks for after `consumed_samples`."""
+        final, rampup = self.global_batch_size, self.rampup
+        if rampup is None or consumed_samples >= rampup.samples:
+            return final
+        steps = (final - rampup.start) // rampup.increment
+        return rampup.start + consumed_samples * steps // rampup.samples * rampup.increment
+
+    def global_batch_size_at(self, consumed_samples: int) -> int:
+        """The global batch size of the next step: as scheduled, rounded down if that was allowed."""
+        multiple = self.micro_batch_size * self.data_parallel_size
+        return self.scheduled_batch_size(consumed_samples) // multiple * multiple
+
+    def at(self, consumed_samples: int) -> int:
+        """Microbatches that each rank runs in the next step."""
+        return self.global_batch_size_at(consumed_samples) // (self.micro_batch_size * self.data_parallel_size)
