@@ -1,0 +1,21 @@
+"""Tokens: from a JSONL file to the micro-batches of one rank. In reading order:
+
+| module        | one idea                                                                                             |
+|---------------|------------------------------------------------------------------------------------------------------|
+| `tokenizer`   | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                       |
+| `jsonl`       | documents out of a file that may be broken, huge or hostile                                          |
+| `encode`      | lines to ids, in this process or in many, in order                                                   |
+| `preprocess`  | JSONL -> `.bin/.idx` with many workers, in order (`python -m minimegatron.data.preprocess`)          |
+| `indexed`     | reading and writing Megatron's `.bin/.idx`; its bytes are in `indexed_format`                        |
+| `indices`     | which tokens make sample k: document, sample and shuffle index                                       |
+| `masking`     | loss mask, position ids and document ids of a batch                                                  |
+| `gpt_dataset` | samples as tensors, from files or (`--mock-data`) from a rule                                        |
+| `index_cache` | index arrays computed once for all ranks and all runs                                                |
+| `blend`       | several datasets in given shares                                                                     |
+| `builder`     | the train, valid and test sets from `--data-path` and `--split`                                      |
+| `loader`      | the micro-batches of one data-parallel rank; its whole state is (seed, consumed samples)             |
+| `corpus`      | a corpus on every machine without a download: Python's own standard library                          |
+| `publish`     | files that appear whole or not at all                                                                |
+
+Importing this package imports nothing: the workers of `preprocess` start without torch.
+"""

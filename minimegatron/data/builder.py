@@ -1,0 +1,182 @@
+"""The train, valid and test sets of a run from Megatron's flags.
+
+| flags                                  | each of train, valid and test                                           |
+|----------------------------------------|-------------------------------------------------------------------------|
+| `--data-path P`                        | a part of the documents of P, for as many epochs as it takes            |
+| `--data-path w1 P1 w2 P2`              | a part of each, blended by weight to the number of samples asked for    |
+| `--data-path P1 P2 P3`                 | a part of each, one epoch of each                                       |
+| `--train-data-path`, `--valid-...` ... | whole datasets by the same grammar; `--split` is not used               |
+| `--mock-data`                          | a third of the mock documents                                           |
+
+`--split 949,50,1` gives consecutive parts of the documents: shares are normalised, summed, and rounded to documents. Of
+a blend of N samples dataset i gives ceil(N * w_i), and 0.5 % more are prepared because a blend may draw one more.
+
+In Megatron-LM: `blended_megatron_dataset_builder.py`, `blended_megatron_dataset_config.py` in `megatron/core/datasets`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from minimegatron.data.blend import BlendedDataset, normalize
+from minimegatron.data.gpt_dataset import (
+    GPTDataset,
+    GPTDatasetConfig,
+    MockGPTDataset,
+    MockGPTLowLevelDataset,
+    cached_sample_indices,
+)
+from minimegatron.data.indexed import IndexedDataset
+from minimegatron.errors import ConfigError, DataError
+
+SURPLUS = 0.005
+SPLITS = ("train", "valid", "test")
+
+Dataset = GPTDataset | BlendedDataset
+Blend = tuple[list[str], list[float] | None]
+Part = tuple[float, float]
+
+
+def build_datasets(
+    config: GPTDatasetConfig,
+    num_samples: Sequence[int | None],
+    data_path: Sequence[str] = (),
+    split: str = "969,30,1",
+    data_path_per_split: Sequence[Sequence[str] | None] | None = None,
+    verify: bool | None = None,
+) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
+    """Train, valid and test; see the table of this module. Every rank calls it and gets the same.
+
+    Args:
+        config: how tokens become samples.
+        num_samples: of train, valid and test; None for one epoch.
+        data_path: words of `--data-path`; without them and without `data_path_per_split`, mock data.
+        split: shares of the documents.
+        data_path_per_split: words of `--train-data-path`, `--valid-data-path` and `--test-data-path`.
+        verify: hash the `.bin` files (see `IndexedDataset`).
+
+    Returns:
+        One dataset each; None where the share or the number of samples is 0.
+
+    Raises:
+        ConfigError: a flag that cannot be read.
+        DataError: a file that cannot be used, or a part too small for a sample.
+    """
+    if data_path_per_split is not None and data_path:
+        raise ConfigError("both --data-path and a path per split are given", fix="drop one of them")
+    parts: Sequence[Part | None] = [(0.0, 1.0)] * 3
+    blends: Sequence[Blend | None]
+    if data_path_per_split is not None:
+        blends = [parse_data_path(words) if words else None for words in data_path_per_split]
+    elif data_path:
+        blends, parts = [parse_data_path(data_path)] * 3, parse_split(split)
+    else:
+        blends, parts = [([], None)] * 3, parse_split("1,1,1")
+    prefixes = sorted({prefix for blend in blends if blend for prefix in blend[0]})
+    opened = {
+        prefix: IndexedDataset(prefix, verify=verify, vocab_size=config.tokenizer.vocab_size) for prefix in prefixes
+    }
+    sets: list[Dataset | None] = []
+    for name, blend, part, size in zip(SPLITS, blends, parts, num_samples, strict=True):
+        if blend is None or part is None or size == 0:
+            sets.append(None)
+            continue
+        try:
+            sets.append(_build_set(opened, blend, part, size, config))
+        except DataError as error:
+            raise DataError(error.what, where=f"{name} set; {error.where}", fix=error.fix) from error
+    train, valid, test = sets
+    return train, valid, test
+
+
+def _build_set(
+    opened: dict[str, IndexedDataset], blend: Blend, part: Part, size: int | None, config: GPTDatasetConfig
+) -> Dataset:
+    prefixes, weights = blend
+    if not prefixes:
+        documents = split_documents(part, MockGPTLowLevelDataset.num_documents)
+        return MockGPTDataset(documents, size, config)
+    if weights is None and len(prefixes) == 1:
+        return _build_one(opened[prefixes[0]], part, size, config)
+    if weights is None:
+        return BlendedDataset([_build_one(opened[prefix], part, None, config) for prefix in prefixes], None, size)
+    if size is None:
+        raise ConfigError(
+            "a blend with weights needs a number of samples", fix="drop the weights to read each set once"
+        )
+    wanted = [(prefix, math.ceil(size * weight)) for prefix, weight in zip(prefixes, normalize(weights), strict=True)]
+    datasets = [_build_one(opened[p], part, math.ceil(n * (1 + SURPLUS)), config) for p, n in wanted if n]
+    return BlendedDataset(datasets, [weight for weight in weights if weight], sum(n for _, n in wanted))
+
+
+def _build_one(dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig) -> GPTDataset:
+    documents = split_documents(part, len(dataset))
+    try:
+        indices = cached_sample_indices(dataset, documents, size, config)
+    except DataError as error:
+        raise DataError(error.what, where=error.where or dataset.prefix, fix=error.fix) from error
+    return GPTDataset(dataset, documents, size, config, indices)
+
+
+def parse_split(split: str) -> list[Part | None]:
+    """`--split 949,50,1`: the part [from, to) of the documents for train, valid and test; None for a share of 0.
+
+    Raises:
+        ConfigError: not one to three numbers, or all of them 0.
+    """
+    words = split.replace(" ", "").split(",")
+    if len(words) > 3 or not all(re.fullmatch(r"\d+\.?\d*|\.\d+", word) for word in words):
+        raise ConfigError(f"--split {split!r} is not one to three shares", fix="e.g. --split 949,50,1")
+    shares = np.array([float(word) for word in words] + [0.0] * (3 - len(words)))
+    if shares.sum() == 0:
+        raise ConfigError(f"--split {split!r} gives no data to anybody", fix="e.g. --split 949,50,1")
+    ends = [0.0]
+    for share in (shares / shares.sum()).tolist():
+        ends.append(ends[-1] + share)
+    return [(begin, end) if end > begin else None for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def split_documents(part: Part, num_documents: int) -> np.ndarray:
+    """The documents [round(from * n), round(to * n)) of a part, int32."""
+    begin, end = (int(round(bound * float(num_documents))) for bound in part)
+    return np.arange(begin, end, dtype=np.int32)
+
+
+def parse_data_path(words: Sequence[str]) -> Blend:
+    """`--data-path`: prefixes, or `weight prefix weight prefix ...`. Returns (prefixes, weights or None).
+
+    Raises:
+        ConfigError: nothing given, some prefixes weighted and some not, or a weight that is no share.
+    """
+    if not words:
+        raise ConfigError("--data-path is empty", fix="give a prefix, or weight prefix weight prefix ...")
+    numbers = [_number(word) for word in words[0::2]]
+    if len(words) % 2 or all(number is None for number in numbers):
+        return [word.strip() for word in words], None
+    if any(number is None for number in numbers):
+        bad = words[2 * numbers.index(None)]
+        raise ConfigError(
+            f"--data-path: {bad!r} stands where a weight is expected", fix="weight prefix weight prefix ..."
+        )
+    weights = [number for number in numbers if number is not None]
+    if not all(0 <= weight < float("inf") for weight in weights) or sum(weights) == 0:
+        raise ConfigError(f"--data-path: the weights {weights} are no shares", fix="numbers >= 0, one of them above 0")
+    return [word.strip() for word in words[1::2]], weights
+
+
+def read_data_args(path: str | os.PathLike[str]) -> list[str]:
+    """`--data-args-path`: a file whose words are what `--data-path` would be given."""
+    with open(path, encoding="utf-8") as file:
+        return file.read().split()
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

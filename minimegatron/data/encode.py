@@ -1,0 +1,162 @@
+"""Lines to ids, in this process or in many, in order.
+
+The caller hands over batches of lines; `encode` gives one result a line, in the order of the lines. With several
+workers at most two batches each are on their way, so memory is bounded, and the result does not depend on their
+number.
+
+Every wait ends: a worker that dies is an error that says so, one that takes ten minutes for a batch too, and workers
+whose parent is killed end by themselves.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minimegatron.data.jsonl import Line, parse_document
+from minimegatron.data.tokenizer import Tokenizer, build_tokenizer
+from minimegatron.errors import DataError, DeadlineError, RankError
+
+WORKER_DEADLINE_S = 600.0
+
+
+class Encoding(NamedTuple):
+    """How a line becomes ids; travels to the workers.
+
+    Attributes:
+        tokenizer: arguments of `build_tokenizer`, as pairs.
+        keys: JSON keys whose text is taken.
+        append_eod: end each document with the end-of-document id.
+    """
+
+    tokenizer: tuple[tuple[str, Any], ...]
+    keys: tuple[str, ...]
+    append_eod: bool
+
+
+class Encoded(NamedTuple):
+    """One line's result: ids and sentence lengths of each key, or why there are none."""
+
+    line: int
+    documents: list[tuple[np.ndarray, list[int]]]
+    error: str
+
+
+def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded:
+    """Ids of one line; a line that cannot be used gives its error instead."""
+    if line.data is None:
+        return Encoded(line.number, [], "the line is longer than --max-line-mb allows")
+    try:
+        texts = parse_document(line.data, encoding.keys)
+        documents = [_encode_document(texts[key], tokenizer, encoding.append_eod) for key in encoding.keys]
+    except DataError as error:
+        return Encoded(line.number, [], error.what)
+    return Encoded(line.number, documents, "")
+
+
+def _encode_document(texts: list[str], tokenizer: Tokenizer, append_eod: bool) -> tuple[np.ndarray, list[int]]:
+    sentences = [ids for ids in map(tokenizer.tokenize, texts) if ids]
+    if sentences and append_eod:
+        sentences[-1].append(tokenizer.eod)
+    return np.array([i for ids in sentences for i in ids], dtype=np.int64), [len(ids) for ids in sentences]
+
+
+class Encoder:
+    """Workers that turn batches of lines into ids; a context manager.
+
+    Args:
+        encoding: how.
+        workers: processes; 1 works in this one.
+
+    Raises:
+        ConfigError: the tokenizer's arguments make no sense.
+    """
+
+    def __init__(self, encoding: Encoding, workers: int = 1) -> None:
+        self.encoding, self.workers = encoding, workers
+        self.tokenizer = build_tokenizer(**dict(encoding.tokenizer))
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Encoder:
+        if self.workers > 1:
+            # "spawn": this process may have threads (torch, a notebook), and a fork would copy their locks.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.workers, context, initializer=_start_worker)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if self._pool is not None:
+            if kind is not None:  # nobody waits for results any more, and a worker may hang
+                for process in list((self._pool._processes or {}).values()):
+                    process.kill()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def encode(self, batches: Iterable[list[Line]]) -> Iterator[Encoded]:
+        """One result a line, in the order of the lines.
+
+        Raises:
+            RankError: a worker died. DeadlineError: one took longer than ten minutes for a batch.
+        """
+        if self._pool is None:
+            for batch in batches:
+                for line in batch:
+                    yield encode_line(line, self.tokenizer, self.encoding)
+            return
+        waiting: collections.deque[tuple[int, Future[list[Encoded]]]] = collections.deque()
+        for batch in batches:
+            waiting.append((batch[0].number, self._pool.submit(_encode_batch, batch, self.encoding)))
+            if len(waiting) >= 2 * self.workers:
+                yield from _result(*waiting.popleft())
+        while waiting:
+            yield from _result(*waiting.popleft())
+
+
+def _result(line: int, future: Future[list[Encoded]]) -> list[Encoded]:
+    try:
+        return future.result(timeout=WORKER_DEADLINE_S)
+    except BrokenProcessPool as error:
+        raise RankError(
+            f"a worker died while lines were tokenised, near line {line}",
+            fix="if memory ran out: fewer --workers, a smaller --max-line-mb; a script that calls this needs "
+            'the guard `if __name__ == "__main__":`',
+        ) from error
+    except TimeoutError as error:
+        raise DeadlineError(f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s") from error
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when the parent ends, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _encode_batch(batch: list[Line], encoding: Encoding) -> list[Encoded]:
+    tokenizer = _worker_tokenizer(encoding.tokenizer)
+    return [encode_line(line, tokenizer, encoding) for line in batch]
+
+
+@functools.cache
+def _worker_tokenizer(arguments: tuple[tuple[str, Any], ...]) -> Tokenizer:
+    """One tokenizer a worker process, which lives as long as one call of `preprocess`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the parent has said it already
+        return build_tokenizer(**dict(arguments))

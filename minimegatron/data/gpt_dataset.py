@@ -1,0 +1,229 @@
+"""Samples of s + 1 tokens out of an indexed dataset, in the order that `indices` lays down.
+
+`GPTDataset` joins the three index arrays with the tokens. Reading sample k touches the few documents it spans and
+nothing else, so a run resumes at any sample at once; a batch is copied straight into one [b, s+1] array.
+
+The arrays of a large corpus take seconds to build and are the same on every rank, so they are kept in a cache folder,
+keyed by what they depend on: the hash of the dataset's `.idx`, the documents of the split, `num_samples`, s and the
+seed (see `index_cache`).
+
+`MockGPTDataset` (`--mock-data`) needs no file: document i counts 1, 2, 3 ... up to its length and ends. That is
+Megatron's mock data, sample by sample, and a model learns it within a few steps, so a falling loss means something.
+
+In Megatron-LM: `megatron/core/datasets/gpt_dataset.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from minimegatron.data.index_cache import cached_arrays
+from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.indices import SampleIndices, build_sample_indices
+from minimegatron.data.masking import Batch, make_batch
+from minimegatron.data.tokenizer import Tokenizer
+from minimegatron.errors import ConfigError, DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTDatasetConfig:
+    """What turns tokens into samples; Megatron's names.
+
+    Attributes:
+        sequence_length: s, tokens of a sample.
+        tokenizer: gives `eod`, `pad` and `vocab_size`.
+        random_seed: of the shuffles.
+        reset_position_ids, reset_attention_mask, eod_mask_loss: see `masking`.
+        path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
+    """
+
+    sequence_length: int
+    tokenizer: Tokenizer
+    random_seed: int = 1234
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    path_to_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise ConfigError(f"sequence_length is {self.sequence_length}", fix="at least 1")
+        if self.tokenizer.pad == self.tokenizer.eod:
+            raise ConfigError(
+                f"the tokenizer's pad and eod are both {self.tokenizer.eod}: the loss on every end of document "
+                "would be masked as padding, and the model would never learn to stop",
+                fix="give the tokenizer a pad token of its own",
+            )
+
+
+class LowLevelDataset(Protocol):
+    """Where the tokens are: `IndexedDataset`, or a rule that makes them."""
+
+    sequence_lengths: np.ndarray
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> np.ndarray: ...
+
+
+class GPTDataset:
+    """The samples of one split of one dataset.
+
+    Args:
+        dataset: the tokens.
+        documents: [P] sequences of this split.
+        num_samples: at least so many, over as many epochs as it takes; None for one epoch.
+        config: see `GPTDatasetConfig`.
+        indices: the three arrays, when the caller has them; by default they are built in memory.
+
+    Attributes:
+        indices: the three arrays.
+        num_epochs: how often each document is read.
+
+    Raises:
+        DataError: the split has too few tokens for a sample.
+    """
+
+    def __init__(
+        self,
+        dataset: LowLevelDataset,
+        documents: np.ndarray,
+        num_samples: int | None,
+        config: GPTDatasetConfig,
+        indices: SampleIndices | None = None,
+    ) -> None:
+        self.dataset, self.config = dataset, config
+        if indices is None:
+            lengths = dataset.sequence_lengths
+            indices = build_sample_indices(lengths, documents, num_samples, config.sequence_length, config.random_seed)
+        self.indices = indices
+        self.num_epochs = len(indices.document_index) // len(documents)
+
+    def __len__(self) -> int:
+        """Samples; the last epoch's surplus over `num_samples` counts too."""
+        return len(self.indices.shuffle_index)
+
+    def spans(self, k: int) -> Iterator[tuple[int, int, int]]:
+        """The pieces of sample k: (sequence, offset, length), s + 1 tokens together."""
+        i = int(self.indices.shuffle_index[k])
+        (first, offset), (last, end) = self.indices.sample_index[i : i + 2].tolist()
+        for position in range(first, last + 1):
+            sequence = int(self.indices.document_index[position])
+            stop = end + 1 if position == last else int(self.dataset.sequence_lengths[sequence])
+            yield sequence, offset, stop - offset
+            offset = 0
+
+    def fill(self, k: int, row: np.ndarray) -> None:
+        """Copy the s + 1 tokens of sample k into `row`.
+
+        Raises:
+            DataError: an id outside the vocabulary, with its place.
+        """
+        at = 0
+        for sequence, offset, length in self.spans(k):
+            row[at : at + length] = self.dataset.get(sequence, offset, length)
+            at += length
+        assert at == len(row), f"sample {k} has {at} tokens, not {len(row)}"
+        if row.max() >= self.config.tokenizer.vocab_size or row.min() < 0:
+            self._refuse(k)
+
+    def _refuse(self, k: int) -> None:
+        vocab_size = self.config.tokenizer.vocab_size
+        if isinstance(self.dataset, IndexedDataset):
+            for sequence, offset, length in self.spans(k):
+                start = int(self.dataset.sequence_pointers[sequence]) // self.dataset.dtype.itemsize + offset
+                self.dataset.check_ids(vocab_size, start, start + length)
+        raise DataError(f"an id of sample {k} is outside the vocabulary [0, {vocab_size})")
+
+    def batch(self, samples: Sequence[int]) -> Batch:
+        """The samples as one batch: see `masking.make_batch` for names and shapes."""
+        return read_batch(self, samples)
+
+    def __getitem__(self, k: int) -> Batch:
+        """Sample k: the tensors of `make_batch` without the batch dimension."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"sample {k} of {len(self)}")
+        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
+
+
+class FillsRows(Protocol):
+    """A dataset that can copy sample k into a row."""
+
+    config: GPTDatasetConfig
+
+    def fill(self, k: int, row: np.ndarray) -> None: ...
+
+
+def read_batch(dataset: FillsRows, samples: Sequence[int]) -> Batch:
+    """Copy samples into one [b, s+1] array, then cut it into inputs and labels."""
+    config = dataset.config
+    text = np.empty((len(samples), config.sequence_length + 1), dtype=np.int64)
+    for row, k in zip(text, samples, strict=True):
+        dataset.fill(k, row)
+    return make_batch(
+        torch.from_numpy(text),
+        config.tokenizer.eod,
+        config.tokenizer.pad,
+        reset_position_ids=config.reset_position_ids,
+        reset_attention_mask=config.reset_attention_mask,
+        eod_mask_loss=config.eod_mask_loss,
+    )
+
+
+def cached_sample_indices(
+    dataset: IndexedDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
+) -> SampleIndices:
+    """`build_sample_indices` through `index_cache`, in `config.path_to_cache` or beside the data.
+
+    Raises:
+        DataError: the folder cannot be written to, or the split has too few tokens.
+    """
+    description = {
+        "arrays": "GPTDataset",
+        "idx_sha256": dataset.idx_sha256,
+        "documents_sha256": hashlib.sha256(documents.tobytes()).hexdigest(),
+        "num_samples": num_samples,
+        "sequence_length": config.sequence_length,
+        "random_seed": config.random_seed,
+    }
+
+    def build() -> dict[str, np.ndarray]:
+        lengths = dataset.sequence_lengths
+        return build_sample_indices(
+            lengths, documents, num_samples, config.sequence_length, config.random_seed
+        )._asdict()
+
+    return SampleIndices(**cached_arrays(config.path_to_cache or dataset.prefix + ".cache", description, build))
+
+
+# ------------------------------------------------------------------------------------------ mock data
+
+
+class MockGPTLowLevelDataset:
+    """100,000 documents of 1 to 4,095 tokens: 1, 2, 3 ... (modulo the vocabulary), then the end of document."""
+
+    num_documents, max_length = 100_000, 4096
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.vocab_size, self.eod = tokenizer.vocab_size, tokenizer.eod
+        rng = np.random.default_rng(seed=0)
+        self.sequence_lengths = rng.integers(low=1, high=self.max_length, size=self.num_documents, dtype=np.int32)
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        size = int(self.sequence_lengths[idx])
+        stop = size if length is None else offset + length
+        ids = np.arange(offset + 1, stop + 1) % self.vocab_size
+        if stop == size:
+            ids[-1] = self.eod
+        return ids
+
+
+class MockGPTDataset(GPTDataset):
+    """Megatron's mock samples: deterministic, and learnable (the next id is this one plus one)."""
+
+    def __init__(self, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig) -> None:
+        super().__init__(MockGPTLowLevelDataset(config.tokenizer), documents, num_samples, config)

@@ -1,0 +1,267 @@
+"""Reading and writing Megatron's `.bin/.idx` dataset (its bytes: `indexed_format`).
+
+**Reading** maps both files into memory; nothing is read before it is asked for. On opening, everything that can be
+known to be wrong is refused with its position: the structure always, the sidecar's sizes and the hash of `.idx`
+always, the hash of `.bin` when `verify` says so: by default below 1 GiB, where it costs about a second. Megatron's own
+datasets have no sidecar and pass on their structure. Ids outside the vocabulary are refused on opening where that is
+cheap, else when they are read.
+
+**Writing** checks the range of ids *before* the cast (70,000 as u16 is 4,464, silently), and publishes in an order that
+a crash cannot hurt: old `.idx` removed, `.bin` renamed into place, sidecar, new `.idx` last. A dataset without `.idx`
+does not exist.
+
+In Megatron-LM: `megatron/core/datasets/indexed_dataset.py`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minimegatron.data.indexed_format import (
+    CODE_OF_DTYPE,
+    SIDECAR_FORMAT,
+    check_index,
+    optimal_dtype,
+    pack_index,
+    read_index,
+    read_sidecar,
+)
+from minimegatron.data.publish import CHUNK, Draft, publish_json
+from minimegatron.data.tokenizer import Tokenizer
+from minimegatron.errors import DataError
+
+__all__ = ["IndexedDataset", "IndexedDatasetBuilder", "optimal_dtype"]
+
+VERIFY_BELOW_BYTES = 1 << 30
+
+
+class IndexedDataset:
+    """Random access to the sequences at `prefix`.
+
+    Args:
+        prefix: path without `.bin` and `.idx`.
+        verify: hash `.bin` and compare with the sidecar; None means when it is smaller than 1 GiB.
+        vocab_size: refuse ids that are not below this; at once if there is a sidecar or `verify`.
+
+    Attributes:
+        dtype: of the ids.
+        sequence_lengths: [S] int32, tokens.
+        sequence_pointers: [S] int64, bytes.
+        document_indices: [D] int64, first sequence of each document, and S at the end.
+        tokens: [sum of lengths], every id of the file, read-only.
+        idx_sha256: hex digest of `.idx`: names the lengths, hence every sample index built on them.
+        sidecar: contents of `prefix.json`, or None.
+
+    Raises:
+        DataError: a file is missing, damaged, or holds an id outside the vocabulary.
+    """
+
+    def __init__(
+        self, prefix: str | os.PathLike[str], *, verify: bool | None = None, vocab_size: int | None = None
+    ) -> None:
+        self.prefix = os.fspath(prefix)
+        self.bin_path, self.idx_path = self.prefix + ".bin", self.prefix + ".idx"
+        for path in (self.idx_path, self.bin_path):
+            if not os.path.isfile(path):
+                fix = "give the path without .bin/.idx; `minimegatron preprocess` makes both files"
+                raise DataError("no such file", where=path, fix=fix)
+        index = read_index(self.idx_path)
+        check_index(index, self.idx_path, self.bin_path)
+        verify = os.path.getsize(self.bin_path) < VERIFY_BELOW_BYTES if verify is None else verify
+        self.sidecar = read_sidecar(self.prefix + ".json", index, self.idx_path, self.bin_path, verify)
+        self.dtype, self.idx_sha256 = index.dtype, index.sha256
+        self.sequence_lengths, self.sequence_pointers = index.lengths, index.pointers
+        self.document_indices = index.boundaries
+        self.tokens = np.memmap(self.bin_path, dtype=self.dtype, mode="r").view(np.ndarray)
+        if vocab_size is not None and (self.sidecar["max_id"] >= vocab_size if self.sidecar else verify):
+            self.check_ids(vocab_size)
+
+    def check_ids(self, vocab_size: int, start: int = 0, stop: int | None = None) -> None:
+        """Refuse ids outside [0, vocab_size) among `tokens[start:stop]`.
+
+        Raises:
+            DataError: names the file, the byte offset and the value.
+        """
+        stop = len(self.tokens) if stop is None else stop
+        for begin in range(start, stop, CHUNK):
+            ids = self.tokens[begin : min(begin + CHUNK, stop)]
+            if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
+                bad = int(np.argmax((ids >= vocab_size) | (ids < 0)))
+                raise DataError(
+                    f"token id {int(ids[bad])} is outside the vocabulary [0, {vocab_size})",
+                    where=f"{self.bin_path}, byte {(begin + bad) * self.dtype.itemsize}",
+                    fix="preprocess with the tokenizer that the model is trained with",
+                )
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, idx: int | slice) -> np.ndarray | list[np.ndarray]:
+        """One sequence, or the sequences of a slice."""
+        if isinstance(idx, slice):
+            return [self.get(i) for i in range(*idx.indices(len(self)))]
+        if not -len(self) <= idx < len(self):
+            raise IndexError(f"sequence {idx} of {len(self)}")
+        return self.get(idx % len(self))
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        """Tokens [offset, offset + length) of sequence `idx` (to its end when `length` is None), a read-only view.
+
+        Raises:
+            DataError: the range leaves the sequence; what lies behind it belongs to another one.
+        """
+        size = int(self.sequence_lengths[idx])
+        stop = size if length is None else offset + length
+        if not 0 <= offset <= stop <= size:
+            where = f"{self.prefix}, sequence {idx}"
+            raise DataError(f"tokens {offset} to {stop} of a sequence of {size}", where=where)
+        start = int(self.sequence_pointers[idx]) // self.dtype.itemsize
+        return self.tokens[start + offset : start + stop]
+
+
+class IndexedDatasetBuilder:
+    """Writes a dataset; nothing is visible before `finalize`, and nothing stays when it is not reached.
+
+    Use as a context manager::
+
+        with IndexedDatasetBuilder("corpus.bin", np.uint16) as builder:
+            builder.add_document([5, 3, 8], [3])
+            builder.finalize("corpus.idx")
+
+    Args:
+        bin_path: final path of the `.bin` file.
+        dtype: of the ids.
+        tokenizer: whose ids they are; its vocabulary bounds them, and its identity goes into the sidecar.
+
+    Raises:
+        DataError: the dtype cannot hold ids, or the folder does not exist.
+    """
+
+    def __init__(
+        self, bin_path: str | os.PathLike[str], dtype: Any = np.int32, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in CODE_OF_DTYPE:
+            raise DataError(f"token ids cannot be {self.dtype.name}", fix=f"one of {', '.join(CODE_OF_DTYPE)}")
+        self._tokenizer = tokenizer
+        self._limit, self._limited_by = int(np.iinfo(self.dtype).max) + 1, self.dtype.name
+        if tokenizer is not None and tokenizer.vocab_size < self._limit:
+            self._limit, self._limited_by = tokenizer.vocab_size, "the vocabulary"
+        self._bin = Draft(bin_path)
+        self._lengths = array.array("i")
+        self._boundaries = array.array("q", [0])
+        self._max_id = 0
+
+    def add_item(self, ids: Any) -> None:
+        """Append one sequence: list, numpy array or torch tensor of integers, [n] with n >= 1.
+
+        Raises:
+            DataError: empty, not integers, or an id that the dtype or the vocabulary cannot hold.
+        """
+        self._append(ids, None)
+
+    def end_document(self) -> None:
+        """The sequences since the last boundary are one document."""
+        self._boundaries.append(len(self._lengths))
+
+    def add_document(self, ids: Any, lengths: Sequence[int]) -> None:
+        """Append a document of several sequences.
+
+        Args:
+            ids: [sum of lengths], all its ids. A document without any gives a boundary and no sequence, as in Megatron.
+            lengths: tokens of each of its sequences, each at least 1.
+
+        Raises:
+            DataError: as `add_item`, or lengths that do not match.
+        """
+        self._append(ids, lengths)
+        self.end_document()
+
+    def _append(self, ids: Any, lengths: Sequence[int] | None) -> None:
+        tokens = np.asarray(ids)
+        lengths = [tokens.size] if lengths is None else lengths
+        where = f"{self._bin.path}, sequence {len(self._lengths)}"
+        if sum(lengths) != tokens.size or any(length < 1 for length in lengths):
+            raise DataError(f"{tokens.size} ids for sequences of {list(lengths)} tokens", where=where)
+        if tokens.size == 0:
+            return
+        if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
+            raise DataError(f"token ids of type {tokens.dtype} and shape {tokens.shape}", where=where)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._limit:  # before the cast: it would wrap silently
+            bad = int(np.argmax((tokens < 0) | (tokens >= self._limit)))
+            what = f"token id {int(tokens[bad])} is outside [0, {self._limit}), the range of {self._limited_by}"
+            raise DataError(what, where=f"{where}, token {bad}")
+        self._write(tokens)
+        self._lengths.extend(map(int, lengths))
+
+    def _write(self, tokens: np.ndarray) -> None:
+        self._max_id = max(self._max_id, int(tokens.max()))
+        self._bin.write(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).data.cast("B"))
+
+    def add_index(self, prefix: str | os.PathLike[str]) -> None:
+        """Append another whole dataset of the same dtype.
+
+        Raises:
+            DataError: it is damaged, of another dtype, or holds an id outside the vocabulary.
+        """
+        other = IndexedDataset(prefix)
+        if other.dtype != self.dtype:
+            raise DataError(f"ids are {other.dtype.name}, not {self.dtype.name}", where=other.prefix)
+        other.check_ids(self._limit)
+        offset = len(self._lengths)
+        for begin in range(0, len(other.tokens), CHUNK):
+            self._write(other.tokens[begin : begin + CHUNK])
+        self._lengths.extend(other.sequence_lengths.tolist())
+        self._boundaries.extend((other.document_indices[1:] + offset).tolist())
+
+    def finalize(self, idx_path: str | os.PathLike[str]) -> None:
+        """Publish `.bin`, sidecar and `.idx`, in this order; afterwards the builder is closed.
+
+        Raises:
+            DataError: there is no token, the last item is in no document, or the two paths are no pair.
+        """
+        prefix, suffix = os.path.splitext(os.path.abspath(idx_path))
+        if suffix != ".idx" or self._bin.path != prefix + ".bin":
+            raise DataError(f"{os.fspath(idx_path)} is not the index of {self._bin.path}")
+        if not self._lengths:
+            raise DataError("no token to write", where=self._bin.path, fix="is the input empty?")
+        if self._boundaries[-1] != len(self._lengths):
+            raise DataError("the last sequences are in no document", where=self._bin.path, fix="call end_document()")
+        with self._bin, Draft(idx_path) as idx:
+            lengths, boundaries = np.frombuffer(self._lengths, np.int32), np.frombuffer(self._boundaries, np.int64)
+            for piece in pack_index(self.dtype, lengths, boundaries):
+                idx.write(piece)
+            sidecar = {
+                "format": SIDECAR_FORMAT,
+                "bin": {"bytes": self._bin.nbytes, "sha256": self._bin.sha256},
+                "idx": {"bytes": idx.nbytes, "sha256": idx.sha256},
+                "dtype": self.dtype.name,
+                "sequences": len(lengths),
+                "documents": len(boundaries) - 1,
+                "tokens": self._bin.nbytes // self.dtype.itemsize,
+                "max_id": self._max_id,
+                "tokenizer": self._tokenizer.identity if self._tokenizer else None,
+                "vocab_size": self._tokenizer.vocab_size if self._tokenizer else None,
+            }
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(idx_path)
+            self._bin.publish()
+            publish_json(prefix + ".json", sidecar)
+            idx.publish()
+
+    def discard(self) -> None:
+        """Remove what was written; does nothing after `finalize`."""
+        self._bin.discard()
+
+    def __enter__(self) -> IndexedDatasetBuilder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.discard()

@@ -1,0 +1,249 @@
+"""JSONL to `.bin/.idx`: tokenise a corpus once, with many workers, in order.
+
+    python -m minimegatron.data.preprocess --input corpus.jsonl --output-prefix corpus --append-eod
+        --tokenizer-type HuggingFaceTokenizer --tokenizer-model folder --workers 8
+
+writes `corpus_text_document.bin`, `.idx` and the sidecar `.json`; one set for each of `--json-keys`. The flags are
+those of Megatron-LM's `tools/preprocess_data.py`, and so are the bytes.
+
+The reader hands out batches of lines; each worker tokenises one; the writer takes the results in the order in which
+the batches were handed out. At most two batches a worker are on their way, so memory is bounded whatever the file's
+size, and the result does not depend on the number of workers. Nothing is visible under the final names before all of
+it is written; an error, Ctrl-C or a killed worker leaves nothing behind.
+
+A line that cannot be used (see `jsonl`) stops the run with its number; `--on-bad-line skip` counts it and goes on.
+A document without text becomes a document without tokens, as in Megatron.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import glob
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from minimegatron.data.encode import Encoded, Encoder, Encoding
+from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype
+from minimegatron.data.jsonl import MAX_LINE_BYTES, JsonlReader, Line
+from minimegatron.data.tokenizer import TOKENIZERS
+from minimegatron.errors import ConfigError, DataError, MinimegatronError, did_you_mean
+
+BATCH_LINES, BATCH_BYTES = 256, 1 << 20
+
+
+@dataclasses.dataclass
+class Summary:
+    """What a run did.
+
+    Attributes:
+        prefixes: key -> prefix of its `.bin/.idx`.
+        documents, empty_documents, tokens: over all keys.
+        skipped_lines, blank_lines: of the input.
+    """
+
+    prefixes: dict[str, str]
+    documents: int = 0
+    empty_documents: int = 0
+    tokens: int = 0
+    skipped_lines: int = 0
+    blank_lines: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.documents:,} documents ({self.empty_documents:,} empty), {self.tokens:,} tokens in "
+            f"{', '.join(self.prefixes.values())} (.bin, .idx); "
+            f"{self.skipped_lines:,} bad lines skipped, {self.blank_lines:,} blank lines"
+        )
+
+
+def preprocess(
+    inputs: Sequence[str | os.PathLike[str]],
+    output_prefix: str | os.PathLike[str],
+    tokenizer: Mapping[str, Any],
+    *,
+    json_keys: Sequence[str] = ("text",),
+    append_eod: bool = False,
+    workers: int = 1,
+    on_bad_line: str = "error",
+    max_line_bytes: int = MAX_LINE_BYTES,
+    progress: bool = False,
+    log_interval: int = 0,
+) -> Summary:
+    """Tokenise JSONL files, one after the other, into one dataset a key.
+
+    Args:
+        inputs: plain or gzip files.
+        output_prefix: the datasets are `<prefix>_<key>_document`.
+        tokenizer: arguments of `build_tokenizer`.
+        json_keys: whose values, text or lists of texts (a sequence each), are taken.
+        append_eod: end each document with the end-of-document id.
+        workers: processes; 1 works in this one.
+        on_bad_line: "error" or "skip".
+        max_line_bytes: a longer line is a bad line.
+        progress: a bar on stderr, if that is a terminal.
+        log_interval: also a line on stderr every so many documents; 0 for none.
+
+    Raises:
+        ConfigError: arguments that make no sense.
+        DataError: a bad line, a file that cannot be read, or no document at all.
+        RankError: a worker died. DeadlineError: one took more than ten minutes for a megabyte.
+    """
+    if on_bad_line not in ("error", "skip") or workers < 1 or len(set(json_keys)) != len(json_keys) or not json_keys:
+        raise ConfigError(f"on_bad_line {on_bad_line!r}, workers {workers}, json_keys {list(json_keys)}")
+    summary = Summary({key: f"{os.fspath(output_prefix)}_{key}_document" for key in json_keys})
+    readers = [JsonlReader(path, max_line_bytes) for path in inputs]
+    log = _Log(log_interval)
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(
+            tqdm(total=_size(inputs), unit="B", unit_scale=True, disable=None if progress else True)
+        )
+        encoding = Encoding(tuple(tokenizer.items()), tuple(json_keys), append_eod)
+        encoder = stack.enter_context(Encoder(encoding, workers))
+        dtype = optimal_dtype(encoder.tokenizer.vocab_size)
+        builders = [
+            stack.enter_context(IndexedDatasetBuilder(f"{prefix}.bin", dtype, encoder.tokenizer))
+            for prefix in summary.prefixes.values()
+        ]
+        for reader in readers:
+            for result in encoder.encode(_batches(reader, bar)):
+                _write(result, builders, summary, reader, on_bad_line)
+                log.step(summary)
+            summary.blank_lines += reader.blank_lines
+        for builder, prefix in zip(builders, summary.prefixes.values(), strict=True):
+            builder.finalize(f"{prefix}.idx")
+    return summary
+
+
+def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
+    return sum(os.path.getsize(path) for path in paths)
+
+
+def _write(
+    result: Encoded, builders: Sequence[IndexedDatasetBuilder], summary: Summary, reader: JsonlReader, on_bad_line: str
+) -> None:
+    if result.error and on_bad_line == "error":
+        fix = "mend the line, or give --on-bad-line skip to leave such lines out"
+        raise DataError(result.error, where=f"{reader.path}:{result.line}", fix=fix)
+    summary.skipped_lines += bool(result.error)
+    for builder, (ids, lengths) in zip(builders, result.documents, strict=False):
+        builder.add_document(ids, lengths)
+        summary.documents += 1
+        summary.empty_documents += not lengths
+        summary.tokens += len(ids)
+
+
+def _batches(reader: JsonlReader, bar: tqdm) -> Iterator[list[Line]]:
+    """Lines in batches of at most 256 lines, and of at most 1 MiB unless one line is longer."""
+    batch: list[Line] = []
+    size = position = 0
+    for line in reader:
+        batch.append(line)
+        size += len(line.data or b"")
+        if len(batch) == BATCH_LINES or size >= BATCH_BYTES:
+            yield batch
+            bar.update(line.position - position)
+            batch, size, position = [], 0, line.position
+    if batch:
+        yield batch
+        bar.update(batch[-1].position - position)
+
+
+class _Log:
+    """A line on stderr every `interval` documents."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval, self.start, self.printed = interval, time.monotonic(), 0
+
+    def step(self, summary: Summary) -> None:
+        if self.interval and summary.documents // self.interval > self.printed:
+            self.printed = summary.documents // self.interval
+            seconds = time.monotonic() - self.start
+            rate = f"{summary.documents / seconds:,.0f} documents/s, {summary.tokens / seconds:,.0f} tokens/s"
+            print(f"processed {summary.documents:,} documents ({rate})", file=sys.stderr)
+
+
+# ------------------------------------------------------------------------------------ command line
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("minimegatron preprocess", description="JSONL to .bin/.idx", allow_abbrev=False)
+    add = parser.add_argument
+    add(
+        "--input",
+        nargs="+",
+        required=True,
+        help="JSONL files, plain or gzip; patterns like 'part-*.jsonl' in sorted order",
+    )
+    add("--output-prefix", required=True, help="writes PREFIX_KEY_document.bin and .idx")
+    add("--json-keys", nargs="+", default=["text"], help="keys whose text is taken (default: text)")
+    add("--tokenizer-type", required=True, choices=list(TOKENIZERS))
+    add("--tokenizer-model", help="folder of HuggingFaceTokenizer")
+    add("--vocab-size", type=int, help="of NullTokenizer")
+    add("--vocab-file", help="vocab.json of GPT2BPETokenizer")
+    add("--merge-file", help="merges.txt of GPT2BPETokenizer")
+    add("--append-eod", action="store_true", help="end each document with the end-of-document id")
+    add("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: all cores)")
+    add("--on-bad-line", choices=("error", "skip"), default="error", help="stop at a bad line, or count and skip it")
+    add("--max-line-mb", type=int, default=MAX_LINE_BYTES >> 20, help="longest line in MiB (default: %(default)s)")
+    add("--log-interval", type=int, default=0, help="a line on stderr every so many documents (default: none)")
+    add("--partitions", type=int, help="changes nothing: one stream feeds all workers, at any file size")
+    add("--keep-sequential-samples", action="store_true", help="changes nothing: the order is always kept")
+    add("--split-sentences", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status of `errors`."""
+    try:
+        print(_run(argv))
+        return 0
+    except MinimegatronError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {DataError(str(error))}", file=sys.stderr)
+        return DataError.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> Summary:
+    parser = _parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        near = did_you_mean(unknown[0], [option for action in parser._actions for option in action.option_strings])
+        raise ConfigError(f"unknown option {unknown[0]}", fix=near or "see --help")
+    if args.split_sentences:
+        fix = "split beforehand and give each document's value as a list of sentences: each becomes a sequence"
+        raise ConfigError("--split-sentences is not supported (it needs NLTK's pickled models)", fix=fix)
+    if args.partitions or args.keep_sequential_samples:
+        print("note: --partitions and --keep-sequential-samples change nothing; the order is kept", file=sys.stderr)
+    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
+    return preprocess(
+        [path for pattern in args.input for path in _expand(pattern)],
+        args.output_prefix,
+        {name: getattr(args, name) for name in names},
+        json_keys=args.json_keys,
+        append_eod=args.append_eod,
+        workers=args.workers,
+        on_bad_line=args.on_bad_line,
+        max_line_bytes=args.max_line_mb << 20,
+        progress=True,
+        log_interval=args.log_interval,
+    )
+
+
+def _expand(pattern: str) -> list[str]:
+    return [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern)) or [pattern]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
