@@ -32,8 +32,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -195,6 +196,18 @@ def on_rank_zero(fn: Callable[[], T], axis: Axis) -> T:
     return result  # type: ignore[return-value]
 
 
+def is_consequence(error: BaseException | str) -> bool:
+    """Whether an error (or its text) only says that talking to another rank failed: that rank knows the cause."""
+    if isinstance(error, BaseException) and not isinstance(error, RuntimeError | ConnectionError):
+        return False
+    return bool(_LOST.search(str(error))) or timed_out(error)
+
+
+def timed_out(error: BaseException | str) -> bool:
+    """Whether the error says that another rank did not answer in time (rather than that its connection broke)."""
+    return bool(_TIMED_OUT.search(str(error)))
+
+
 def ranges(ranks: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` -> `"0-2, 5"`."""
     runs: list[list[int]] = []
@@ -206,6 +219,14 @@ def ranges(ranks: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+# The words of gloo, NCCL and torch's stores. They are all plain RuntimeErrors.
+_LOST = re.compile(
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|caused pair closure|remote process (exited|has)"
+    r"|NCCL communicator was aborted|failed to recv, got 0 bytes|Could not connect to|TCPStore|recvValue failed"
+)
+_TIMED_OUT = re.compile(
+    r"Timed out waiting|[Ww]ait timeout|Socket Timeout|timed out after \d+ *ms|collective operation timeout"
+)
 _MASK = (1 << 64) - 1
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -1,0 +1,244 @@
+"""The process that forks warm ranks, and what a warm rank does: the far side of `comm.forkclient`.
+
+The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
+and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks on demand: four
+ranks in 0.05 s.
+
+A rank lives through many jobs. Each job gets a default process group of its own over a file (no port to collide with,
+and no message of an earlier job can arrive in a later one) and a process that `comm.clean` has put in order::
+
+    parent                                    rank
+      |-- job ---------------------------------> join the group, run
+      |<------------------------ result or error  (an error leaves the group at once: the peers must not wait)
+      |-- release (all have answered) ----------> leave the group, clean up
+      |<---------------------- "" or what is dirty
+
+Pickles travel here over a socket pair between a process and its own descendants, never from a file or a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm import guard, procs
+from minimegatron.comm.clean import CleanState
+
+# First use of FSDP2 or DTensor costs 7 s without these.
+PRELOAD = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed._functional_collectives",
+    "minimegatron.comm.collectives",
+)
+RANK_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo" if sys.platform.startswith("linux") else "lo0",  # listen on 127.0.0.1 only
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "NO_COLOR": "1",
+    "TQDM_DISABLE": "1",
+}
+
+
+class Job(NamedTuple):
+    """What a rank is told; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
+
+    rank: int
+    world: int
+    store: str
+    backend: str
+    timeout: float
+    fingerprints: bool
+    sys_path: list[str]
+    cwd: str
+    environment: dict[str, str]
+    call: bytes
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the parent.
+
+    Attributes:
+        name, message: type and text.
+        trace: the traceback as Python prints it.
+        frame: the innermost line of user code.
+        consequence: whether it only says that the connection to another rank was lost.
+        error: the pickled exception, or b"" when it cannot be pickled.
+    """
+
+    name: str
+    message: str
+    trace: str
+    frame: str
+    consequence: bool
+    error: bytes
+
+
+# ------------------------------------------------------------------------------------------------- the server
+
+
+def serve(sock: socket.socket) -> None:
+    """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies."""
+    for name in PRELOAD:
+        importlib.import_module(name)
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    gc.collect()
+    gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
+    sock.send(b"{}")
+    parent, ended = os.getppid(), dict[int, int]()
+    while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
+        if not select.select([sock], [], [], 2.0)[0]:
+            continue
+        message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
+        if not message:
+            return
+        _reap(ended)
+        request = json.loads(message)
+        answer: dict[str, int | None] = {}
+        if request["do"] == "fork":
+            answer["pid"] = _fork(sock, *fds)
+            for fd in fds:
+                os.close(fd)
+        elif request["do"] == "kill" and request["pid"] not in ended:
+            os.kill(request["pid"], signal.SIGKILL)
+        elif request["do"] == "status":
+            answer["status"] = ended.pop(request["pid"], None)
+        sock.send(json.dumps(answer).encode())
+
+
+def _reap(ended: dict[int, int]) -> None:
+    """Note how ranks ended, and end what they have started. Only while it is a zombie is a pid surely still theirs."""
+    with contextlib.suppress(ChildProcessError):
+        while zombie := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            procs.send(zombie.si_pid, signal.SIGKILL, group=True)
+            pid, status = os.waitpid(zombie.si_pid, os.WNOHANG)
+            ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _fork(sock: socket.socket, channel: int, out: int, err: int) -> int:
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        sock.close()
+        procs.die_with_parent(signal.SIGKILL, server)
+        os.setpgid(0, 0)  # so that a rank can be ended together with what it started
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for fd in (out, err):
+            os.close(fd)
+        live(Connection(channel))
+    finally:
+        os._exit(1)  # never unwind into the server's frames
+
+
+# --------------------------------------------------------------------------------------------------- the rank
+
+
+def live(channel: Connection) -> NoReturn:
+    """Run jobs until the parent hangs up."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
+    torch.set_num_threads(1)
+    clean = CleanState()
+    while True:
+        try:
+            job = Job(*pickle.loads(channel.recv_bytes()))
+        except EOFError:
+            os._exit(0)
+        answer = _run(job)
+        channel.send_bytes(answer)
+        try:
+            channel.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        _leave_group()
+        channel.send_bytes(clean.restore().encode())
+
+
+def _run(job: Job) -> bytes:
+    """The pickled (result, None) or (None, Failure) of one job."""
+    try:
+        return pickle.dumps((_call(job), None))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank itself goes on living
+        answer = pickle.dumps((None, _failure(error)))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the job may have closed or replaced it
+                stream.flush()
+    _leave_group()  # the peers may be waiting for us: let their calls fail now
+    return answer
+
+
+def _call(job: Job) -> Any:
+    sys.path[:] = job.sys_path
+    os.environ.clear()
+    os.environ.update(job.environment, **RANK_ENVIRONMENT)
+    os.chdir(job.cwd)
+    dist.init_process_group(
+        job.backend,
+        store=dist.FileStore(job.store, job.world),
+        rank=job.rank,
+        world_size=job.world,
+        timeout=datetime.timedelta(seconds=job.timeout),
+    )
+    fn, args, kwargs = pickle.loads(job.call)
+    with guard.fingerprints(job.fingerprints):
+        return fn(job.rank, job.world, *args, **kwargs)
+
+
+def _failure(error: BaseException) -> Failure:
+    where = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename == __file__:
+        where = where.tb_next  # how the job was called is of no interest
+    frames = [procs.Frame(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_tb(where))]
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:
+        pickled = b""
+    return Failure(
+        type(error).__name__,
+        str(error),
+        "".join(traceback.format_exception(type(error), error, where)),
+        str(procs.users_frame(frames) or ""),
+        guard.is_consequence(error),
+        pickled,
+    )
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # Run as a module this file would be called `__main__`; ranks must know it by its name.
+    from minimegatron.comm import forkserver
+
+    forkserver.serve(socket.socket(fileno=int(sys.argv[1])))

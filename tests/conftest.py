@@ -1,0 +1,75 @@
+"""Fixtures for every test: warm ranks, and the rule that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minimegatron.comm import procs
+from minimegatron.comm.forkclient import this_process
+from minimegatron.comm.workers import WarmPool, shared_pool
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """nbval: warnings on stderr are no part of a notebook's stored output."""
+    if hasattr(collector, "skip_compare"):
+        collector.skip_compare += ("stderr",)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Callable[..., WarmPool]:
+    """`ranks(4).run(fn, *args, timeout=20)` runs `fn(rank, world, *args)` on warm ranks and returns a list by rank.
+
+    Collectives of the package are compared between the ranks; `ranks(4, fingerprints=False)` does without, for tests
+    that count every call.
+    """
+
+    def pool(nranks: int, *, fingerprints: bool = True) -> WarmPool:
+        return shared_pool(nranks, fingerprints=fingerprints)
+
+    return pool
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a child process, a thread, a listening socket or shared memory."""
+    before = _possessions()
+    yield
+    deadline = time.monotonic() + 3.0
+    while (left := sorted(_possessions() - before)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"the test left behind: {', '.join(left)}"
+
+
+def _possessions() -> set[str]:
+    server = this_process().server
+    stay = {server.process.pid} if server else set()
+    found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
+    found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
+    found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}
+    sockets = {f"socket:[{inode}]" for inode in _listening()}
+    return found | (sockets & {_target(f"/proc/self/fd/{fd}") for fd in _entries("/proc/self/fd")})
+
+
+def _listening() -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                yield fields[9]
+
+
+def _entries(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
