@@ -46,7 +46,8 @@ class _Config:
         for key in values:
             if key not in fields:
                 raise ConfigError(
-                    f"{cls.__name__} has no field `{key}`", fix=did_you_mean(key, fields) or f"fields: {', '.join(sorted(fields))}"
+                    f"{cls.__name__} has no field `{key}`",
+                    fix=did_you_mean(key, fields) or f"fields: {', '.join(sorted(fields))}",
                 )
         try:
             return cls(**values)
@@ -105,7 +106,9 @@ class TransformerConfig(_Config):
     add_bias_linear: bool = opt(True, "bias in the linear layers of attention and MLP")
     add_qkv_bias: bool = opt(False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
     activation: str = opt(
-        "gelu", "activation of the MLP; swiglu and geglu are gated", ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu")
+        "gelu",
+        "activation of the MLP; swiglu and geglu are gated",
+        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu"),
     )
     untie_embeddings_and_output_weights: bool = opt(False, "separate matrix for the output layer")
 
@@ -128,7 +131,9 @@ class TransformerConfig(_Config):
     init_method_std: float = opt(0.02, "standard deviation of the initial weights")
     scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")
 
-    recompute_granularity: str | None = opt(None, "recompute activations in the backward pass", (None, "selective", "full"))
+    recompute_granularity: str | None = opt(
+        None, "recompute activations in the backward pass", (None, "selective", "full")
+    )
     recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
     recompute_num_layers: int = opt(1, "n of recompute_method")
     recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, layernorm")
@@ -151,9 +156,15 @@ class TransformerConfig(_Config):
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         if self.position_embedding_type == "rope":
             rotated = int(self.kv_channels * self.rotary_percent)
-            require(rotated >= 2 and rotated % 2 == 0, f"RoPE rotates {rotated} channels of a head", "choose kv_channels * rotary_percent even")
+            require(
+                rotated >= 2 and rotated % 2 == 0,
+                f"RoPE rotates {rotated} channels of a head",
+                "choose kv_channels * rotary_percent even",
+            )
         for name in ("hidden_dropout", "attention_dropout"):
-            require(0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)")
+            require(
+                0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)"
+            )
         if self.sliding_window is not None:
             require(self.sliding_window >= 1, f"sliding_window is {self.sliding_window}", "must be at least 1")
         unknown = set(self.recompute_modules) - {"core_attn", "mlp", "layernorm"}
@@ -266,7 +277,9 @@ class OptimizerConfig(_Config):
     adam_eps: float = opt(1e-8, "added to the square root of the second moment")
     sgd_momentum: float = opt(0.9, "momentum of sgd")
     clip_grad: float = opt(1.0, "global gradient norm is cut to this; 0 switches clipping off")
-    lr_decay_style: str = opt("linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD"))
+    lr_decay_style: str = opt(
+        "linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+    )
     lr_decay_iters: int | None = opt(None, "iterations until min_lr; default train_iters")
     lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
     lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
@@ -292,9 +305,17 @@ class OptimizerConfig(_Config):
             given = [name for name in names if getattr(self, name)]
             require(len(given) <= 1, f"{' and '.join(given)} are given", "give one of them")
         if self.lr_warmup_fraction is not None:
-            require(0.0 <= self.lr_warmup_fraction <= 1.0, f"lr_warmup_fraction is {self.lr_warmup_fraction}", "choose it in [0, 1]")
+            require(
+                0.0 <= self.lr_warmup_fraction <= 1.0,
+                f"lr_warmup_fraction is {self.lr_warmup_fraction}",
+                "choose it in [0, 1]",
+            )
         if self.lr_decay_style == "WSD":
-            require(self.lr_wsd_decay_iters is not None, "lr_decay_style WSD without lr_wsd_decay_iters", "give --lr-wsd-decay-iters")
+            require(
+                self.lr_wsd_decay_iters is not None,
+                "lr_decay_style WSD without lr_wsd_decay_iters",
+                "give --lr-wsd-decay-iters",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +329,9 @@ class DataConfig(_Config):
     test_data_path: tuple[str, ...] = opt((), "like data_path, for the test set alone")
     data_args_path: str | None = opt(None, "file that holds what data_path would be given")
     mock_data: bool = opt(False, "synthetic, learnable tokens; no file is read")
-    corpus: str | None = opt(None, "text that every machine has: the sources of Python's standard library", (None, "stdlib"))
+    corpus: str | None = opt(
+        None, "text that every machine has: the sources of Python's standard library", (None, "stdlib")
+    )
     data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
     seq_length: int = opt(256, "tokens of a sample")
     tokenizer_type: str | None = opt(None, "tokenizer of the data")
@@ -333,8 +356,11 @@ class TrainingConfig(_Config):
     """How long to train, and what to print on the way."""
 
     micro_batch_size: int = opt(1, "samples of one forward pass on one rank")
-    global_batch_size: int | None = opt(None, "samples of one optimizer step over all ranks; default micro_batch_size * dp")
+    global_batch_size: int | None = opt(
+        None, "samples of one optimizer step over all ranks; default micro_batch_size * dp"
+    )
     rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
+    decrease_batch_size_if_needed: bool = opt(False, "round the global batch size down to a multiple of micro_batch_size * dp")
     train_iters: int = opt(100, "optimizer steps")
     train_samples: int | None = opt(None, "samples to train on, instead of train_iters")
     seed: int = opt(1234, "of weights, data order and dropout")
@@ -350,15 +376,30 @@ class TrainingConfig(_Config):
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
-    distributed_backend: str | None = opt(None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo"))
+    distributed_backend: str | None = opt(
+        None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo")
+    )
 
     def _check(self) -> None:
-        for name in ("micro_batch_size", "train_iters", "log_interval", "train_samples", "eval_interval", "exit_interval"):
+        for name in (
+            "micro_batch_size",
+            "train_iters",
+            "log_interval",
+            "train_samples",
+            "eval_interval",
+            "exit_interval",
+        ):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
-        require(self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive")
+        require(
+            self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive"
+        )
         if self.rampup_batch_size is not None:
-            require(len(self.rampup_batch_size) == 3, f"rampup_batch_size is {self.rampup_batch_size}", "give start, increment, samples")
+            require(
+                len(self.rampup_batch_size) == 3,
+                f"rampup_batch_size is {self.rampup_batch_size}",
+                "give start, increment, samples",
+            )
 
 
 # ------------------------------------------------------------------------------------------------ rules
@@ -388,7 +429,11 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     Raises:
         ConfigError: with the two values, the rule and the values that would work.
     """
-    tp, pp, cp = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size, parallel.context_parallel_size
+    tp, pp, cp = (
+        parallel.tensor_model_parallel_size,
+        parallel.pipeline_model_parallel_size,
+        parallel.context_parallel_size,
+    )
     divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
     divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
     groups = model.num_query_groups
@@ -403,7 +448,12 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         if parallel.sequence_parallel:
             divides(tp, seq_length, "tensor_model_parallel_size (with sequence_parallel)", "seq_length")
         if cp > 1:
-            divides(2 * cp * (tp if parallel.sequence_parallel else 1), seq_length, "2*cp (times tp with sequence_parallel)", "seq_length")
+            divides(
+                2 * cp * (tp if parallel.sequence_parallel else 1),
+                seq_length,
+                "2*cp (times tp with sequence_parallel)",
+                "seq_length",
+            )
         if model.position_embedding_type == "learned_absolute":
             require(
                 seq_length <= model.max_position_embeddings,
@@ -436,5 +486,7 @@ def _check_type(name: str, value: Any, hint: Any) -> None:
             return
         if origin not in (int, float) and isinstance(value, origin):
             return
-    wanted = " or ".join("None" if k is type(None) else getattr(typing.get_origin(k) or k, "__name__", str(k)) for k in allowed)
+    wanted = " or ".join(
+        "None" if k is type(None) else getattr(typing.get_origin(k) or k, "__name__", str(k)) for k in allowed
+    )
     raise ConfigError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give a {wanted}")
