@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from minimegatron import trace
+from minimegatron.errors import ConfigError
+from minimegatron.trace import Event
+from minimegatron.viz.timeline import _lanes, chrome_trace, gantt, hidden_share
+from tests.viz.reading import boxes, overlaps, words
+
+
+def compute(start, end, rank=0, note=""):
+    return Event("backward", "compute", rank, start, end, note=note)
+
+
+def comm(start, end, rank=0, note=""):
+    return Event("all_reduce", "comm", rank, start, end, axis="dp", nbytes=4096, size=2, note=note)
+
+
+def test_hidden_share_counts_covered_time_once():
+    assert hidden_share([compute(0, 10), comm(2, 4), comm(8, 12)]) == pytest.approx(4 / 6)
+    assert hidden_share([compute(0, 1), comm(1, 3)]) == 0
+    assert hidden_share([compute(0, 9), compute(2, 3), comm(1, 3), comm(2, 4)]) == 1, "nested and parallel"
+    assert hidden_share([compute(0, 1)]) == 0
+
+
+def test_events_that_overlap_get_rows_of_their_own():
+    rows = _lanes([compute(0, 2), compute(2, 4), comm(1, 3), comm(2, 5), comm(5, 6), Event("step", "mark", 0, 6, 6)])
+    assert [[(e.kind, e.start) for e in row] for row in rows[0]] == [
+        [("compute", 0), ("compute", 2)],
+        [("comm", 1), ("comm", 5)],
+        [("comm", 2)],
+    ]
+
+
+def test_predicted_stands_above_measured_on_one_scale():
+    measured = [compute(100.0, 100.004, r, "layer 1") for r in (0, 1)] + [comm(100.002, 100.006, r) for r in (0, 1)]
+    predicted = [compute(0, 0.003), comm(0.001, 0.004)]
+    figure = gantt(measured, predicted, title="step")
+    assert [a.get_title(loc="left") for a in figure.axes] == ["predicted", "measured"]
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6))
+    assert figure.axes[1].get_xlabel() == "time in ms"
+    widths = [(round(b.get_x(), 6), round(b.get_width(), 6)) for b in boxes(figure)]
+    assert widths == [(0, 3), (1, 3), (0, 4), (2, 4), (0, 4), (2, 4)]
+    assert "50% of comm.\nhidden" in words(figure)
+    assert "backward layer 1" in words(figure)
+    assert not overlaps(figure)
+
+
+def test_names_can_have_the_colours():
+    events = [Event(n, "compute", 0, i, i + 1, note=str(i)) for i, n in enumerate("FFBB")]
+    figure = gantt(events, by="name")
+    colours = [b.get_facecolor() for b in boxes(figure)]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["F", "B"]
+
+
+def test_an_instant_is_a_line_not_a_bar():
+    figure = gantt([compute(0, 2), Event("step", "mark", 0, 1, 1)])
+    assert len(boxes(figure)) == 1
+    assert [line.get_xdata()[0] for line in figure.axes[0].lines] == [1]
+
+
+def test_chrome_trace_keeps_every_event(tmp_path):
+    with trace.record(3) as log:
+        with trace.span("forward", note="layer 0"):
+            trace.emit("all_reduce", "comm", 5.0, 5.5, axis="tp", nbytes=1024, size=4)
+        trace.emit("step", "mark", 6.0, 6.0)
+    file = chrome_trace(log.events, tmp_path / "trace.json")
+    records = json.loads(file.read_text())["traceEvents"]
+    assert [r["args"]["name"] for r in records if r["ph"] == "M"] == ["rank 3", "compute", "comm", "mark"]
+    bars = {r["name"]: r for r in records if r["ph"] != "M"}
+    assert bars["all_reduce"]["dur"] == pytest.approx(5e5)
+    assert bars["all_reduce"]["args"] == {"axis": "tp", "nbytes": 1024, "size": 4, "note": ""}
+    assert bars["step"]["ph"] == "i" and min(r["ts"] for r in bars.values()) == 0
+    assert {r["pid"] for r in records} == {3}
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="without events"):
+        gantt([])
+    with pytest.raises(ConfigError, match="by='rank'"):
+        gantt([compute(0, 1)], by="rank")

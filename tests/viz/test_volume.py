@@ -1,0 +1,44 @@
+import pytest
+
+from minimegatron.errors import ConfigError
+from minimegatron.trace import Event
+from minimegatron.viz.picture import bytes_text, colours, seconds_text, text_on
+from minimegatron.viz.volume import bars, wire_bytes
+from tests.viz.reading import overlaps, words
+
+
+def test_wire_bytes_follow_the_ring():
+    events = [
+        Event(name, "comm", 0, 0, 1, axis="tp", nbytes=800, size=4)
+        for name in ("all_reduce", "all_gather", "all_reduce")
+    ]
+    assert wire_bytes([*events, Event("forward", "compute", 0, 0, 1)]) == {
+        "all_gather over tp": 600.0,
+        "all_reduce over tp": 2400.0,
+    }
+
+
+def test_bars_carry_numbers_and_ratio():
+    figure = bars({"all_reduce": 2048, "all_gather": 512}, {"all_reduce": 3072}, title="bytes")
+    seen = [w.strip() for w in words(figure)]
+    assert "2 KiB" in seen and "3 KiB  (x 1.5)" in seen and "not measured" in seen
+    assert "KiB sent by one rank" in seen
+    assert not overlaps(figure)
+    assert [round(p.get_width(), 3) for p in figure.axes[0].patches] == [2, 0.5, 3, 0]
+
+
+def test_nothing_to_draw_is_refused():
+    with pytest.raises(ConfigError, match="bars of nothing"):
+        bars({})
+
+
+def test_numbers_are_written_in_the_unit_that_suits_them():
+    assert [bytes_text(n) for n in (0, 1023, 1024, 1536, 5 * 2**30)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "5 GiB"]
+    assert [seconds_text(s) for s in (0.0000021, 0.00123, 1, 90)] == ["2.1 µs", "1.23 ms", "1 s", "90 s"]
+
+
+def test_colours_darken_and_their_text_stays_readable():
+    for n in range(1, 9):
+        light = [sum(int(c[i : i + 2], 16) * w for i, w in ((1, 0.30), (3, 0.59), (5, 0.11))) for c in colours(n)]
+        assert light == sorted(light, reverse=True) and len(set(light)) == n
+    assert text_on("#ffffff") != text_on("#000000")
