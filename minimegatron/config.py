@@ -59,7 +59,8 @@ class _Config:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; all rules are checked again."""
-        return type(self).from_dict({**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, **changes})  # type: ignore[arg-type]
+        now = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return type(self).from_dict({**now, **changes})
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -254,7 +255,8 @@ class ParallelConfig(_Config):
         expert = self.expert_tensor_parallel_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
         require(
             world_size % expert == 0,
-            f"{world_size} ranks cannot be divided into expert groups of etp*ep*pp = {self.expert_tensor_parallel_size}*"
+            f"{world_size} ranks cannot be divided into expert groups of etp*ep*pp = "
+            f"{self.expert_tensor_parallel_size}*"
             f"{self.expert_model_parallel_size}*{self.pipeline_model_parallel_size} = {expert}",
             "choose ep so that etp*ep*pp divides the number of ranks",
         )
@@ -360,7 +362,9 @@ class TrainingConfig(_Config):
         None, "samples of one optimizer step over all ranks; default micro_batch_size * dp"
     )
     rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
-    decrease_batch_size_if_needed: bool = opt(False, "round the global batch size down to a multiple of micro_batch_size * dp")
+    decrease_batch_size_if_needed: bool = opt(
+        False, "round the global batch size down to a multiple of micro_batch_size * dp"
+    )
     train_iters: int = opt(100, "optimizer steps")
     train_samples: int | None = opt(None, "samples to train on, instead of train_iters")
     seed: int = opt(1234, "of weights, data order and dropout")
@@ -469,7 +473,8 @@ def check_batch(training: TrainingConfig, dp: int) -> int:
     if total < micro or total % micro:
         near = max(1, round(total / micro)) * micro
         raise ConfigError(
-            f"global_batch_size ({total}) is not a multiple of micro_batch_size * dp = {training.micro_batch_size} * {dp} = {micro}",
+            f"global_batch_size ({total}) is not a multiple of micro_batch_size * dp = "
+            f"{training.micro_batch_size} * {dp} = {micro}",
             fix=f"for example global_batch_size={near}",
         )
     return total // micro

@@ -72,7 +72,9 @@ class Log:
         return [
             e
             for e in self.events
-            if (name is None or e.name == name) and (kind is None or e.kind == kind) and (axis is None or e.axis == axis)
+            if (name is None or e.name == name)
+            and (kind is None or e.kind == kind)
+            and (axis is None or e.axis == axis)
         ]
 
     def count(self, name: str | None = None, *, axis: str | None = None) -> int:
@@ -118,7 +120,9 @@ def emit(
 
 
 @contextlib.contextmanager
-def span(name: str, kind: str = "compute", *, axis: str = "", nbytes: int = 0, size: int = 1, note: str = "") -> Iterator[None]:
+def span(
+    name: str, kind: str = "compute", *, axis: str = "", nbytes: int = 0, size: int = 1, note: str = ""
+) -> Iterator[None]:
     """Record the block as one event."""
     if not _logs:
         yield

@@ -69,7 +69,11 @@ def weights(config: TransformerConfig, seed: int) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, param in logical_parameters(GPTModel(config, Mesh.serial())):
         layout = layout_of(param)
-        noise = draw(name, dataclasses.replace(layout, shape=(layout.rows or param.shape[0], *param.shape[1:]), init=Init(std=0.15)), seed)
+        noise = draw(
+            name,
+            dataclasses.replace(layout, shape=(layout.rows or param.shape[0], *param.shape[1:]), init=Init(std=0.15)),
+            seed,
+        )
         tensors[name] = noise + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return tensors
 
@@ -80,7 +84,11 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
     ids = torch.randint(0, case.config.vocab_size, (case.micro_batch_size, case.seq_length + 1), generator=generator)
     keep = 0.25 + 0.6 * torch.rand((), generator=generator)
     mask = (torch.rand(ids[:, 1:].shape, generator=generator) < keep).float()
-    return {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask * (0.0 if dp_rank == case.empty_rank else 1.0)}
+    return {
+        "tokens": ids[:, :-1],
+        "labels": ids[:, 1:],
+        "loss_mask": mask * (0.0 if dp_rank == case.empty_rank else 1.0),
+    }
 
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:
@@ -92,7 +100,9 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     losses = [(model(b["tokens"], labels=b["labels"]) * b["loss_mask"]).sum() for b in batches]
     loss = torch.stack(losses).sum() / max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
     loss.backward()
-    return loss.item(), {n: gather_logical(_grad(p), layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)}
+    return loss.item(), {
+        n: gather_logical(_grad(p), layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)
+    }
 
 
 def _grad(p: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
-Each row of a table pairs one logical tensor of ours with the tensors of theirs that hold the same numbers, and names the
-transform between them. A transform is a pair of functions that undo each other, so import and export cannot disagree.
-
+Each row of a table pairs one logical tensor of ours with the tensors of theirs that hold the same numbers, and names
+the transform between them. A transform is a pair of functions that undo each other, so import and export cannot
+disagree. 
 | transform  | theirs -> ours                                                                                     |
 |------------|----------------------------------------------------------------------------------------------------|
 | same       | unchanged                                                                                          |
@@ -13,8 +13,8 @@ transform between them. A transform is a pair of functions that undo each other,
 | conv_pack  | GPT-2's `[h, 3h]` of all q, all k, all v, transposed and packed                                    |
 | stack      | gate [f, h] and up [f, h] -> [2 f, h]                                                              |
 
-The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are already
-in RoPE's half-split convention, so no permutation of rows is needed.
+The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are
+already in RoPE's half-split convention, so no permutation of rows is needed.
 
 Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 """
@@ -59,7 +59,9 @@ LLAMA_LIKE = (
     Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",)),
     Row(_L + "input_layernorm.weight", (_T + "input_layernorm.weight",)),
     Row(_L + "self_attention.linear_qkv.weight", tuple(_T + f"self_attn.{x}_proj.weight" for x in "qkv"), "pack"),
-    Row(_L + "self_attention.linear_qkv.bias", tuple(_T + f"self_attn.{x}_proj.bias" for x in "qkv"), "pack", _qkv_bias),
+    Row(
+        _L + "self_attention.linear_qkv.bias", tuple(_T + f"self_attn.{x}_proj.bias" for x in "qkv"), "pack", _qkv_bias
+    ),
     Row(_L + "self_attention.q_layernorm.weight", (_T + "self_attn.q_norm.weight",), when=lambda c: c.qk_layernorm),
     Row(_L + "self_attention.k_layernorm.weight", (_T + "self_attn.k_norm.weight",), when=lambda c: c.qk_layernorm),
     Row(_L + "self_attention.linear_proj.weight", (_T + "self_attn.o_proj.weight",)),
@@ -162,7 +164,9 @@ def _rows(config: TransformerConfig, family: str) -> Iterator[tuple[str, list[st
             yield row.ours.format(n), [t.format(n) for t in row.theirs], row.transform
 
 
-def state_from_huggingface(state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str) -> dict[str, torch.Tensor]:
+def state_from_huggingface(
+    state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
+) -> dict[str, torch.Tensor]:
     """Logical tensors of ours from a Hugging Face state dict.
 
     Raises:
@@ -180,11 +184,16 @@ def state_from_huggingface(state: Mapping[str, torch.Tensor], config: Transforme
     extra = sorted(set(state) - used - tied - buffers)
     if missing or extra:
         lines = [f"missing {t}" for t in missing] + [f"left over {t}" for t in extra]
-        raise CheckpointError(f"this is not a {family} model of the given config:\n  " + "\n  ".join(lines), fix="check model_type and config")
+        raise CheckpointError(
+            f"this is not a {family} model of the given config:\n  " + "\n  ".join(lines),
+            fix="check model_type and config",
+        )
     return ours
 
 
-def state_to_huggingface(state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str) -> dict[str, torch.Tensor]:
+def state_to_huggingface(
+    state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
+) -> dict[str, torch.Tensor]:
     """A Hugging Face state dict from our logical tensors; a tied output layer is written once, as they do."""
     theirs: dict[str, torch.Tensor] = {}
     for name, names, transform in _rows(config, family):
@@ -214,7 +223,13 @@ _GPT2 = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layernorm_epsilon",
 }
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConfig]:
@@ -230,18 +245,30 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
     fields: dict[str, Any] = {ours: hf[theirs] for theirs, ours in names.items() if hf.get(theirs) is not None}
     fields["untie_embeddings_and_output_weights"] = not hf.get("tie_word_embeddings", family == "gpt2")
     if family == "gpt2":
-        for option, wanted in (("scale_attn_by_inverse_layer_idx", False), ("scale_attn_weights", True), ("reorder_and_upcast_attn", False)):
+        for option, wanted in (
+            ("scale_attn_by_inverse_layer_idx", False),
+            ("scale_attn_weights", True),
+            ("reorder_and_upcast_attn", False),
+        ):
             if hf.get(option, wanted) is not wanted:
                 raise ConfigError(f"{option}={hf[option]} is not supported", fix="use a model without it")
-        fields.update(normalization="LayerNorm", position_embedding_type="learned_absolute", activation=_activation(hf["activation_function"]))
+        fields.update(
+            normalization="LayerNorm",
+            position_embedding_type="learned_absolute",
+            activation=_activation(hf["activation_function"]),
+        )
         return family, TransformerConfig.from_dict(fields)
     fields.update(normalization="RMSNorm", position_embedding_type="rope", **_rope(hf))
     gated = {"silu": "swiglu", "gelu": "geglu"}
     if hf["hidden_act"] not in gated:
-        raise ConfigError(f"hidden_act {hf['hidden_act']!r} is not supported in a gated MLP", fix=f"supported: {', '.join(gated)}")
+        raise ConfigError(
+            f"hidden_act {hf['hidden_act']!r} is not supported in a gated MLP", fix=f"supported: {', '.join(gated)}"
+        )
     bias = bool(hf.get("attention_bias", False))
     if bias != bool(hf.get("mlp_bias", False)):
-        raise ConfigError(f"attention_bias={bias} with mlp_bias={not bias} is not supported", fix="use a model with both or neither")
+        raise ConfigError(
+            f"attention_bias={bias} with mlp_bias={not bias} is not supported", fix="use a model with both or neither"
+        )
     fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias)
     fields.update(add_qkv_bias=family == "qwen2", qk_layernorm=family == "qwen3", sliding_window=_window(hf, family))
     return family, TransformerConfig.from_dict(fields)
@@ -262,7 +289,10 @@ def _window(hf: Mapping[str, Any], family: str) -> int | None:
     if kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"}:
-        raise ConfigError(f"layers with different attention ({', '.join(sorted(kinds))}) are not supported", fix="use a model with one kind")
+        raise ConfigError(
+            f"layers with different attention ({', '.join(sorted(kinds))}) are not supported",
+            fix="use a model with one kind",
+        )
     return int(window)
 
 

@@ -1,20 +1,20 @@
 """Collectives that autograd understands, each beside its conjugate.
 
-A collective inside a model needs two halves: what travels forward, and what the gradient does on the way back. The
-second is not a choice. If every rank computes the same loss from a replicated tensor, the gradient of *copy* is a
-*sum*, and the gradient of a *sum* is a *copy*; cut and concatenate are each other's gradient in the same way. Megatron's
-first paper calls the first pair f and g, its third paper adds the sequence-parallel pair, g-bar.
+A collective inside a model needs two halves: what travels forward, and what the gradient does on the way back.
+The second is not a choice. If every rank computes the same loss from a replicated tensor, the gradient of *copy* is a
+*sum*, and the gradient of a *sum* is a *copy*; cut and concatenate are each other's gradient in the same way.
+Megatron's first paper calls the first pair f and g, its third paper adds the sequence-parallel pair, g-bar.
 
-| function                          | forward                     | backward                   | where                       |
-|-----------------------------------|-----------------------------|----------------------------|-----------------------------|
-| `copy_to_region` (f)              | nothing                     | all-reduce                 | before a column-split matrix|
-| `reduce_from_region` (g)          | all-reduce                  | nothing                    | after a row-split matrix    |
-| `scatter_to_region`               | cut the last dim            | all-gather                 | input of a row-split matrix |
-| `gather_from_region`              | all-gather the last dim     | cut                        | output of a column-split one|
-| `scatter_to_sequence_region`      | cut dim 0                   | all-gather                 | after the embedding         |
-| `gather_from_sequence_region`     | all-gather dim 0            | reduce-scatter (or cut)    | before a column-split matrix|
-| `reduce_scatter_to_sequence_region` (g-bar) | reduce-scatter dim 0 | all-gather               | after a row-split matrix    |
-| `all_to_all_region`               | all-to-all along dim 0      | all-to-all, splits swapped | experts, Ulysses            |
+| function                            | forward             | backward                | where                       |
+|-------------------------------------|---------------------|-------------------------|-----------------------------|
+| `copy_to_region` (f)                | nothing             | all-reduce              | before a column-split matrix|
+| `reduce_from_region` (g)            | all-reduce          | nothing                 | after a row-split matrix    |
+| `scatter_to_region`                 | cut the last dim    | all-gather              | before a row-split matrix   |
+| `gather_from_region`                | gather the last dim | cut                     | after a column-split matrix |
+| `scatter_to_sequence_region`        | cut dim 0           | all-gather              | after the embedding         |
+| `gather_from_sequence_region`       | gather dim 0        | reduce-scatter (or cut) | before a column-split matrix|
+| `reduce_scatter_to_sequence_region` | reduce-scatter      | all-gather              | after a row-split matrix    |
+| `all_to_all_region`                 | all-to-all, dim 0   | the same, splits swapped| experts, Ulysses            |
 
 `gather_from_region` cuts in its backward because what follows it is computed identically on all ranks, so each already
 has the whole gradient. Where the ranks go on to do *different* work with the gathered tensor, their gradients are
@@ -105,7 +105,9 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
         )
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    return _issue("reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k))
+    return _issue(
+        "reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k)
+    )
 
 
 def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum") -> torch.Tensor:
@@ -267,7 +269,7 @@ def scatter_to_region(x: torch.Tensor, axis: Axis, dim: int = -1) -> torch.Tenso
 
 
 def gather_from_region(x: torch.Tensor, axis: Axis, dim: int = -1, *, reduce_gradient: bool = False) -> torch.Tensor:
-    """Concatenate the parts of the last dim; `[..., n / size] -> [..., n]`. See the module docstring for the gradient."""
+    """Concatenate the parts of the last dim; `[..., n / size] -> [..., n]`; for the gradient see the module."""
     return x if axis.size == 1 else _Gather.apply(x, axis, dim, reduce_gradient)  # type: ignore[no-any-return]
 
 

@@ -27,7 +27,9 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 | `tp_cp`    | same samples, same layers                        | router statistics                               |
 | `tp_dp_cp` | same layers                                      | fp8 amax, router statistics                     |
 | `mp`       | together hold one copy of the model (tp-pp)      | the gradient norm                               |
-| `ep`, `etp`, `edp` | share the experts; share one expert; hold the same experts | tokens; activations; expert gradients |
+| `ep`       | share the experts                                | tokens                                          |
+| `etp`      | share every expert                               | activations                                     |
+| `edp`      | hold the same experts                            | expert gradients                                |
 | `etp_ep`, `etp_ep_pp` | hold all experts of a layer; of the model | tokens; the gradient norm                    |
 | `embd`     | first and last stage: hold the tied embedding    | its gradient                                    |
 | `world`    | everybody                                        | decisions                                       |
@@ -107,7 +109,13 @@ def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -
     dp = parallel.data_parallel_size(world_size)
     pp = parallel.pipeline_model_parallel_size
     if grid == "dense":
-        sizes = {"tp": parallel.tensor_model_parallel_size, "cp": parallel.context_parallel_size, "ep": 1, "dp": dp, "pp": pp}
+        sizes = {
+            "tp": parallel.tensor_model_parallel_size,
+            "cp": parallel.context_parallel_size,
+            "ep": 1,
+            "dp": dp,
+            "pp": pp,
+        }
     else:
         etp, ep = parallel.expert_tensor_parallel_size, parallel.expert_model_parallel_size
         assert etp is not None, "derived at construction"
@@ -252,7 +260,9 @@ class Mesh:
             groups = {n: self._axes[n].group for n in names}
             for name in alone:  # DeviceMesh wants a real group even where there is nobody to talk to
                 for other in range(self.world.size):
-                    group = dist.new_group([other], timeout=datetime.timedelta(seconds=self.parallel.distributed_timeout_seconds))
+                    group = dist.new_group(
+                        [other], timeout=datetime.timedelta(seconds=self.parallel.distributed_timeout_seconds)
+                    )
                     groups[name] = group if other == self.rank else groups[name]
             self._device_mesh = DeviceMesh.from_group(
                 [groups[n] for n in names],  # type: ignore[misc]

@@ -10,10 +10,10 @@ One all-reduce forward and one backward, as for any column-row pair.
 
 Grouped-query attention shares one key/value head among a/g query heads. The rows of A_qkv are therefore stored *per
 group*, `[q ... q, k, v]` for group 0, then for group 1, ...: cutting that matrix into t equal blocks gives every rank
-whole groups, which is why Megatron packs it so. When there are fewer groups than ranks (g < t) a block is only a part of
-a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick their
-query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second reduction.
-
+whole groups, which is why Megatron packs it so. When there are fewer groups than ranks (g < t) a block is only a part
+of a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick
+their query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second
+reduction. 
 | tensor          | shape                        |
 |-----------------|------------------------------|
 | x, y            | [s, b, h], [s/t, b, h] with sequence parallelism |
@@ -111,7 +111,14 @@ class CoreAttention(nn.Module):
         p = self.dropout.p if self.training else 0.0
         with self.dropout.stream(different_over_tp=True):
             return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=p, is_causal=mask is None, scale=self.scale, enable_gqa=k.shape[1] != q.shape[1]
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=p,
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=k.shape[1] != q.shape[1],
             )
 
     def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -11,7 +11,8 @@ answer: exactly one rank contributes to each token.
 The backward pass sends nothing: each rank adds the gradient rows of its own ids. Positions are replicated; with
 sequence parallelism each rank adds those of its own tokens, so their gradient is partial.
 
-Megatron-LM: `VocabParallelEmbedding` in `tensor_parallel/layers.py`, `models/common/embeddings/language_model_embedding.py`.
+Megatron-LM: `VocabParallelEmbedding` in `tensor_parallel/layers.py`,
+`models/common/embeddings/language_model_embedding.py`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ class VocabParallelEmbedding(nn.Module):
         foreign = (ids < self.first) | (ids >= self.last)
         rows = F.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
         rows = rows.masked_fill(foreign.unsqueeze(-1), 0.0)
-        return c.reduce_scatter_to_sequence_region(rows, self.tp) if self.sequence_parallel else c.reduce_from_region(rows, self.tp)
+        return (
+            c.reduce_scatter_to_sequence_region(rows, self.tp)
+            if self.sequence_parallel
+            else c.reduce_from_region(rows, self.tp)
+        )
 
 
 class LanguageModelEmbedding(nn.Module):
@@ -96,7 +101,9 @@ class LanguageModelEmbedding(nn.Module):
         if config.position_embedding_type == "learned_absolute":
             self.position_embeddings = nn.Module()
             shape = (config.max_position_embeddings, config.hidden_size)
-            self.position_embeddings.weight = new_parameter(ParamLayout(shape, init=init, partial="sequence"), config.dtype)
+            self.position_embeddings.weight = new_parameter(
+                ParamLayout(shape, init=init, partial="sequence"), config.dtype
+            )
 
     def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """tokens, position_ids [b, s] -> [s, b, h] (or [s/t, b, h])."""
@@ -104,7 +111,8 @@ class LanguageModelEmbedding(nn.Module):
         if self.position_embeddings is not None:
             if position_ids.shape[1] > self.config.max_position_embeddings:
                 raise DataError(
-                    f"a sequence of {position_ids.shape[1]} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                    f"a sequence of {position_ids.shape[1]} tokens is longer than the "
+                    f"{self.config.max_position_embeddings} learned positions",
                     fix="shorten seq_length, or raise max_position_embeddings",
                 )
             positions = position_ids.t()

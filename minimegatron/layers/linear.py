@@ -11,10 +11,10 @@ features of y for all tokens*; cut it by its input features and every rank compu
 Put a column layer before a row layer and what leaves the first is exactly what the second wants: nothing travels
 between them, whatever elementwise function stands there. One all-reduce per pair forward, one backward.
 
-| layer  | forward        | backward                     | with sequence parallelism, forward / backward               |
-|--------|----------------|------------------------------|-------------------------------------------------------------|
-| column | -              | all-reduce of dx             | all-gather of x / reduce-scatter of dx, all-gather of x again |
-| row    | all-reduce of y| -                            | reduce-scatter of y / all-gather of dy                      |
+| layer  | forward         | backward         | with sequence parallelism: forward / backward                 |
+|--------|-----------------|------------------|---------------------------------------------------------------|
+| column | -               | all-reduce of dx | all-gather of x / reduce-scatter of dx, all-gather of x again |
+| row    | all-reduce of y | -                | reduce-scatter of y / all-gather of dy                        |
 
 Payload each time: `s*b*h` elements. With sequence parallelism x is stored cut over the sequence and gathered once more
 in the backward pass, where dW needs it: that is the price of storing 1/t of it.
@@ -119,7 +119,11 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.tp, self.sequence_parallel, self.input_is_parallel = tp, sequence_parallel and tp.size > 1, input_is_parallel
+        self.tp, self.sequence_parallel, self.input_is_parallel = (
+            tp,
+            sequence_parallel and tp.size > 1,
+            input_is_parallel,
+        )
         parts = cut_evenly(input_size, tp, f"RowParallelLinear({input_size}, {output_size})")
         self.weight = new_parameter(ParamLayout((output_size, input_size), 1, parts, tp.rank, init), dtype)
         self.bias = new_parameter(ParamLayout((output_size,), partial="sequence"), dtype) if bias else None
@@ -131,7 +135,11 @@ class RowParallelLinear(nn.Module):
         if self.tp.size == 1:
             return F.linear(x, self.weight, self.bias)
         y = F.linear(x, self.weight)
-        y = c.reduce_scatter_to_sequence_region(y, self.tp) if self.sequence_parallel else c.reduce_from_region(y, self.tp)
+        y = (
+            c.reduce_scatter_to_sequence_region(y, self.tp)
+            if self.sequence_parallel
+            else c.reduce_from_region(y, self.tp)
+        )
         return y if self.bias is None else y + self.bias
 
 

@@ -48,7 +48,8 @@ def vocab_parallel_cross_entropy(
     Returns:
         [...] in fp32. The caller decides about masks and means.
     """
-    return _VocabParallelCrossEntropy.apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
+    apply = _VocabParallelCrossEntropy.apply
+    return apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):

@@ -33,11 +33,17 @@ class Norm(nn.Module):
 
     def __init__(self, config: TransformerConfig, hidden_size: int | None = None, partial: str = "sequence") -> None:
         super().__init__()
-        self.eps, self.kind, self.zero_centered = config.layernorm_epsilon, config.normalization, config.layernorm_zero_centered_gamma
+        self.eps, self.kind, self.zero_centered = (
+            config.layernorm_epsilon,
+            config.normalization,
+            config.layernorm_zero_centered_gamma,
+        )
         shape = (hidden_size or config.hidden_size,)
         start = Init(value=0.0 if self.zero_centered else 1.0)
         self.weight = new_parameter(ParamLayout(shape, init=start, partial=partial), config.dtype)
-        self.bias = new_parameter(ParamLayout(shape, partial=partial), config.dtype) if self.kind == "LayerNorm" else None
+        self.bias = (
+            new_parameter(ParamLayout(shape, partial=partial), config.dtype) if self.kind == "LayerNorm" else None
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., n] -> [..., n]; statistics in fp32 whatever the dtype."""

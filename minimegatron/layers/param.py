@@ -3,15 +3,15 @@
 The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to initialise it, save it, convert it, reduce
 its gradient or count it in a norm, everybody needs to know what it is a part *of*.
 
-Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which `dim` it
-is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not be one
-piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix into
-equal blocks would give one rank only gates.
+Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which
+`dim` it is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not be
+one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix
+into equal blocks would give one rank only gates.
 
 From this one description follow
 
-* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed, name) and
-  each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
+* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed, name)
+and   each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
 * loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
@@ -113,7 +113,8 @@ def cut_evenly(length: int, tp: Axis, what: str, blocks: int = 1) -> tuple[Range
     block = length // blocks
     if length % blocks or block % tp.size:
         raise ConfigError(
-            f"{what} has {length} rows in {blocks} block(s); a block of {block} cannot be cut into {tp.size} equal parts",
+            f"{what} has {length} rows in {blocks} block(s); "
+            f"a block of {block} cannot be cut into {tp.size} equal parts",
             fix=f"choose a tensor_model_parallel_size that divides {block}",
         )
     n = block // tp.size
@@ -204,7 +205,9 @@ def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         if tuple(tensors[name].shape) != tuple(want):
             problems.append(f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(want)}")
     if problems:
-        raise CheckpointError("the tensors do not fit the model:\n  " + "\n  ".join(sorted(problems)), fix="load the model they belong to")
+        raise CheckpointError(
+            "the tensors do not fit the model:\n  " + "\n  ".join(sorted(problems)), fix="load the model they belong to"
+        )
     for name, param in params.items():
         layout, full = layout_of(param), tensors[name]
         if layout.rows is not None and layout.rows < layout.shape[0]:

@@ -43,7 +43,9 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
     if rng is None:
         return checkpoint(function, *args, use_reentrant=False)
     before = rng.state_dict()
-    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _as_of(rng, before)))
+    return checkpoint(
+        function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _as_of(rng, before))
+    )
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ class RotaryEmbedding(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """(Re)compute theta on the buffer's device; called again after a model built on the meta device is materialised."""
+        """Compute theta; called again when a model built on the meta device is materialised."""
         with torch.no_grad():
             theta = inverse_frequencies(self.config)
         self.inv_freq = theta.to(self.inv_freq.device) if not self.inv_freq.is_meta else theta

@@ -69,7 +69,9 @@ class GPTModel(nn.Module):
         check_model_fits(config, mesh.parallel)
         self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
-        self.embedding = LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng)) if pre_process else None
+        self.embedding = (
+            LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng)) if pre_process else None
+        )
         self.rotary = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
         self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
         self.output_layer = None
@@ -133,7 +135,9 @@ class GPTModel(nn.Module):
         assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
         from minimegatron.layers.linear import column_linear
 
-        return column_linear(hidden, self.embedding.word_embeddings.weight, None, self.mesh.tp, self.mesh.sequence_parallel)
+        return column_linear(
+            hidden, self.embedding.word_embeddings.weight, None, self.mesh.tp, self.mesh.sequence_parallel
+        )
 
     def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of every word on every tp rank, [b, s, V]; for evaluation and tests."""

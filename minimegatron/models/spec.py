@@ -60,7 +60,8 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
     except TypeError as error:
         name = getattr(spec.module, "__qualname__", repr(spec.module))
         raise ConfigError(
-            f"building {name} from its spec failed: {error}", fix="its constructor must accept the arguments of the class it replaces"
+            f"building {name} from its spec failed: {error}",
+            fix="its constructor must accept the arguments of the class it replaces",
         ) from error
 
 
@@ -91,11 +92,16 @@ def spec_from_name(module: str, function: str, config: TransformerConfig) -> Mod
     try:
         found = importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"--spec: cannot import {module!r}: {error}", fix="give a module on PYTHONPATH, e.g. my_package.my_specs") from error
+        raise ConfigError(
+            f"--spec: cannot import {module!r}: {error}", fix="give a module on PYTHONPATH, e.g. my_package.my_specs"
+        ) from error
     if not hasattr(found, function):
         fix = did_you_mean(function, dir(found)) or f"define {function}(config) there"
         raise ConfigError(f"--spec: {module} has no function {function!r}", fix=fix)
     spec = getattr(found, function)(config)
     if not isinstance(spec, ModuleSpec):
-        raise ConfigError(f"--spec: {module}.{function} returned a {type(spec).__name__}", fix="return a minimegatron.models.spec.ModuleSpec")
+        raise ConfigError(
+            f"--spec: {module}.{function} returned a {type(spec).__name__}",
+            fix="return a minimegatron.models.spec.ModuleSpec",
+        )
     return spec

@@ -52,7 +52,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama3-8b": ("llama", _sizes(32, 4096, 32, 128256, num_query_groups=8, ffn_hidden_size=14336, **_LLAMA3_ROPE)),
     "llama3-70b": ("llama", _sizes(80, 8192, 64, 128256, num_query_groups=8, ffn_hidden_size=28672, **_LLAMA3_ROPE)),
-    "mistral-7b": ("mistral", _sizes(32, 4096, 32, 32000, num_query_groups=8, ffn_hidden_size=14336, max_position_embeddings=32768)),
+    "mistral-7b": (
+        "mistral",
+        _sizes(32, 4096, 32, 32000, num_query_groups=8, ffn_hidden_size=14336, max_position_embeddings=32768),
+    ),
     "qwen2.5-0.5b": (
         "qwen2",
         _sizes(
@@ -69,7 +72,16 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2.5-7b": (
         "qwen2",
-        _sizes(28, 3584, 28, 152064, num_query_groups=4, ffn_hidden_size=18944, layernorm_epsilon=1e-6, max_position_embeddings=131072),
+        _sizes(
+            28,
+            3584,
+            28,
+            152064,
+            num_query_groups=4,
+            ffn_hidden_size=18944,
+            layernorm_epsilon=1e-6,
+            max_position_embeddings=131072,
+        ),
     ),
     "qwen3-0.6b": (
         "qwen3",
@@ -87,10 +99,22 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-8b": (
         "qwen3",
-        _sizes(36, 4096, 32, 151936, num_query_groups=8, kv_channels=128, ffn_hidden_size=12288, max_position_embeddings=40960),
+        _sizes(
+            36,
+            4096,
+            32,
+            151936,
+            num_query_groups=8,
+            kv_channels=128,
+            ffn_hidden_size=12288,
+            max_position_embeddings=40960,
+        ),
     ),
     # Small enough for a laptop: about 10 M parameters with an 8 k vocabulary.
-    "laptop-10m": ("llama", _sizes(6, 256, 8, 8192, num_query_groups=4, ffn_hidden_size=768, max_position_embeddings=1024)),
+    "laptop-10m": (
+        "llama",
+        _sizes(6, 256, 8, 8192, num_query_groups=4, ffn_hidden_size=768, max_position_embeddings=1024),
+    ),
 }
 
 
@@ -101,7 +125,9 @@ def preset(name: str) -> dict[str, Any]:
         ConfigError: there is none with this name.
     """
     if name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r}", fix=did_you_mean(name, PRESETS) or f"choose among {', '.join(PRESETS)}")
+        raise ConfigError(
+            f"there is no preset {name!r}", fix=did_you_mean(name, PRESETS) or f"choose among {', '.join(PRESETS)}"
+        )
     family, sizes = PRESETS[name]
     return {**FAMILIES[family], **sizes}
 
@@ -113,7 +139,10 @@ def family_config(family: str, **sizes: Any) -> TransformerConfig:
         ConfigError: unknown family, or the sizes do not make a model.
     """
     if family not in FAMILIES:
-        raise ConfigError(f"there is no family {family!r}", fix=did_you_mean(family, FAMILIES) or f"choose among {', '.join(FAMILIES)}")
+        raise ConfigError(
+            f"there is no family {family!r}",
+            fix=did_you_mean(family, FAMILIES) or f"choose among {', '.join(FAMILIES)}",
+        )
     return TransformerConfig.from_dict({**FAMILIES[family], **sizes})
 
 

@@ -1,11 +1,11 @@
 """Data parallelism: the same weights everywhere, other samples, one sum.
 
-The problem in a sentence: D replicas see different samples and must take the same step, without waiting for the network
-any longer than they must.
+The problem in a sentence: D replicas see different samples and must take the same step, without waiting for the
+network any longer than they must.
 
-Each replica adds its gradients into the buffer of `parallel/buckets`. In the backward pass of the *last* microbatch of a
-step a bucket is all-reduced as soon as its last gradient arrives, while the layers before it are still being computed:
-
+Each replica adds its gradients into the buffer of `parallel/buckets`. In the backward pass of the *last* microbatch
+of a step a bucket is all-reduced as soon as its last gradient arrives, while the layers before it are still being
+computed: 
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 
@@ -14,8 +14,8 @@ step a bucket is all-reduced as soon as its last gradient arrives, while the lay
 | all-reduce per bucket | last microbatch (`no_sync` for others) | 4 bytes per parameter, over dp_cp |
 
 Gradients are *summed*, never averaged here. A replica does not know how many tokens the others counted, so it cannot
-know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by the
-global token count, is in `parallel/finalize.py`.
+know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by
+the global token count, is in `parallel/finalize.py`.
 
 Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
 """

@@ -58,18 +58,34 @@ def test_gather_cuts_the_gradient(ranks):
 
 def test_scatter_to_sequence(ranks):
     check(
-        ranks, "scatter_to_sequence_region", False, lambda r: rows(0).chunk(N)[r], lambda r: torch.cat([weight(k, (2, 3, 4)) for k in range(N)])
+        ranks,
+        "scatter_to_sequence_region",
+        False,
+        lambda r: rows(0).chunk(N)[r],
+        lambda r: torch.cat([weight(k, (2, 3, 4)) for k in range(N)]),
     )
 
 
 def test_gather_from_sequence_sums_the_gradients(ranks):
     whole = lambda r: torch.cat([rows(k) for k in range(N)])  # noqa: E731
-    check(ranks, "gather_from_sequence_region", False, whole, lambda r: sum(weight(k, (32, 3, 4)) for k in range(N)).chunk(N)[r])
+    check(
+        ranks,
+        "gather_from_sequence_region",
+        False,
+        whole,
+        lambda r: sum(weight(k, (32, 3, 4)) for k in range(N)).chunk(N)[r],
+    )
 
 
 def test_reduce_scatter_gathers_the_gradients(ranks):
     part = lambda r: sum(rows(k) for k in range(N)).chunk(N)[r]  # noqa: E731
-    check(ranks, "reduce_scatter_to_sequence_region", False, part, lambda r: torch.cat([weight(k, (2, 3, 4)) for k in range(N)]))
+    check(
+        ranks,
+        "reduce_scatter_to_sequence_region",
+        False,
+        part,
+        lambda r: torch.cat([weight(k, (2, 3, 4)) for k in range(N)]),
+    )
 
 
 def uneven(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,11 @@ def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(S, B, PADDED, generator=g, dtype=torch.float64)
     target = torch.randint(0, V, (S, B), generator=g)
-    edges = [0, V - 1, *(k for n in (2, 4) for i in range(1, n) for k in (i * PADDED // n - 1, i * PADDED // n) if k < V)]
+    edges = [
+        0,
+        V - 1,
+        *(k for n in (2, 4) for i in range(1, n) for k in (i * PADDED // n - 1, i * PADDED // n) if k < V),
+    ]
     target.view(-1)[: len(edges)] = torch.tensor(edges)
     return logits, target
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.layers.param import ParamLayout, cut_evenly, gather_logical, initialize, layout_of, load_logical, logical_parameters
+from minimegatron.layers.param import (
+    ParamLayout,
+    cut_evenly,
+    gather_logical,
+    initialize,
+    layout_of,
+    load_logical,
+    logical_parameters,
+)
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.zoo import family_config
 

@@ -35,7 +35,18 @@ LLAMA31 = {
     "original_max_position_embeddings": 32,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 99, "bos_token_id": 0, "eos_token_id": 0}),
+    "gpt2": (
+        "GPT2Config",
+        {
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "vocab_size": 99,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    ),
     "llama2": ("LlamaConfig", SIZES),
     "llama2-mha-bias": ("LlamaConfig", {**SIZES, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
     "llama3.1": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA31}),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from minimegatron.comm.random import RngStreams
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig
 from minimegatron.layers import recompute as recompute_module
 from minimegatron.models.decoder import build_model
@@ -24,7 +24,14 @@ WAYS = {
 def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> list[torch.Tensor]:
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
     config = family_config(
-        "llama", num_layers=3, hidden_size=32, num_attention_heads=4, vocab_size=64, hidden_dropout=dropout, attention_dropout=dropout, **way
+        "llama",
+        num_layers=3,
+        hidden_size=32,
+        num_attention_heads=4,
+        vocab_size=64,
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+        **way,
     )
     rng = RngStreams.for_mesh(mesh, seed=5)
     model = build_model(config, mesh, seed=1, rng=rng)
@@ -40,7 +47,9 @@ def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> lis
 @pytest.mark.parametrize("tp,sp", [(1, False), (2, True), (2, False)])
 def test_bit_equal_to_no_recompute(ranks, way, dropout, tp, sp):
     pool = ranks(tp)
-    for plain, again in zip(pool.run(gradients, {}, dropout, sp), pool.run(gradients, WAYS[way], dropout, sp), strict=True):
+    for plain, again in zip(
+        pool.run(gradients, {}, dropout, sp), pool.run(gradients, WAYS[way], dropout, sp), strict=True
+    ):
         assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 

@@ -76,7 +76,14 @@ def test_a_rank_whose_tokens_all_count_for_nothing(ranks, empty_rank):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_other_seeds_and_odd_sizes(ranks, seed):
-    case = Case({TP: 2, SP: True}, {"ffn_hidden_size": 34, "vocab_size": 31}, seed=seed, seq_length=6, micro_batch_size=1, double=True)
+    case = Case(
+        {TP: 2, SP: True},
+        {"ffn_hidden_size": 34, "vocab_size": 31},
+        seed=seed,
+        seq_length=6,
+        micro_batch_size=1,
+        double=True,
+    )
     assert_same_as_serial(ranks, case, dp=2)
 
 
@@ -110,7 +117,11 @@ def _mean_of_means() -> contextlib.AbstractContextManager:
 def _bias_before_sum() -> contextlib.AbstractContextManager:
     def forward(self, x):
         y = linear.F.linear(x, self.weight, self.bias)
-        return linear.c.reduce_scatter_to_sequence_region(y, self.tp) if self.sequence_parallel else linear.c.reduce_from_region(y, self.tp)
+        return (
+            linear.c.reduce_scatter_to_sequence_region(y, self.tp)
+            if self.sequence_parallel
+            else linear.c.reduce_from_region(y, self.tp)
+        )
 
     return _patch(linear.RowParallelLinear, "forward", forward)
 
@@ -118,12 +129,16 @@ def _bias_before_sum() -> contextlib.AbstractContextManager:
 _MISTAKES = {
     "norms not summed": lambda: _without("sequence"),
     "qk norms not summed": lambda: _without("heads"),
-    "copy without its all-reduce": lambda: _patch(linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Pending(x)),
+    "copy without its all-reduce": lambda: _patch(
+        linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Pending(x)
+    ),
     "no reduction over dp": lambda: _patch(finalize.DistributedDataParallel, "finish_grad_sync", lambda self: None),
     "mean of means": _mean_of_means,
     "row bias on every rank": _bias_before_sum,
     "gather cuts instead of reducing": lambda: _patch(
-        linear.c, "reduce_scatter_start", lambda x, axis, output=None: collectives.Pending(collectives.local_part(x, axis, 0))
+        linear.c,
+        "reduce_scatter_start",
+        lambda x, axis, output=None: collectives.Pending(collectives.local_part(x, axis, 0)),
     ),
 }
 

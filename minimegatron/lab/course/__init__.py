@@ -1,0 +1,1 @@
+"""The checks of each lab, one module a notebook; the notebooks themselves hold none."""
