@@ -332,8 +332,11 @@ class DataConfig(_Config):
     data_args_path: str | None = opt(None, "file that holds what data_path would be given")
     mock_data: bool = opt(False, "synthetic, learnable tokens; no file is read")
     corpus: str | None = opt(
-        None, "text that every machine has: the sources of Python's standard library", (None, "stdlib")
+        None,
+        "text that every machine has: Python's standard library, its sources and docstrings, or one of the two",
+        (None, "stdlib", "stdlib-code", "stdlib-docs"),
     )
+    corpus_path: str = opt(".corpus", "folder in which the corpus, its tokenizer and its tokens are made once and kept")
     data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
     seq_length: int = opt(256, "tokens of a sample")
     tokenizer_type: str | None = opt(None, "tokenizer of the data")
@@ -347,7 +350,7 @@ class DataConfig(_Config):
     def _check(self) -> None:
         require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
         per_split = self.train_data_path or self.valid_data_path or self.test_data_path
-        named = {"data_path": self.data_path, "train_data_path, valid_data_path or test_data_path": per_split}
+        named: dict[str, Any] = {"data_path": self.data_path, "train_data_path, valid_data_path or test_data_path": per_split}
         named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
         given = [name for name, value in named.items() if value]
         require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
