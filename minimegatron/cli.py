@@ -1,0 +1,67 @@
+"""The `minimegatron` command: `minimegatron COMMAND ...`, each command a module with a `main(argv)`.
+
+A command's module is imported only when it is called, so `minimegatron --help` answers at once. Exit statuses are those
+of `minimegatron.errors`: a user's mistake prints its message, never a traceback; anything else is a defect and does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import minimegatron
+from minimegatron.errors import ConfigError, MinimegatronError, did_you_mean
+
+# command -> (module with main(argv), what it does)
+COMMANDS = {
+    "train": ("minimegatron.pretrain_gpt", "train a GPT; on N ranks: torchrun --nproc-per-node N -m minimegatron train"),
+    "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
+    "lab": ("minimegatron.jupyter", "open JupyterLab on the labs"),
+    "build-labs": ("minimegatron.lab.build", "write the notebooks from their sources; --check says which are stale"),
+    "doctor": ("minimegatron.doctor", "say what this machine can do, how things run on it, and what to add"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: command and its arguments; default those of the process.
+
+    Returns:
+        The exit status.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"minimegatron {minimegatron.__version__}")
+        return 0
+    try:
+        return run(words[0], words[1:])
+    except MinimegatronError as error:
+        print(f"minimegatron {words[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Import the command's module and call it.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    if name not in COMMANDS:
+        raise ConfigError("no such command", fix=did_you_mean(name, COMMANDS) or f"one of {', '.join(COMMANDS)}")
+    status = importlib.import_module(COMMANDS[name][0]).main(argv)
+    return int(status or 0)
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = ["usage: minimegatron COMMAND ...      (minimegatron COMMAND --help, minimegatron --version)", ""]
+    lines += [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(lines)

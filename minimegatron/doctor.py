@@ -1,0 +1,235 @@
+"""What this machine can do, how things will run on it, and what to install for the rest.
+
+Three steps, each plain data: `examine` collects facts, `ways` says from the facts how each feature runs here, `advice`
+says what is missing and how to get it. Nothing is assumed of the core: a tensor is multiplied and differentiated, and a
+gloo group of one is made and used, which fails where the machine cannot resolve or reach itself.
+
+    minimegatron doctor            # exit status 0 when the core works, else 1
+    minimegatron doctor --json     # the facts, for scripts and bug reports
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import minimegatron
+
+Facts = dict[str, Any]
+PACKAGES = ("jupyterlab", "matplotlib", "nbval", "transformers", "megatron-core", "transformer-engine", "flash-attn")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WIDTH = 80
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns 0 when the core works."""
+    parser = argparse.ArgumentParser("minimegatron doctor", description="what this machine can do")
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
+    args = parser.parse_args(argv)
+    facts = examine()
+    if args.json:
+        print(json.dumps({"facts": facts, "ways": dict(ways(facts)), "advice": dict(advice(facts))}, indent=2))
+    else:
+        print(report(facts))
+    return 1 if facts["broken"] else 0
+
+
+# ------------------------------------------------------------------------------------------------------ facts
+
+
+def examine() -> Facts:
+    """Everything the report says, as plain data; `broken` lists what keeps the core from working."""
+    facts: Facts = {
+        "minimegatron": minimegatron.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": usable_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": gpus(),
+        "nvcc": nvcc_version(),
+        "browser": next((name for name in BROWSERS if shutil.which(name)), None),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "broken": [],
+    }
+    try:
+        facts["torch"] = examine_torch(bool(facts["gpus"]))
+    except Exception as error:  # the doctor's work is to say what is wrong, whatever it is
+        facts["torch"] = None
+        facts["broken"].append(f"torch: {type(error).__name__}: {error}")
+        return facts
+    for name, check in (("autograd", check_autograd), ("gloo", check_gloo)):
+        try:
+            check()
+        except Exception as error:
+            facts["broken"].append(f"{name}: {type(error).__name__}: {error}")
+    return facts
+
+
+def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: the affinity mask, cut by a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return allowed
+
+
+def gpus() -> list[str]:
+    """`name, memory, driver` of every NVIDIA GPU, as the driver reports them; no CUDA context is made."""
+    query = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return [line.strip() for line in _output(query).splitlines() if line.strip()]
+
+
+def nvcc_version() -> str | None:
+    """The CUDA compiler's release, or None without one."""
+    words = _output(("nvcc", "--version")).replace(",", " ").split()
+    return words[words.index("release") + 1] if "release" in words[:-1] else None
+
+
+def examine_torch(gpu: bool) -> Facts:
+    """Version and build of torch; whether it sees the GPU is asked only where there is one."""
+    import torch
+    import torch.distributed as dist
+
+    if torch.version.cuda:
+        build = f"CUDA {torch.version.cuda}"
+    else:
+        build = f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
+    seen = torch.cuda.device_count() if gpu and torch.version.cuda else 0
+    nccl = dist.is_available() and dist.is_nccl_available()
+    return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl}
+
+
+def check_autograd() -> None:
+    """A product and its gradient."""
+    import torch
+
+    x = torch.full((2, 2), 3.0, requires_grad=True)
+    (x @ x).sum().backward()
+    if x.grad is None or x.grad.tolist() != [[12.0, 12.0], [12.0, 12.0]]:
+        raise RuntimeError(f"the gradient of sum(x @ x) at x = 3 is {x.grad}, not 12")
+
+
+def check_gloo() -> None:
+    """A group of one rank, and an all-reduce on it."""
+    import torch
+    import torch.distributed as dist
+
+    limit = datetime.timedelta(seconds=10)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    try:
+        dist.all_reduce(torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _output(command: Sequence[str]) -> str:
+    """What a command prints, or "" when it is absent, fails, or takes longer than 5 s."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------ conclusions
+
+
+def ways(facts: Facts) -> list[tuple[str, str]]:
+    """(feature, how it runs on this machine)."""
+    if facts["torch"] is None:
+        return []
+    cores, seen, packages = facts["cores"], facts["torch"]["gpus"], facts["packages"]
+    if seen and facts["torch"]["nccl"]:
+        ranks = f"NCCL, one GPU a rank: torchrun --nproc-per-node {seen}; more ranks than that: gloo on the CPU"
+        precision = "fp32, bf16, fp16 on the GPU"
+    else:
+        ranks = f"gloo on the CPU: torchrun --nproc-per-node {cores} uses every core; more ranks take turns"
+        precision = "fp32; bf16 and fp16 run too, to learn with, not for speed"
+    attention = "torch's scaled_dot_product_attention" + (" (FlashAttention-2, cuDNN)" if seen else "")
+    labs = "JupyterLab: make lab" if packages["jupyterlab"] else "not installed"
+    oracles = [name for name in ("transformers", "megatron-core") if packages[name]]
+    tests = "make test" if packages["nbval"] else "not installed; make test does it"
+    return [
+        ("ranks", ranks),
+        ("precision", precision),
+        ("attention", attention),
+        ("labs", labs),
+        ("pictures", "matplotlib" if packages["matplotlib"] else "not installed; make lab does it"),
+        ("tests", tests + (f", against {' and '.join(oracles)}" if oracles else "")),
+    ]
+
+
+def advice(facts: Facts) -> list[tuple[str, str]]:
+    """(what is missing, what to do); things that only a GPU can use are not asked for without one."""
+    packages, torch = facts["packages"], facts["torch"]
+    wanted = []
+    if torch is None:
+        wanted.append(("torch", "pip install --constraint constraints.txt torch, or make lab"))
+    if not packages["jupyterlab"] or not packages["matplotlib"]:
+        wanted.append(("labs", "make lab, or pip install --constraint constraints.txt -e '.[lab]'"))
+    if not packages["nbval"]:
+        wanted.append(("tests", "make test installs what they need"))
+    if not facts["browser"]:
+        wanted.append(("browser checks", "install Chromium from your system's packages, then make browser"))
+    if not facts["gpus"]:
+        wanted.append(("GPU", "none found, and none is needed; with one, make lab also runs make gpu"))
+        return wanted
+    if torch is not None and not torch["gpus"]:
+        fix = f"torch's build ({torch['build']}) does not see the GPU: install a CUDA build of torch {torch['version']}"
+        wanted.append(("torch for the GPU", fix))
+    if not facts["nvcc"]:
+        wanted.append(("nvcc", "install the CUDA toolkit of torch's CUDA version, to build kernels"))
+    if not packages["transformer-engine"] or not packages["flash-attn"]:
+        wanted.append(("Transformer Engine, flash-attn", "make gpu"))
+    return wanted
+
+
+def report(facts: Facts) -> str:
+    """The facts and conclusions in 80 columns."""
+    torch, packages = facts["torch"], facts["packages"]
+    found = [
+        ("minimegatron", facts["minimegatron"]),
+        ("Python", f"{facts['python']} on {facts['system']}"),
+        ("torch", f"{torch['version']}, {torch['build']} build" if torch else "cannot be used"),
+        ("CPU", f"{facts['cores']} core(s), {facts['memory_gib']} GiB of memory"),
+        ("GPU", "; ".join(facts["gpus"]) or "none"),
+        ("gloo", "works" if torch and not any(b.startswith("gloo") for b in facts["broken"]) else "does not work"),
+        ("NCCL", "in this build of torch" if torch and torch["nccl"] else "not in this build of torch"),
+        ("nvcc", facts["nvcc"] or "not found"),
+        ("browser", facts["browser"] or "no Chromium found"),
+        *((name, packages[name] or "not installed") for name in PACKAGES),
+    ]
+    parts = [("This machine", found), ("How things run here", ways(facts)), ("To get more", advice(facts))]
+    if facts["broken"]:
+        parts.append(("The core does not work", [("because", problem) for problem in facts["broken"]]))
+    lines = []
+    for title, rows in parts:
+        if rows:
+            lines += ["", title, *(line for row in rows for line in _row(*row))]
+    return "\n".join([*lines[1:], "", "The core works." if not facts["broken"] else "The core does not work."])
+
+
+def _row(name: str, text: str) -> list[str]:
+    margin = " " * 22
+    if len(name) > 18:
+        return [f"  {name}", *textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin)]
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<20}", subsequent_indent=margin)

@@ -1,0 +1,110 @@
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+import minimegatron
+from minimegatron import cli, errors
+from minimegatron.cli import COMMANDS, main
+
+EXIT_STATUSES = {
+    "ConfigError": 2,
+    "CheckpointError": 3,
+    "DataError": 4,
+    "RankError": 5,
+    "NumericsError": 6,
+    "DeadlineError": 7,
+}
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Register a command whose main is the given function."""
+
+    def add(function):
+        module = types.ModuleType("a_command")
+        module.main = function
+        monkeypatch.setitem(sys.modules, "a_command", module)
+        monkeypatch.setitem(cli.COMMANDS, "try", ("a_command", ""))
+
+    return add
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_exists(name):
+    assert callable(importlib.import_module(COMMANDS[name][0]).main)
+
+
+def test_usage_lists_every_command_and_fits_the_terminal(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name}" in text for name in COMMANDS)
+    assert max(map(len, text.splitlines())) <= 100
+    assert main([]) == 2
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"minimegatron {minimegatron.__version__}\n"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("pre-process", "preprocess")])
+def test_an_unknown_command_is_refused_with_the_nearest(typed, meant, capsys):
+    assert main([typed]) == 2
+    error = capsys.readouterr().err
+    assert f"minimegatron {typed}: no such command" in error and f"did you mean `{meant}`?" in error
+
+
+def test_an_unknown_command_with_nothing_near_lists_all(capsys):
+    assert main(["zzzzzz"]) == 2
+    error = capsys.readouterr().err
+    assert all(name in error for name in COMMANDS)
+
+
+@pytest.mark.parametrize(("kind", "status"), EXIT_STATUSES.items())
+def test_our_errors_become_their_exit_status_and_text(kind, status, command, capsys):
+    def fail(argv):
+        raise getattr(errors, kind)("it broke", where="rank 1", fix="mend it")
+
+    command(fail)
+    assert main(["try"]) == status
+    captured = capsys.readouterr()
+    assert captured.err == "minimegatron try: it broke\n  where: rank 1\n  fix: mend it\n"
+    assert captured.out == ""
+
+
+def test_the_table_of_exit_statuses_is_complete():
+    kinds = {k.__name__: k.exit_code for k in vars(errors).values() if isinstance(k, type) and issubclass(k, Exception)}
+    assert {k: v for k, v in kinds.items() if k != "MinimegatronError"} == EXIT_STATUSES
+
+
+def test_a_defect_keeps_its_traceback(command):
+    command(lambda argv: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["try"])
+
+
+def test_a_command_gets_its_arguments_and_returns_its_status(command):
+    command(lambda argv: len(argv))
+    assert main(["try", "--a", "b"]) == 2
+    command(lambda argv: None)
+    assert main(["try"]) == 0
+
+
+def test_control_c_is_130(command):
+    def wait(argv):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    command(wait)
+    assert main(["try"]) == 130
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "minimegatron", "nothing-like-it"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "") and "no such command" in done.stderr

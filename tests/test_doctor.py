@@ -1,0 +1,76 @@
+import json
+import sys
+
+import pytest
+
+from minimegatron import doctor
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return doctor.examine()
+
+
+def test_the_core_works_here(facts, capsys):
+    assert facts["broken"] == []
+    assert facts["torch"]["version"] and facts["cores"] >= 1
+
+
+def test_the_report_fits_80_columns_and_names_every_fact(facts):
+    text = doctor.report(facts)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(word in text for word in ("torch", "gloo", "NCCL", "nvcc", "GPU", *doctor.PACKAGES))
+    assert text.endswith("The core works.")
+
+
+def test_json_is_the_same_as_data(monkeypatch, facts, capsys):
+    monkeypatch.setattr(doctor, "examine", lambda: facts)
+    assert doctor.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"] == facts
+
+
+def test_a_broken_core_is_exit_status_1_with_the_reason(monkeypatch, capsys):
+    def fail():
+        raise RuntimeError("no address for this host")
+
+    monkeypatch.setattr(doctor, "check_gloo", fail)
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    assert "gloo: RuntimeError: no address for this host" in out and "The core does not work." in out
+
+
+def test_without_torch_the_doctor_still_answers(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor.main([]) == 1
+    assert "pip install --constraint constraints.txt torch" in capsys.readouterr().out
+
+
+GPU = {"gpus": ["NVIDIA H200, 143771 MiB, 580.95"], "nvcc": None}
+
+
+def test_a_gpu_that_torch_cannot_see_is_told(facts):
+    said = dict(doctor.advice({**facts, **GPU}))
+    assert "does not see the GPU" in said["torch for the GPU"]
+    assert "nvcc" in said and said["Transformer Engine, flash-attn"] == "make gpu"
+    assert "GPU" not in said
+
+
+def test_a_gpu_that_works_is_used(facts):
+    torch = {"version": "2.13.0", "build": "CUDA 13.0", "gpus": 2, "nccl": True}
+    machine = {**facts, **GPU, "torch": torch}
+    assert dict(doctor.ways(machine))["ranks"].startswith("NCCL, one GPU a rank: torchrun --nproc-per-node 2")
+    assert max(map(len, doctor.report(machine).splitlines())) <= 80
+
+
+def test_a_quota_cuts_the_cores(tmp_path):
+    everything = doctor.usable_cores(tmp_path)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert doctor.usable_cores(tmp_path) == everything
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert doctor.usable_cores(tmp_path) == 1
+
+
+def test_commands_that_are_absent_or_fail_say_nothing():
+    assert doctor._output(("no-such-command-anywhere",)) == ""
+    assert doctor._output((sys.executable, "-c", "print('x'); raise SystemExit(3)")) == ""
+    assert doctor._output((sys.executable, "-c", "print('x')")) == "x\n"
