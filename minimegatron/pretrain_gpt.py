@@ -1,0 +1,62 @@
+"""Train a GPT from the command line, on one process or under torchrun.
+
+    python -m minimegatron.pretrain_gpt --preset laptop-10m --corpus stdlib --train-iters 100 --lr 1e-3
+
+    torchrun --nproc-per-node 4 -m minimegatron.pretrain_gpt --tensor-model-parallel-size 2 --sequence-parallel ...
+
+The flags are Megatron-LM's; `--help` lists them. The command line is checked against every rule before the ranks meet,
+so a mistake costs a second and not a place in a queue.
+
+| exit status | when                                                                                       |
+|-------------|--------------------------------------------------------------------------------------------|
+| 0           | done, or stopped as asked: `--exit-interval`, `--exit-duration-in-mins`, SIGTERM           |
+| 2           | a flag, or flags that do not fit together or this number of ranks                          |
+| 3           | a checkpoint                                                                               |
+| 4           | the data                                                                                   |
+| 5           | a rank failed, died, or its replicas differ                                                |
+| 6           | a loss or gradient that is not finite                                                      |
+| 7           | a rank did not come in time                                                                |
+| 130         | Ctrl-C                                                                                     |
+
+(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status.)
+
+Megatron-LM: `pretrain_gpt.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from minimegatron.comm.rank import init, run_rank
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.trainer import Trainer
+
+
+def pretrain(argv: Sequence[str]) -> Trainer:
+    """Parse, check, meet the other ranks, train; the trainer when all is done.
+
+    Args:
+        argv: the command line's words.
+
+    Raises:
+        MinimegatronError: see the table of this module.
+    """
+    run = parse_args(argv, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend)
+    trainer = Trainer(run)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The whole life of this process; see the table of exit statuses."""
+    run_rank(lambda: pretrain(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    main()

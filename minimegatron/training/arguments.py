@@ -1,0 +1,245 @@
+"""Megatron's command line, made from the fields of `config.py`.
+
+The problem in a sentence: Megatron-LM has about nine hundred flags, and whoever knows fifty of them should find those
+fifty here, meaning the same.
+
+A flag is a field's name with dashes, and the field's comment is its help. So there is no second list to keep in step:
+
+| field                            | flag                                     |
+|----------------------------------|------------------------------------------|
+| `hidden_size: int`               | `--hidden-size N`                        |
+| `sequence_parallel: bool = False`| `--sequence-parallel`                    |
+| `scale_output_init: bool = True` | `--no-scale-output-init`                 |
+| `data_path: tuple[str, ...]`     | `--data-path A B ...`                    |
+
+Megatron's other spellings, what is already so here and what is not here yet are data, in `megatron_flags.py`. Nothing
+is ever ignored: a flag works, or says that it changes nothing, or ends the command with status 2 before any rank talks
+to another.
+
+Values come from four places; the later one wins: defaults, `--preset NAME` (models/zoo.py), `--config FILE.json` (the
+shape that the log file's first line has), flags. Defaults are those of `config.py`, except the few of `DEFAULTS`, where
+Megatron's command line has another value and the result of a training would differ.
+
+Megatron-LM: `megatron/training/arguments.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.models.zoo import PRESETS, preset
+from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
+from minimegatron.training.run import SECTIONS, RunConfig, check_run
+
+# Megatron's command-line defaults where those of `config.py` differ. Those of the model do not apply to a preset or a
+# configuration file, which say what the model is.
+DEFAULTS: dict[str, dict[str, Any]] = {"model": {"hidden_dropout": 0.1, "attention_dropout": 0.1}}
+
+
+def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
+    """A command line as configuration, checked against every rule; no process group is needed.
+
+    Args:
+        argv: the words after the program's name.
+        world_size: ranks that the launcher started.
+
+    Raises:
+        ConfigError: an unknown flag (with the nearest one), a flag of Megatron's that is not supported yet, a bad
+            value, two flags that contradict each other, or a combination that cannot work.
+        SystemExit: after `--help`.
+    """
+    parser = build_parser()
+    found, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
+    _refuse_unknown(rest, parser)
+    flags = {k: v for k, v in vars(found).items() if k not in ("origins", "notes", "preset", "config", "spec")}
+    _group_query_attention(flags)
+
+    from_file = _read_config(found.config) if found.config else {}
+    values: dict[str, dict[str, Any]] = {}
+    given: set[str] = set()
+    for name, cls in SECTIONS.items():
+        fields = {f.name for f in dataclasses.fields(cls)}
+        chosen = preset(found.preset) if name == "model" and found.preset else {}
+        chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
+        use_defaults = name != "model" or not (found.preset or name in from_file)
+        values[name] = {**(DEFAULTS.get(name, {}) if use_defaults else {}), **chosen}
+        given |= chosen.keys()
+    spec = found.spec or from_file.get("spec")
+    if spec is not None and len(spec) != 2:
+        raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
+    run = RunConfig(
+        **{name: cls.from_dict(values[name]) for name, cls in SECTIONS.items()},
+        spec=(spec[0], spec[1]) if spec else None,
+        given=frozenset(given),
+        notes=tuple(found.notes),
+    )
+    check_run(run, world_size)
+    return run
+
+
+def _group_query_attention(flags: dict[str, Any]) -> None:
+    """Megatron's pair: `--group-query-attention` switches it on, `--num-query-groups` (default 1) says how many."""
+    if flags.pop("group_query_attention", False):
+        flags.setdefault("num_query_groups", 1)
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """Sections of a JSON file, unknown ones refused."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--config {path}: {error}", fix="give a JSON file with sections " + ", ".join(SECTIONS)
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"--config {path} holds a {type(found).__name__}", fix='for example {"model": {"num_layers": 4}}'
+        )
+    found.pop("event", None)  # the first line of a log file is a configuration
+    for section, values in found.items():
+        if section not in (*SECTIONS, "spec"):
+            fix = did_you_mean(section, SECTIONS) or f"choose among {', '.join(SECTIONS)}, spec"
+            raise ConfigError(f"--config {path} has a section {section!r}", fix=fix)
+        if isinstance(values, dict):
+            found[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return found
+
+
+def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Raise for the first word that no flag took."""
+    if not rest:
+        return
+    flag = next((word for word in rest if word.startswith("-")), rest[0]).split("=")[0]
+    subject = refused_subject(flag)
+    if subject is not None:
+        raise ConfigError(
+            f"{flag} is a flag of Megatron-LM that minimegatron does not support yet ({subject})",
+            fix="drop it; it would have changed the run",
+        )
+    if not flag.startswith("-"):
+        raise ConfigError(f"the word {flag!r} belongs to no flag", fix="flags begin with --; see --help")
+    known = [name for action in parser._actions for name in action.option_strings]
+    raise ConfigError(f"there is no flag {flag}", fix=did_you_mean(flag, known) or "see --help")
+
+
+# ------------------------------------------------------------------------------------------------ the parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise ConfigError(message, fix="see --help")
+
+
+class _Set(argparse.Action):
+    """Set a field; refuse when another flag has set it to something else."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        value = self.const if self.nargs == 0 else tuple(values) if isinstance(values, list) else values
+        before = namespace.origins.get(self.dest, option_string)
+        if before != option_string and getattr(namespace, self.dest) != value:
+            raise ConfigError(
+                f"{before} and {option_string} set {self.dest} to different values", fix="give one of them"
+            )
+        namespace.origins[self.dest] = option_string
+        setattr(namespace, self.dest, value)
+
+
+class _AlreadySo(argparse.Action):
+    """Accept a flag that changes nothing, and remember to say so."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        allowed, why = ALREADY[option_string or ""]
+        if allowed and values not in allowed:
+            raise ConfigError(
+                f"{option_string} {values} is not supported yet",
+                fix=f"{option_string} {' or '.join(allowed)}, or drop it",
+            )
+        namespace.notes.append(f"{option_string} changes nothing: {why}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with a group for each configuration; `--help` prints all of it."""
+    parser = _Parser(
+        prog="pretrain_gpt",
+        usage="[torchrun --nproc-per-node N] -m minimegatron.pretrain_gpt [flags]",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description="Train a decoder-only language model. Flags, meanings and defaults are Megatron-LM's.",
+        epilog=f"presets: {', '.join(PRESETS)}",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=44, width=120),
+    )
+    group = parser.add_argument_group("where values come from (the later wins)")
+    group.add_argument(
+        "--preset", default=None, metavar="NAME", help="start from a known model; the names are at the end"
+    )
+    group.add_argument(
+        "--config", default=None, metavar="FILE.json", help="sections model, parallel, optimizer, data, training"
+    )
+    group.add_argument(
+        "--spec", default=None, nargs="+", metavar="WORD", help="module and function that return the layer's spec"
+    )
+    for name, cls in SECTIONS.items():
+        summary = (cls.__doc__ or "").splitlines()[0].rstrip(".")
+        group = parser.add_argument_group(f"{name}: {summary[:1].lower()}{summary[1:]}")
+        for field in dataclasses.fields(cls):
+            _add_field(group, name, field, typing.get_type_hints(cls)[field.name])
+            if field.name == "num_query_groups":
+                group.add_argument(
+                    "--group-query-attention", action="store_true", help="with --num-query-groups; alone: 1 group"
+                )
+    group = parser.add_argument_group("accepted from Megatron's command lines; changes nothing, because")
+    for flag, (allowed, why) in ALREADY.items():
+        group.add_argument(
+            flag, action=_AlreadySo, dest="_", nargs=0 if allowed == () else None, help=why, metavar=_braces(allowed)
+        )
+    return parser
+
+
+def _add_field(group: Any, section: str, field: dataclasses.Field, hint: Any) -> None:
+    """The flag of a field, and Megatron's other spellings of it."""
+    flag = "--" + field.name.replace("_", "-")
+    kinds = typing.get_args(hint) if typing.get_origin(hint) is not tuple and typing.get_args(hint) else (hint,)
+    kind = next(k for k in kinds if k is not type(None))
+    default = DEFAULTS.get(section, {}).get(field.name, field.default)
+    text = field.metadata["help"].replace("%", "%%")
+    if default is not None and default != () and kind is not bool:
+        text += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+    if kind is bool:
+        off = field.default is True
+        flag = SWITCHED_OFF_BY.get(field.name, "--no-" + flag[2:]) if off else flag
+        text = f"switch off: {text}" if off else text
+        group.add_argument(flag, action=_Set, dest=field.name, nargs=0, const=not off, help=text)
+    elif typing.get_origin(kind) is tuple:
+        group.add_argument(
+            flag, action=_Set, dest=field.name, nargs="*", type=typing.get_args(kind)[0], metavar="V", help=text
+        )
+    else:
+        choices = tuple(str(c) for c in field.metadata.get("choices") or () if c is not None)
+        metavar = _braces(choices) if choices else {int: "N", float: "X"}.get(kind, "TEXT")
+        convert = _renaming(field.name) if field.name in VALUES else kind
+        group.add_argument(flag, action=_Set, dest=field.name, type=convert, metavar=metavar, help=text)
+    for other, (target, value) in SWITCHES.items():
+        if target == field.name:
+            shown = "" if value is True else f" {value}"
+            group.add_argument(other, action=_Set, dest=target, nargs=0, const=value, help=f"{flag}{shown}")
+    for other, (target, convert, metavar) in RENAMED.items():
+        if target == field.name:
+            group.add_argument(other, action=_Set, dest=target, type=convert, metavar=metavar, help=f"sets {flag}")
+
+
+def _renaming(field: str) -> Any:
+    names = VALUES[field]
+    return lambda text: names.get(text, text)
+
+
+def _braces(values: Iterable[str] | None) -> str:
+    """{a,b} where there are few values, else VALUE."""
+    values = list(values or ())
+    return "{" + ",".join(values) + "}" if values else "VALUE"

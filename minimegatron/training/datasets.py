@@ -1,0 +1,137 @@
+"""Tokens for a run: the tokenizer, how large the vocabulary is, and the three sets of samples.
+
+| flags                       | tokenizer                          | vocabulary of the model                    |
+|-----------------------------|------------------------------------|--------------------------------------------|
+| `--data-path` and relatives | `--tokenizer-type` (required)      | the tokenizer's; a larger one may be given |
+| `--corpus stdlib`           | byte-level BPE, trained once, kept | as given (default 4096)                    |
+| `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
+
+`NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
+
+Index arrays and corpora are built by rank 0 while the others wait, then found by all: 1,000 ranks that all begin to
+build would be 1,000 times the work on one file system. An error on rank 0 is raised on every rank.
+
+Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py`, `pretrain_gpt.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from minimegatron.comm.guard import on_all_ranks, on_rank_zero
+from minimegatron.comm.mesh import Mesh
+from minimegatron.data.builder import Dataset, build_datasets, read_data_args
+from minimegatron.data.corpus import prepare_corpus
+from minimegatron.data.gpt_dataset import GPTDatasetConfig
+from minimegatron.data.loader import DataLoader
+from minimegatron.data.masking import Batch
+from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
+from minimegatron.errors import ConfigError
+from minimegatron.training.run import RunConfig
+
+CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
+CORPUS_VOCABULARY = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """What a run reads.
+
+    Attributes:
+        tokenizer: of the data.
+        vocab_size: V of the model, at least the tokenizer's.
+        train, valid, test: samples; None where there are none.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    train: Dataset | None
+    valid: Dataset | None
+    test: Dataset | None
+
+
+def load_data(run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int]) -> RunData:
+    """Tokenizer and datasets, made by rank 0 first; all ranks must call.
+
+    Args:
+        run: where tokens come from, and the vocabulary if one was chosen.
+        mesh: the ranks.
+        num_samples: of train, valid and test.
+
+    Raises:
+        ConfigError, DataError: on every rank.
+    """
+    loaded: list[RunData] = []
+    on_rank_zero(lambda: loaded.append(_load(run, num_samples)), mesh.world)
+    return on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples), mesh.world)
+
+
+def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
+    data, chosen = run.data, run.model.vocab_size if "vocab_size" in run.given else None
+    data_path: tuple[str, ...] = tuple(read_data_args(data.data_args_path)) if data.data_args_path else data.data_path
+    per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
+    if data.corpus:
+        corpus = prepare_corpus(data.corpus_path, chosen or CORPUS_VOCABULARY, CORPUS_KINDS[data.corpus])
+        tokenizer: Tokenizer = corpus.tokenizer()
+        data_path = (corpus.data_path,)
+    else:
+        tokenizer = _tokenizer(run, chosen)
+    config = GPTDatasetConfig(
+        data.seq_length,
+        tokenizer,
+        run.training.seed,
+        data.reset_position_ids,
+        data.reset_attention_mask,
+        data.eod_mask_loss,
+        data.data_cache_path,
+    )
+    train, valid, test = build_datasets(
+        config, num_samples, data_path, data.split, per_split if any(per_split) else None
+    )
+    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test)
+
+
+def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:
+    data = run.data
+    if data.tokenizer_type is None:
+        if not data.mock_data:
+            raise ConfigError(
+                "--data-path without --tokenizer-type: which id ends a document, and how many are there?",
+                fix="--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER, or NullTokenizer --vocab-size N",
+            )
+        return NullTokenizer(run.model.vocab_size - 1)
+    null = data.tokenizer_type == "NullTokenizer"
+    return build_tokenizer(
+        data.tokenizer_type, data.tokenizer_model, chosen if null else None, data.vocab_file, data.merge_file
+    )
+
+
+def _vocab_size(tokenizer: Tokenizer, chosen: int | None) -> int:
+    if isinstance(tokenizer, NullTokenizer) or chosen is None:
+        return tokenizer.vocab_size
+    if chosen < tokenizer.vocab_size:
+        raise ConfigError(
+            f"vocab_size is {chosen}, but the tokenizer has {tokenizer.vocab_size} ids",
+            fix=f"drop --vocab-size, or choose at least {tokenizer.vocab_size}",
+        )
+    return chosen
+
+
+def microbatches(
+    dataset: Dataset, micro_batch_size: int, mesh: Mesh, consumed_samples: int, device: torch.device
+) -> Iterator[Batch]:
+    """This rank's microbatches on its device; the ranks of a tp or cp group get the same ones.
+
+    Args:
+        dataset: the samples, in order.
+        micro_batch_size: samples of a microbatch.
+        mesh: whose `dp` axis shares the samples.
+        consumed_samples: of all ranks, so far.
+        device: where the tensors go.
+    """
+    loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
+    for batch in loader:
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,0 +1,205 @@
+"""Megatron-LM's flags that are not fields of ours: what each means here, as data.
+
+A command line written for Megatron-LM must do here what it says, or stop. Four kinds of flags make that possible; the
+fields of `config.py` are the fifth, and the table of `arguments.py` says how they become flags.
+
+| table     | the flag...                                            | on the command line               |
+|-----------|--------------------------------------------------------|-----------------------------------|
+| `SWITCHES`| is another spelling of one value of a field            | sets it                           |
+| `RENAMED` | is another spelling of a field                         | sets it, converted                |
+| `ALREADY` | asks for what is always so here                        | accepted; one line says so        |
+| `REFUSED` | asks for something that minimegatron does not have yet | exit status 2, naming the subject |
+
+Flag names are those of `megatron/training/arguments.py` and `megatron/training/config/`, 2019 to 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from minimegatron.errors import ConfigError
+
+# flag -> (field, value)
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "--swiglu": ("activation", "swiglu"),
+    "--squared-relu": ("activation", "squared_relu"),
+    "--openai-gelu": ("activation", "gelu_tanh"),
+    "--bf16": ("params_dtype", "bf16"),
+    "--fp16": ("params_dtype", "fp16"),
+    "--apply-layernorm-1p": ("layernorm_zero_centered_gamma", True),
+    "--use-rotary-position-embeddings": ("position_embedding_type", "rope"),
+    "--use-rope-scaling": ("rope_scaling_type", "llama3"),
+    "--no-position-embedding": ("position_embedding_type", "none"),
+    "--recompute-activations": ("recompute_granularity", "selective"),
+}
+
+
+def window_of(text: str) -> int:
+    """Megatron's `--window-size left,right`: query i sees keys i - left ... i + right; ours counts the token itself."""
+    words = text.strip("()").split(",")
+    if len(words) != 2 or not all(word.strip().isdigit() for word in words) or int(words[1]) != 0:
+        raise ConfigError(f"--window-size {text}: a causal window is `left,0`", fix="for example --window-size 4095,0")
+    return int(words[0]) + 1
+
+
+# flag -> (field, conversion, what stands for the value in the help)
+RENAMED: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "--norm-epsilon": ("layernorm_epsilon", float, "X"),
+    "--window-size": ("sliding_window", window_of, "LEFT,0"),
+    "--distributed-timeout-minutes": ("distributed_timeout_seconds", lambda text: 60.0 * float(text), "X"),
+    "--check-weight-hash-across-dp-replicas-interval": ("check_replicas_interval", int, "N"),
+}
+
+# A field whose default is True is switched off by `--no-<field>`, except where Megatron has a name for it.
+SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear"}
+
+# Values of Megatron's that have another name here.
+VALUES = {
+    "attention_backend": {
+        "auto": "sdpa",
+        "flash": "sdpa",
+        "fused": "sdpa",
+        "unfused": "reference",
+        "local": "reference",
+    }
+}
+
+# flag -> (values it may have; () for a switch, None for any; why it changes nothing)
+ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
+    "--use-mcore-models": ((), "there is one set of models"),
+    "--transformer-impl": (("local",), "layers are our own"),
+    "--use-flash-attn": ((), "torch's scaled_dot_product_attention takes the flash kernel where there is one"),
+    "--no-masked-softmax-fusion": ((), "the softmax is not fused"),
+    "--no-bias-gelu-fusion": ((), "bias and activation are not fused"),
+    "--no-bias-swiglu-fusion": ((), "bias and activation are not fused"),
+    "--no-bias-dropout-fusion": ((), "bias and dropout are not fused"),
+    "--no-rope-fusion": ((), "RoPE is not fused"),
+    "--no-gradient-accumulation-fusion": ((), "dW and its accumulation are not fused"),
+    "--no-gradient-reduce-div-fusion": ((), "gradients are divided after the reduction"),
+    "--no-persist-layer-norm": ((), "norms are torch's"),
+    "--attention-softmax-in-fp32": ((), "softmax statistics are in fp32"),
+    "--accumulate-allreduce-grads-in-fp32": ((), "gradients are accumulated and reduced in fp32"),
+    "--calculate-per-token-loss": ((), "gradients are divided once, by the global token count"),
+    "--no-create-attention-mask-in-dataloader": ((), "masks are made in the model"),
+    "--dataloader-type": (("single",), "samples come in the dataset's order"),
+    "--num-workers": (None, "samples are read in the training process; their order does not depend on it"),
+    "--use-cpu-initialization": ((), "weights are drawn on the CPU, so that they are the same on every machine"),
+    "--init-model-with-meta-device": ((), "models are built on the meta device"),
+    "--log-throughput": ((), "every line has it"),
+    "--log-loss-scale-to-tensorboard": ((), "TensorBoard gets it"),
+    "--log-validation-ppl-to-tensorboard": ((), "TensorBoard gets it"),
+    "--log-memory-to-tensorboard": ((), "TensorBoard gets it"),
+    "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
+    "--local-rank": (None, "torchrun says it in the environment"),
+}
+
+# subject -> patterns of flags, without the dashes
+REFUSED: dict[str, str] = {
+    "saving and loading checkpoints": (
+        "save load save-* load-* no-save-* no-load-* ckpt-* dist-ckpt-* use-dist-ckpt *-persistent-* async-save "
+        "async-strategy async-ckpt-* finetune pretrained-checkpoint use-checkpoint-* use-mp-args-* "
+        "*-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint auto-detect-ckpt-format "
+        "override-opt_param-scheduler override-opt-param-scheduler override-ckpt-iteration most-recent-k "
+        "replication* strict-fsdp-*"
+    ),
+    "mixture of experts": "num-experts moe-* expert-tensor-parallel-* enable-gpt-oss",
+    "multi-latent attention": (
+        "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mscale "
+        "mscale-all-dim rope-type rotary-scaling-factor cache-mla-latents mla-*"
+    ),
+    "YaRN and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
+    "multi-token prediction": "mtp-*",
+    "state-space and hybrid models": "mamba-* hybrid-* is-hybrid-model linear-attention-* linear-conv-*",
+    "encoders and encoder-decoders": (
+        "encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-*"
+    ),
+    "vision": (
+        "img-* patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* "
+        "classes-*"
+    ),
+    "retrieval": (
+        "retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-* "
+        "*-in-block-prob"
+    ),
+    "the distributed optimizer (ZeRO-1)": (
+        "use-distributed-optimizer overlap-param-gather* num-distributed-optimizer-instances "
+        "use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
+        "no-use-layer-wise-*"
+    ),
+    "fully sharded data parallelism": (
+        "use-megatron-fsdp use-torch-fsdp2 *fsdp* data-parallel-sharding-strategy outer-dp-* *hsdp*"
+    ),
+    "optimizer offload": (
+        "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
+    ),
+    "other optimizers": "muon-* lion-* decoupled-lr decoupled-min-lr head-lr-mult no-weight-decay-cond* apply-wd-*",
+    "interleaved and uneven pipelines": (
+        "num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout "
+        "*-pipeline-num-layers no-overlap-p2p-communication account-for-*"
+    ),
+    "context-parallel communication": "cp-comm-type hierarchical-context-parallel-sizes",
+    "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
+    "tensor-parallel overlap by userbuffers": "tp-comm-*",
+    "FP8 and FP4": (
+        "fp8-* fp4-* first-last-layers-bf16 num-layers-at-*-in-bf16 keep-fp8-* reuse-grad-buf-* te-* kitchen-*"
+    ),
+    "Transformer Engine": "use-te use-transformer-engine-op-fuser",
+    "CUDA graphs": "cuda-graph-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph",
+    "activation offload": (
+        "cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*"
+    ),
+    "other attention variants": (
+        "window-attn-* softmax-type quick-geglu glu-linear-offset activation-func-clamp-value "
+        "apply-query-key-layer-scaling heterogeneous-layers-*"
+    ),
+    "other initialisations": "init-method-xavier-uniform data-parallel-random-init embedding-init-method-std",
+    "other data options": (
+        "per-split-data-args-path per-dataset-sequences-path fim-* sft sft-* tiktoken-* special-tokens "
+        "tokenizer-metadata tokenizer-hf-* tokenizer-sentencepiece-* trust-remote-code null-tokenizer-* "
+        "chat-template metadata-path no-mmap-bin-files num-dataset-builder-threads dataloader-* full-validation "
+        "multiple-validation-sets mid-level-dataset-surplus object-storage-cache-path padded-vocab-size"
+    ),
+    "other batch schedules": (
+        "step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train "
+        "iterations-to-skip lr-wsd-decay-samples batch-size"
+    ),
+    "profiling from the command line": (
+        "profile profile-* use-pytorch-profiler pytorch-profiler-* use-nsys-profiler record-memory-history "
+        "memory-snapshot-path nvtx-ranges record-shapes"
+    ),
+    "more logging": (
+        "log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-* log-progress "
+        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* log-memory-interval "
+        "tensorboard-log-interval tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level "
+        "app-tag-* otel-* throughput-window-size"
+    ),
+    "fault injection and in-process restart": (
+        "inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-* adlr-autoresume* "
+        "check-for-spiky-loss check-for-large-grads gpu-sniff-*"
+    ),
+    "garbage collection and memory knobs": "manual-gc* empty-unused-memory-level",
+    "deterministic kernels": "deterministic-mode",
+    "NCCL knobs": (
+        "nccl-* use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups "
+        "disable-gloo-process-groups disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping "
+        "lazy-mpu-init"
+    ),
+    "inference": (
+        "inference-* max-tokens-to-oom num-speculative-tokens enable-chunked-prefill return-log-probs *-cuda-graphs"
+    ),
+    "reinforcement learning": "rl-* grpo-* perform-rl-step langrl-* refit-method",
+    "distillation and ModelOpt": "logits-* export-* modelopt-*",
+    "YAML configurations": "yaml-cfg",
+    "legacy models": "use-legacy-models model-parallel-size warmup checkpoint-activations",
+}
+
+
+def refused_subject(flag: str) -> str | None:
+    """The subject of a flag that Megatron has and minimegatron does not, or None when the flag is unknown."""
+    name = flag.removeprefix("--")
+    for subject, patterns in REFUSED.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
+            return subject
+    return None

@@ -1,0 +1,234 @@
+"""What a run says while it runs: one line a step from one rank, in Megatron's own words.
+
+    iteration        1/     100 | consumed samples:            8 | elapsed time per iteration (ms): 61.5 | ...
+
+The problem in a sentence: 4 ranks that print whenever they like write 4 interleaved stories; the numbers that matter
+are sums over all of them, and a number without its convention (which FLOPs? whose peak?) cannot be compared.
+
+So ranks reduce first (`training/step.py`), rank 0 speaks, and the same numbers go to every log that is configured
+(`training/sinks.py`).
+
+With `--log-interval k` the loss, time and throughput of a line are means over its k steps. A step that was skipped
+(fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean: one infinity would fill it.
+
+TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops.py`);
+MFU is printed where the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
+allocated on its GPU, or its resident set on a CPU.
+
+Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/training/training.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import resource
+import sys
+from typing import Any
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.training.flops import peak_tflops, step_flops
+from minimegatron.training.run import RunConfig
+from minimegatron.training.sinks import open_sinks
+
+LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What one training step did, the same on every rank.
+
+    Attributes:
+        losses: name -> mean over the counted tokens of the whole batch.
+        num_tokens: tokens that counted, over all ranks.
+        grad_norm: global gradient norm before clipping; None when it was not computed.
+        learning_rate: what the schedule says after this step, as Megatron logs it.
+        loss_scale: of this step; 1 without loss scaling.
+        skipped: the optimizer did not move (fp16 overflow).
+        num_zeros: zeros in the gradient, when counted.
+    """
+
+    losses: dict[str, float]
+    num_tokens: int
+    grad_norm: float | None
+    learning_rate: float
+    loss_scale: float = 1.0
+    skipped: bool = False
+    num_zeros: int | None = None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most this rank has held: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Metrics:
+    """Collects steps, prints a line every `log_interval` of them, and feeds the sinks.
+
+    Args:
+        run: what is trained, and where to log.
+        train_iters: steps of the run.
+        mesh: the ranks; rank 0 speaks.
+        quiet: nobody does.
+
+    Raises:
+        ConfigError: a log file that cannot be written.
+    """
+
+    def __init__(self, run: RunConfig, train_iters: int, mesh: Mesh, quiet: bool = False) -> None:
+        self.model, self.seq_length, self.log_interval = run.model, run.data.seq_length, run.training.log_interval
+        self.train_iters, self.world_size, self.device = train_iters, mesh.world.size, mesh.device
+        self.speaks = mesh.rank == 0 and not quiet
+        peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+        self.peak = peak if run.model.params_dtype != "fp32" else None
+        self.sinks = open_sinks(run) if self.speaks else []
+        self._forget()
+
+    def say(self, text: str) -> None:
+        """Print, on the rank that speaks."""
+        if self.speaks:
+            print(text, flush=True)
+
+    def _forget(self) -> None:
+        self.steps = self.counted = self.skipped = self.nan = self.samples = 0
+        self.seconds = 0.0
+        self.sums: dict[str, float] = {}
+
+    def step(self, report: StepReport, iteration: int, consumed_samples: int, batch_size: int, seconds: float) -> None:
+        """Count a step; print when the interval is full.
+
+        Args:
+            report: what the step did.
+            iteration: its number, from 1.
+            consumed_samples: of all steps up to and with this one.
+            batch_size: its samples, over all ranks.
+            seconds: its wall time.
+        """
+        self.steps += 1
+        self.seconds += seconds
+        self.samples += batch_size
+        finite = all(math.isfinite(value) for value in report.losses.values())
+        self.nan += not finite
+        self.skipped += report.skipped
+        if finite and not report.skipped:
+            self.counted += 1
+            for name, value in report.losses.items():
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        if iteration % self.log_interval == 0:
+            self._report(report, iteration, consumed_samples, batch_size)
+            self._forget()
+
+    def _report(self, last: StepReport, iteration: int, consumed_samples: int, batch_size: int) -> None:
+        if not self.speaks:
+            return
+        flops = step_flops(self.model, self.samples, self.seq_length) / self.seconds / self.world_size
+        record: dict[str, Any] = {
+            "event": "train",
+            "iteration": iteration,
+            "train_iters": self.train_iters,
+            "consumed_samples": consumed_samples,
+            "elapsed_ms": 1000 * self.seconds / self.steps,
+            "tflops_per_gpu": flops / 1e12,
+            "learning_rate": last.learning_rate,
+            "global_batch_size": batch_size,
+            "losses": {name: total / self.counted for name, total in self.sums.items()},
+            "loss_scale": last.loss_scale,
+            "grad_norm": last.grad_norm,
+            "num_zeros": last.num_zeros,
+            "skipped_iterations": self.skipped,
+            "nan_iterations": self.nan,
+            "tokens_per_second": self.samples * self.seq_length / self.seconds,
+            "counted_tokens": last.num_tokens,
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "mfu": flops / 1e12 / self.peak if self.peak else None,
+        }
+        self.say(format_step(record))
+        for sink in self.sinks:
+            sink.log(step_tags(record), record, iteration)
+
+    def validation(self, losses: dict[str, float], iteration: int, split: str = "validation", where: str = "") -> None:
+        """Print the losses of an evaluation as Megatron does, and feed the sinks.
+
+        Args:
+            losses: name -> mean over the tokens of the split.
+            iteration: when.
+            split: `validation` or `test`.
+            where: said after the iteration, e.g. "on test set".
+        """
+        if not self.speaks:
+            return
+        line = format_validation(losses, f"iteration {iteration} {where}".rstrip())
+        self.say(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
+        record = {"event": split, "iteration": iteration, "losses": losses}
+        tags = {f"{name} {split}": value for name, value in losses.items()}
+        tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items()}
+        for sink in self.sinks:
+            sink.log(tags, record, iteration)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), the number of equally likely next tokens it amounts to; the exponent stops at 20 as in Megatron."""
+    return math.exp(min(LARGEST_EXPONENT, loss))
+
+
+def format_step(record: dict[str, Any]) -> str:
+    """Megatron's log line: its fields in its order and format, then tokens/s, MFU and memory."""
+    fields = [
+        f"iteration {record['iteration']:8d}/{record['train_iters']:8d}",
+        f"consumed samples: {record['consumed_samples']:12d}",
+        f"elapsed time per iteration (ms): {record['elapsed_ms']:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {_short(record['tflops_per_gpu'])}",
+        f"learning rate: {record['learning_rate']:.6E}",
+        f"global batch size: {record['global_batch_size']:5d}",
+        *(f"{name}: {value:.6E}" for name, value in record["losses"].items()),
+        f"loss scale: {record['loss_scale']:.1f}",
+    ]
+    if record["grad_norm"] is not None:
+        fields.append(f"grad norm: {record['grad_norm']:.3f}")
+    if record["num_zeros"] is not None:
+        fields.append(f"num zeros: {record['num_zeros']}")
+    fields.append(f"number of skipped iterations: {record['skipped_iterations']:3d}")
+    fields.append(f"number of nan iterations: {record['nan_iterations']:3d}")
+    fields.append(f"tokens/s: {record['tokens_per_second']:.0f}")
+    if record["mfu"] is not None:
+        fields.append(f"MFU: {100 * record['mfu']:.1f} %")
+    fields.append(f"peak memory (GB): {record['peak_memory_bytes'] / 1e9:.2f}")
+    return " " + " | ".join(fields) + " |"
+
+
+def format_validation(losses: dict[str, float], where: str) -> str:
+    """` validation loss at iteration 100 | lm loss value: 5.1E+00 | lm loss PPL: 1.6E+02 |`"""
+    fields = [f" validation loss at {where}"]
+    for name, value in losses.items():
+        fields += [f"{name} value: {value:.6E}", f"{name} PPL: {perplexity(value):.6E}"]
+    return " | ".join(fields) + " |"
+
+
+def step_tags(record: dict[str, Any]) -> dict[str, float]:
+    """The record under the tags that Megatron gives TensorBoard."""
+    tags = {
+        "learning-rate": record["learning_rate"],
+        "batch-size": record["global_batch_size"],
+        "loss-scale": record["loss_scale"],
+        "iteration-time": record["elapsed_ms"] / 1000,
+        "throughput": record["tflops_per_gpu"],
+        "tokens-per-second": record["tokens_per_second"],
+        "mem-max-allocated-bytes": record["peak_memory_bytes"],
+        **record["losses"],
+    }
+    optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu"}
+    return tags | {tag: record[key] for tag, key in optional.items() if record[key] is not None}
+
+
+def _short(value: float) -> str:
+    """412.3 as Megatron prints it; 0.0123 where one decimal would show nothing (a laptop)."""
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"

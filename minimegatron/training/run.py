@@ -1,0 +1,97 @@
+"""What a run is: the five configurations together, and every rule between them.
+
+`training/arguments.py` makes a `RunConfig` from a command line; a program or a notebook makes one directly. Both are
+checked by the same `check_run`, before any process group exists and again when the trainer is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+from minimegatron.config import (
+    DataConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainingConfig,
+    TransformerConfig,
+    check_model_fits,
+)
+from minimegatron.errors import ConfigError
+from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
+
+SECTIONS: dict[str, Any] = {
+    "model": TransformerConfig,
+    "parallel": ParallelConfig,
+    "optimizer": OptimizerConfig,
+    "data": DataConfig,
+    "training": TrainingConfig,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything a training run needs to know.
+
+    Attributes:
+        model, parallel, optimizer, data, training: the five configurations.
+        spec: module and function of `--spec`, or None.
+        given: names of the fields that somebody chose, as opposed to defaults.
+        notes: what the command line asked for that is so anyway; printed once.
+    """
+
+    model: TransformerConfig
+    parallel: ParallelConfig = ParallelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    spec: tuple[str, str] | None = None
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what `--config` reads and the log file begins with."""
+        sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in SECTIONS}
+        return sections | ({"spec": list(self.spec)} if self.spec else {})
+
+
+def check_run(run: RunConfig, world_size: int) -> None:
+    """Every rule between the five configurations and the number of ranks.
+
+    Raises:
+        ConfigError: the first rule that is broken.
+    """
+    later = {
+        "pipeline_model_parallel_size": "pipeline",
+        "context_parallel_size": "context",
+        "expert_model_parallel_size": "expert",
+    }
+    for field, kind in later.items():
+        size = getattr(run.parallel, field)
+        if size > 1:
+            raise ConfigError(
+                f"{field} is {size}, and the training loop has no {kind} parallelism yet",
+                fix=f"{field}=1; tensor, sequence and data parallelism work",
+            )
+    dp = run.parallel.data_parallel_size(world_size)
+    check_model_fits(run.model, run.parallel, run.data.seq_length)
+    batch_sizes(run.training, dp)
+    if run.training.train_samples is not None and "train_iters" in run.given:
+        raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
+    if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("--wandb-project needs the wandb package", fix="pip install wandb, or drop the flag")
+    data = run.data
+    if not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
+        raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
+
+
+def batch_sizes(training: TrainingConfig, dp: int) -> NumMicrobatches:
+    """How the global batch is cut, over the whole run.
+
+    Raises:
+        ConfigError: a batch size of the run is no multiple of micro_batch_size * dp.
+    """
+    final = training.global_batch_size or training.micro_batch_size * dp
+    rampup = BatchSizeRampup(*training.rampup_batch_size) if training.rampup_batch_size else None
+    return NumMicrobatches(final, training.micro_batch_size, dp, rampup, training.decrease_batch_size_if_needed)

@@ -1,0 +1,26 @@
+"""Where a run is: what, beside weights and optimizer, must survive a restart.
+
+The order of samples is a pure function of the seed and of how many samples have been consumed, and so are the batch
+size and the learning rate. So three counters say it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class TrainState:
+    """Counters of a run, equal on all ranks.
+
+    Attributes:
+        iteration: steps taken, skipped ones among them.
+        consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
+        consumed_valid_samples: of the validation set.
+        skipped_iterations: steps in which the weights did not move.
+    """
+
+    iteration: int = 0
+    consumed_train_samples: int = 0
+    consumed_valid_samples: int = 0
+    skipped_iterations: int = 0

@@ -1,0 +1,245 @@
+"""The training loop, from five configurations to trained weights.
+
+    mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule
+    until done:  step -> count -> log -> compare replicas -> evaluate -> stop?
+
+Everything that could refuse does so before the first step: rules between the configurations (`run.check_run`),
+the layout when the mesh is built, the data when it is opened, the model when it is built.
+
+| the run ends                  | because                                                                      |
+|-------------------------------|------------------------------------------------------------------------------|
+| after `train_iters` steps     | it is done                                                                   |
+| `--exit-interval`             | the iteration is a multiple                                                  |
+| `--exit-duration-in-mins`     | the time is up on some rank                                                  |
+| SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
+
+The last two are one rank's knowledge, so they travel with the next step's loss and all ranks end after the same step. A
+second SIGTERM ends the process at once.
+
+Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+import minimegatron
+from minimegatron.comm.guard import on_all_ranks, replica_check
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams, stream_seeds
+from minimegatron.data.builder import Dataset
+from minimegatron.errors import ConfigError, DataError
+from minimegatron.layers.param import logical_parameters
+from minimegatron.models.decoder import build_model
+from minimegatron.models.spec import spec_from_name
+from minimegatron.models.zoo import count_parameters
+from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.training.datasets import load_data, microbatches
+from minimegatron.training.evaluate import evaluate
+from minimegatron.training.metrics import Metrics, StepReport
+from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.run import RunConfig, batch_sizes, check_run
+from minimegatron.training.state import TrainState
+from minimegatron.training.step import ForwardStep, forward_step, loss_unit, train_step
+
+
+class Trainer:
+    """Everything a run holds, ready to `train()`.
+
+    Args:
+        run: what to train, how, on what.
+        mesh: the layout, if the caller has built it; default from `run.parallel` and the process group.
+        forward_step: the model's forward pass and its loss; default the language-model loss.
+        quiet: print nothing.
+
+    Attributes:
+        state: counters.
+        model, optimizer, scheduler: what is trained.
+        history: the report of every step that this object took.
+
+    Raises:
+        ConfigError, DataError: before anything is trained, on every rank.
+    """
+
+    def __init__(
+        self, run: RunConfig, mesh: Mesh | None = None, forward_step: ForwardStep = forward_step, quiet: bool = False
+    ) -> None:
+        self.started = time.monotonic()
+        self.mesh = mesh if mesh is not None else Mesh.build(run.parallel)
+        check_run(run, self.mesh.world.size)
+        self.forward_step, self.state, self.history = forward_step, TrainState(), list[StepReport]()
+        self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
+        self.train_iters = iterations_of(run, self.batch_sizes)
+        data = load_data(run, self.mesh, self._samples_wanted(run))
+        self.run = run = dataclasses.replace(run, model=run.model.replace(vocab_size=data.vocab_size))
+        if data.train is None:
+            raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
+        self.data, self.train_set = data, data.train
+
+        mesh = self.mesh
+        seeds = stream_seeds(run.training.seed, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, dp_rank=mesh.dp.rank)
+        self.rng = RngStreams.for_rank(seeds, mesh.device)
+        spec = spec_from_name(*run.spec, run.model) if run.spec else None
+        model = build_model(run.model, mesh, run.training.seed, spec, self.rng)
+        self.model = DistributedDataParallel(
+            model, mesh, run.parallel.ddp_bucket_size, run.parallel.overlap_grad_reduce
+        )
+        self.optimizer = build_optimizer(run.optimizer, self.model, mesh)
+        schedule = Schedule.from_config(
+            run.optimizer, global_batch_size=self.batch_sizes.global_batch_size, train_iters=self.train_iters
+        )
+        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
+        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
+        self.metrics.say(describe(run, mesh, self.train_iters, self.batch_sizes))
+
+    def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
+        """Samples of the train, validation and test sets, as many as the run can use."""
+        batch, training = self.batch_sizes.global_batch_size, run.training
+        evaluations = self.train_iters // training.eval_interval + 1 if training.eval_interval else 0
+        rounds = training.eval_iters * batch
+        return self.train_iters * batch, evaluations * rounds, rounds if evaluations else 0
+
+    def train(self) -> TrainState:
+        """Run to the end, or to the step after which somebody wants to stop.
+
+        Raises:
+            NumericsError: a loss or gradient that is not finite; on all ranks, nothing has moved.
+            RankError: replicas differ (`check_replicas_interval`).
+        """
+        training, state, stop, asked = self.run.training, self.state, False, False
+        batches = self._batches(self.train_set, state.consumed_train_samples)
+        with StopSignal() as signalled:
+            while state.iteration < self.train_iters and not stop:
+                asked = stop = self._step(batches, signalled.received or self._time_is_up())
+                if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
+                    replica_check(dict(logical_parameters(self.model)), self.mesh.dp_cp)
+                if training.eval_interval and state.iteration % training.eval_interval == 0:
+                    self.evaluate("validation")
+                stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
+        if stop:
+            reason = f"--exit-interval {training.exit_interval}"
+            if asked:
+                reason = "SIGTERM" if signalled.received else "the time is up on some rank, or SIGTERM reached it"
+            self.metrics.say(f"exiting program at iteration {state.iteration}: {reason}")
+        elif training.eval_interval:
+            if state.iteration % training.eval_interval:
+                self.evaluate("validation", "on validation set")
+            self.evaluate("test", "on test set")
+        return state
+
+    def close(self) -> None:
+        """Close log files."""
+        self.metrics.close()
+
+    def _step(self, batches: Iterator[dict[str, torch.Tensor]], asks_to_stop: bool) -> bool:
+        """One step and its bookkeeping; returns whether the run should end."""
+        begun, state = time.perf_counter(), self.state
+        batch_size = self.batch_sizes.global_batch_size_at(state.consumed_train_samples)
+        report, stop = train_step(
+            self.forward_step,
+            batches,
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            self.mesh,
+            num_microbatches=self.batch_sizes.at(state.consumed_train_samples),
+            increment=batch_size,
+            unit=loss_unit(self.run.model.dtype, self.run.training.micro_batch_size * self.run.data.seq_length),
+            asks_to_stop=asks_to_stop,
+        )
+        state.iteration += 1
+        state.consumed_train_samples += batch_size
+        state.skipped_iterations += report.skipped
+        self.history.append(report)
+        seconds = time.perf_counter() - begun
+        self.metrics.step(report, state.iteration, state.consumed_train_samples, batch_size, seconds)
+        return stop
+
+    def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
+        """Losses of `eval_iters` global batches of a split, printed; {} where the split is empty."""
+        dataset = self.data.valid if split == "validation" else self.data.test
+        rounds = self.run.training.eval_iters
+        if dataset is None or rounds == 0:
+            return {}
+        consumed = self.state.consumed_valid_samples if split == "validation" else 0
+        per_round = self.batch_sizes.global_batch_size // (self.run.training.micro_batch_size * self.mesh.dp.size)
+        losses = evaluate(
+            self.forward_step, self._batches(dataset, consumed), self.model, self.mesh, rounds * per_round
+        )
+        if split == "validation":
+            self.state.consumed_valid_samples += rounds * self.batch_sizes.global_batch_size
+        self.metrics.validation(losses, self.state.iteration, split, where)
+        return losses
+
+    def _batches(self, dataset: Dataset, consumed: int) -> Iterator[dict[str, torch.Tensor]]:
+        return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
+
+    def _time_is_up(self) -> bool:
+        minutes = self.run.training.exit_duration_in_mins
+        return minutes is not None and time.monotonic() - self.started > 60 * minutes
+
+
+class StopSignal:
+    """Inside the block SIGTERM sets `received` instead of ending the process; a second one ends it."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> StopSignal:
+        # Only the main thread may set handlers; elsewhere (a notebook's worker) SIGTERM keeps its usual meaning.
+        self.before: Any = None
+        with contextlib.suppress(ValueError):
+            self.before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def iterations_of(run: RunConfig, batch_sizes: NumMicrobatches) -> int:
+    """Steps of the run: `train_iters`, or as many as `train_samples` fill."""
+    samples, consumed, steps = run.training.train_samples, 0, 0
+    if samples is None:
+        return run.training.train_iters
+    ramp = batch_sizes.rampup.samples if batch_sizes.rampup else 0
+    while consumed < min(ramp, samples):
+        consumed += batch_sizes.global_batch_size_at(consumed)
+        steps += 1
+    steps += max(0, samples - consumed) // batch_sizes.global_batch_size_at(max(consumed, ramp))
+    if steps == 0:
+        size = batch_sizes.global_batch_size
+        raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
+    return steps
+
+
+def describe(run: RunConfig, mesh: Mesh, train_iters: int, batch_sizes: NumMicrobatches) -> str:
+    """A few lines that say what is about to be trained."""
+    model, parallel = run.model, run.parallel
+    sizes = [f"{name}{mesh.axis(name).size}" for name in ("tp", "cp", "pp", "dp") if mesh.axis(name).size > 1]
+    layout = f"{mesh.world.size} rank{'s'[: mesh.world.size > 1]}{': ' if sizes else ''}{' '.join(sizes)}"
+    layout += " with sequence parallelism" if parallel.sequence_parallel else ""
+    heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
+    lines = [
+        *run.notes,
+        f"minimegatron {minimegatron.__version__}, torch {torch.__version__}, {layout}, on {mesh.device.type}",
+        f"model: {count_parameters(model) / 1e6:.2f} M parameters in {model.params_dtype}: {model.num_layers} layers, "
+        f"h {model.hidden_size}, {heads}, f {model.ffn_hidden_size}, vocabulary {model.vocab_size}",
+        f"run: {train_iters} steps of {batch_sizes.global_batch_size} samples of {run.data.seq_length} tokens, "
+        f"in microbatches of {run.training.micro_batch_size}, {batch_sizes.at(0)} a rank",
+    ]
+    return "\n".join(lines)
