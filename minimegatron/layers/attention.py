@@ -13,7 +13,7 @@ group*, `[q ... q, k, v]` for group 0, then for group 1, ...: cutting that matri
 whole groups, which is why Megatron packs it so. When there are fewer groups than ranks (g < t) a block is only a part
 of a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick
 their query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second
-reduction. 
+reduction.
 | tensor          | shape                        |
 |-----------------|------------------------------|
 | x, y            | [s, b, h], [s/t, b, h] with sequence parallelism |

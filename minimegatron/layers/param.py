@@ -161,18 +161,33 @@ def initialize(model: nn.Module, seed: int, device: torch.device | str | None = 
     """Give every parameter its initial value; the logical model is the same in every layout and on every device.
 
     Args:
-        model: whose parameters carry layouts. Parameters on the meta device are materialised first.
+        model: whose parameters carry layouts.
         seed: of the whole model.
-        device: where meta parameters go.
+        device: where the model goes; parameters on the meta device get their memory there.
     """
-    if any(p.is_meta for p in model.parameters()):
-        model.to_empty(device=device or "cpu")
-        for module in model.modules():
-            if hasattr(module, "reset_buffers"):
-                module.reset_buffers()
+    if device is not None:
+        materialize(model, device)
+        model.to(device)
     for name, param in logical_parameters(model):
         layout = layout_of(param)
         param.copy_(layout.take(draw(name, layout, seed)))
+
+
+def materialize(model: nn.Module, device: torch.device | str) -> None:
+    """Give parameters on the meta device memory on `device`; others stay where they are.
+
+    `nn.Module.to_empty` would make new parameters without their layouts, and untie tied ones.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in list(module._parameters.items()):
+            if param is None or not param.is_meta:
+                continue
+            if param not in made:
+                with torch.device(device):
+                    made[param] = new_parameter(layout_of(param), param.dtype)
+                made[param].requires_grad_(param.requires_grad)
+            module._parameters[name] = made[param]
 
 
 # ---------------------------------------------------------------------------------------------- logical tensors

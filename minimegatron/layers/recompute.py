@@ -24,7 +24,7 @@ Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.checkpoint import checkpoint
@@ -42,18 +42,7 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
     """
     if rng is None:
         return checkpoint(function, *args, use_reentrant=False)
-    before = rng.state_dict()
+    before = rng.snapshot()
     return checkpoint(
-        function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _as_of(rng, before))
+        function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), rng.replay(before))
     )
-
-
-@contextlib.contextmanager
-def _as_of(rng: RngStreams, state: dict[str, Any]) -> Iterator[None]:
-    """Inside the block the streams are where they were; after it they are where they are."""
-    now = rng.state_dict()
-    rng.load_state_dict(state)
-    try:
-        yield
-    finally:
-        rng.load_state_dict(now)

@@ -62,18 +62,11 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("inv_freq", torch.empty(0), persistent=False)
-        self.reset_buffers()
-
-    def reset_buffers(self) -> None:
-        """Compute theta; called again when a model built on the meta device is materialised."""
-        with torch.no_grad():
-            theta = inverse_frequencies(self.config)
-        self.inv_freq = theta.to(self.inv_freq.device) if not self.inv_freq.is_meta else theta
+        self.register_buffer("inv_freq", inverse_frequencies(config), persistent=False)
 
     def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """position_ids [b, s] -> cos, sin, each [s, b, 1, rotated channels / 2] in fp32."""
-        angle = position_ids.t()[..., None, None].float() * self.inv_freq.to(position_ids.device)
+        angle = position_ids.t()[..., None, None].float() * self.inv_freq
         return angle.cos(), angle.sin()
 
 

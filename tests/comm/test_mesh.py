@@ -68,8 +68,8 @@ def test_an_unknown_axis_and_a_world_that_does_not_divide():
 
 
 def test_an_order_that_cuts_pipelines_differently_is_refused():
-    order = "tp-cp-pp-ep-dp"
-    bad = ParallelConfig(pipeline_model_parallel_size=2, expert_model_parallel_size=2, order=order)
+    sizes = {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "pipeline_model_parallel_size": 2}
+    bad = ParallelConfig(order="tp-cp-pp-ep-dp", **sizes)
     with pytest.raises(ConfigError, match="different ranks into one pipeline"):
         check_grids_agree(bad, 8)
 

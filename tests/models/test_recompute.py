@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from minimegatron.comm.random import RngStreams
+from minimegatron.comm.random import RngStreams, stream_seeds
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -21,6 +21,10 @@ WAYS = {
 }
 
 
+def streams(mesh: Mesh) -> RngStreams:
+    return RngStreams.for_rank(stream_seeds(5, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank))
+
+
 def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> list[torch.Tensor]:
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
     config = family_config(
@@ -33,7 +37,7 @@ def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> lis
         attention_dropout=dropout,
         **way,
     )
-    rng = RngStreams.for_mesh(mesh, seed=5)
+    rng = streams(mesh)
     model = build_model(config, mesh, seed=1, rng=rng)
     tokens = torch.randint(0, 64, (2, 8), generator=torch.Generator().manual_seed(2))
     loss = model(tokens, labels=tokens.roll(-1, 1)).sum()
@@ -77,7 +81,7 @@ def masks(rank: int, world: int, sp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     from minimegatron.layers.dropout import Dropout
 
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
-    drop = Dropout(0.5, RngStreams.for_mesh(mesh, seed=5))
+    drop = Dropout(0.5, streams(mesh))
     ones = torch.ones(64)
     return drop(ones, different_over_tp=sp), drop(ones, different_over_tp=True)
 
