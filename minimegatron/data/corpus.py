@@ -122,7 +122,8 @@ def prepare_corpus(folder: str | os.PathLike[str], vocab_size: int = 4096, kind:
     def build(stage: str) -> None:
         jsonl, tokenizer_model = os.path.join(stage, "corpus.jsonl"), os.path.join(stage, "tokenizer")
         write_corpus_jsonl(jsonl, kind)
-        train_bpe((text for _, text in documents(kind)), vocab_size, tokenizer_model)
+        with open(jsonl, encoding="utf-8") as file:
+            train_bpe((json.loads(line)["text"] for line in file), vocab_size, tokenizer_model)
         arguments = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": tokenizer_model}
         preprocess([jsonl], os.path.join(stage, "corpus"), arguments, append_eod=True)
 

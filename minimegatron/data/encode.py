@@ -115,23 +115,24 @@ class Encoder:
                     yield encode_line(line, self.tokenizer, self.encoding)
             return
         waiting: collections.deque[tuple[int, Future[list[Encoded]]]] = collections.deque()
-        for batch in batches:
-            waiting.append((batch[0].number, self._pool.submit(_encode_batch, batch, self.encoding)))
-            if len(waiting) >= 2 * self.workers:
+        try:
+            for batch in batches:
+                waiting.append((batch[0].number, self._pool.submit(_encode_batch, batch, self.encoding)))
+                if len(waiting) >= 2 * self.workers:
+                    yield from _result(*waiting.popleft())
+            while waiting:
                 yield from _result(*waiting.popleft())
-        while waiting:
-            yield from _result(*waiting.popleft())
+        except BrokenProcessPool as error:
+            raise RankError(
+                "a worker that tokenises lines died",
+                fix="if memory ran out: fewer --workers, a smaller --max-line-mb; a script that calls this needs "
+                'the guard `if __name__ == "__main__":`',
+            ) from error
 
 
 def _result(line: int, future: Future[list[Encoded]]) -> list[Encoded]:
     try:
         return future.result(timeout=WORKER_DEADLINE_S)
-    except BrokenProcessPool as error:
-        raise RankError(
-            f"a worker died while lines were tokenised, near line {line}",
-            fix="if memory ran out: fewer --workers, a smaller --max-line-mb; a script that calls this needs "
-            'the guard `if __name__ == "__main__":`',
-        ) from error
     except TimeoutError as error:
         raise DeadlineError(f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s") from error
 

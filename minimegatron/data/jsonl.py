@@ -34,7 +34,7 @@ class Line(NamedTuple):
     Attributes:
         number: from 1.
         data: its bytes without the newline; None when it was longer than the limit.
-        position: bytes of the file (compressed bytes of a gzip file) read so far.
+        position: bytes of the file (compressed bytes of a gzip file) read so far; 0 in a pipe.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 
 class JsonlReader:
-    """Iterates over the non-blank lines of one file, plain or gzip (told by its first two bytes).
+    """Iterates over the non-blank lines of one file or pipe, plain or gzip (told by its first two bytes).
 
     Args:
         path: the file.
@@ -62,8 +62,7 @@ class JsonlReader:
             self._raw = open(self.path, "rb")
         except OSError as error:
             raise DataError(f"cannot read: {error.strerror}", where=self.path) from error
-        self.is_gzip = self._raw.read(2) == b"\x1f\x8b"
-        self._raw.seek(0)
+        self.is_gzip = self._raw.peek(2)[:2] == b"\x1f\x8b"
 
     def __iter__(self) -> Iterator[Line]:
         with self._raw:
@@ -85,11 +84,14 @@ class JsonlReader:
                 if number == 1:
                     data = data.removeprefix(BYTE_ORDER_MARK)
                 if too_long:
-                    yield Line(number, None, self._raw.tell())
+                    yield Line(number, None, self._position())
                 elif data.strip():
-                    yield Line(number, data.rstrip(b"\r\n"), self._raw.tell())
+                    yield Line(number, data.rstrip(b"\r\n"), self._position())
                 else:
                     self.blank_lines += 1
+
+    def _position(self) -> int:
+        return self._raw.tell() if self._raw.seekable() else 0
 
 
 def _skip_to_newline(stream: IO[bytes]) -> None:

@@ -189,29 +189,29 @@ def build_once(
     """
     if is_complete(folder):
         return
-    stage = folder + ".tmp"
+    parent, lock, stage = os.path.dirname(os.path.abspath(folder)), folder + ".lock", folder + ".tmp"
     try:
-        os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
-        with locked(folder + ".lock", deadline_s):
-            if is_complete(folder):  # another process built it while this one waited
-                return
-            shutil.rmtree(stage, ignore_errors=True)  # of a builder that was killed
-            os.mkdir(stage)
-            try:
-                build(stage)
-                for parent, _, names in os.walk(stage):
-                    for name in names:
-                        _sync_file(os.path.join(parent, name))
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(stage, folder)
-            except BaseException:
-                shutil.rmtree(stage, ignore_errors=True)
-                raise
-            sync_folder(os.path.dirname(os.path.abspath(folder)))
-    except (PermissionError, NotADirectoryError) as error:
-        raise DataError(
-            f"cannot write: {error}", where=folder, fix="choose a folder that this user may write to"
-        ) from error
+        os.makedirs(parent, exist_ok=True)
+        open(lock, "a").close()
+    except OSError as error:
+        fix = "choose a folder that this user may write to"
+        raise DataError(f"cannot write: {error}", where=folder, fix=fix) from error
+    with locked(lock, deadline_s):
+        if is_complete(folder):  # another process built it while this one waited
+            return
+        shutil.rmtree(stage, ignore_errors=True)  # of a builder that was killed
+        os.mkdir(stage)
+        try:
+            build(stage)
+            for path, _, names in os.walk(stage):
+                for name in names:
+                    _sync_file(os.path.join(path, name))
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(stage, folder)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        sync_folder(parent)
 
 
 def _sync_file(path: str) -> None:

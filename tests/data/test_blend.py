@@ -1,0 +1,175 @@
+"""Blends: shares at every prefix, epochs of small datasets, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minimegatron.data.blend import BlendedDataset, build_blending_indices, build_exhaustive_blending_indices, normalize
+from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, read_data_args, split_documents
+from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.tokenizer import NullTokenizer
+from minimegatron.errors import ConfigError, DataError
+from tests.data.test_indexed import write
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "data_indices.json").read_text())
+CONFIG = GPTDatasetConfig(4, NullTokenizer(999))
+
+
+def test_the_stored_blend():
+    stored = GOLDEN["blend"]
+    datasets, samples = build_blending_indices(stored["weights"], 12)
+    assert datasets.tolist() == stored["dataset_index"] and samples.tolist() == stored["dataset_sample_index"]
+    assert (datasets.dtype, samples.dtype) == (np.int16, np.int64)
+
+
+def naive(weights, size):
+    counts, draws = [0] * len(weights), []
+    for n in range(size):
+        lags = [w * max(n, 1) - c if w else float("-inf") for w, c in zip(weights, counts, strict=True)]
+        i = lags.index(max(lags))
+        draws.append((i, counts[i]))
+        counts[i] += 1
+    return draws
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any), st.integers(0, 300))
+def test_every_prefix_is_within_one_sample_of_the_share(weights, size):
+    shares = normalize(weights)
+    datasets, samples = build_blending_indices(shares, size)
+    assert list(zip(datasets.tolist(), samples.tolist(), strict=True)) == naive(shares, size)
+    drawn = np.cumsum(datasets[:, None] == np.arange(len(weights)), axis=0)
+    target = np.arange(1, size + 1)[:, None] * np.array(shares)
+    assert size == 0 or np.abs(drawn - target).max() <= max(1, len(weights) - 1)
+    assert size == 0 or (drawn - target).max() <= 1 + 1e-9, "no dataset is ahead by more than a sample"
+
+
+def test_ten_thousand_samples_of_seventy_to_thirty():
+    datasets, _ = build_blending_indices([0.7, 0.3], 10_000)
+    share = np.cumsum(datasets == 0) - 0.7 * np.arange(1, 10_001)
+    assert np.abs(share).max() <= 1 and (datasets == 0).sum() == 7000
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any))
+def test_exhaustive_draws_every_sample_once(sizes):
+    datasets, samples = build_exhaustive_blending_indices(sizes)
+    drawn = sorted(zip(datasets.tolist(), samples.tolist(), strict=True))
+    assert drawn == [(i, k) for i, size in enumerate(sizes) for k in range(size)]
+
+
+# ------------------------------------------------------------------------------------ command line
+
+
+def corpus(folder, name, documents, length=9, first=0):
+    return write(folder / name, [[[first + d] * length] for d in range(documents)])
+
+
+@pytest.mark.parametrize(
+    "words, prefixes, weights",
+    [
+        (["a"], ["a"], None),
+        (["a", "b"], ["a", "b"], None),
+        (["0.3", "a", "70", "b"], ["a", "b"], [0.3, 70.0]),
+        (["1", "a"], ["a"], [1.0]),
+        (["a", "b", "c"], ["a", "b", "c"], None),
+    ],
+)
+def test_data_path_grammar(words, prefixes, weights, tmp_path):
+    assert parse_data_path(words) == (prefixes, weights)
+    (tmp_path / "args").write_text("\n ".join(words))
+    assert read_data_args(tmp_path / "args") == words
+
+
+@pytest.mark.parametrize("words", [[], ["1", "a", "b", "c"], ["-1", "a"], ["0", "a"], ["nan", "a"], ["inf", "a"]])
+def test_data_paths_that_cannot_be_read(words):
+    with pytest.raises(ConfigError, match="--data-path"):
+        parse_data_path(words)
+
+
+def test_split_rounds_to_documents():
+    stored = GOLDEN["split"]
+    parts = [split_documents(part, 6).tolist() for part in parse_split(stored["split"])]
+    assert parts == stored["documents"]
+    assert parse_split("100,0,0") == [(0.0, 1.0), None, None] and parse_split("1") == [(0.0, 1.0), None, None]
+
+
+@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "90;10", "-1,2", "1,,2", "1e3", "nan"])
+def test_splits_that_cannot_be_read(split):
+    with pytest.raises(ConfigError, match="--split"):
+        parse_split(split)
+
+
+def test_one_dataset_is_cut_by_the_split(tmp_path):
+    path = corpus(tmp_path, "a", 20)
+    train, valid, test = build_datasets(CONFIG, (30, 5, 0), [path], "80,20,0")
+    assert {int(i) for k in range(len(train)) for i in train[k]["tokens"]} == set(range(16))
+    assert {int(i) for k in range(len(valid)) for i in valid[k]["tokens"]} == set(range(16, 20))
+    assert test is None and len(train) >= 30
+
+
+def test_a_small_dataset_is_read_for_more_epochs(tmp_path):
+    big, small = corpus(tmp_path, "a", 100), corpus(tmp_path, "b", 3, first=500)
+    train, *_ = build_datasets(CONFIG, (200, 0, 0), ["0.7", big, "0.3", small], "1,0,0")
+    assert isinstance(train, BlendedDataset) and len(train) == 200
+    assert [dataset.num_epochs for dataset in train.datasets] == [1, -(-(61 * 4 + 1) // 27)]
+    from_small = [bool(train[k]["tokens"][0] >= 500) for k in range(200)]
+    assert sum(from_small) == 60 and from_small == (train.dataset_index == 1).tolist()
+
+
+def test_weight_zero_and_a_single_weighted_dataset(tmp_path):
+    a, b = corpus(tmp_path, "a", 30), corpus(tmp_path, "b", 30, first=500)
+    train, *_ = build_datasets(CONFIG, (20, 0, 0), ["0", a, "2", b], "1,0,0")
+    assert all(int(train[k]["tokens"].min()) >= 500 for k in range(20))
+    single, *_ = build_datasets(CONFIG, (20, 0, 0), ["2", b], "1,0,0")
+    assert all((train[k]["tokens"] == single[k]["tokens"]).all() for k in range(20))
+
+
+def test_prefixes_without_weights_are_read_once(tmp_path):
+    paths = [corpus(tmp_path, "a", 30), corpus(tmp_path, "b", 10, first=500), corpus(tmp_path, "c", 5, first=700)]
+    whole, *_ = build_datasets(CONFIG, (None, 0, 0), paths, "1,0,0")
+    assert len(whole) == sum(len(dataset) for dataset in whole.datasets)
+    some, *_ = build_datasets(CONFIG, (50, 0, 0), paths, "1,0,0")
+    assert len(some) == 50 and (some.dataset_index == whole.dataset_index[:50]).all()
+
+
+def test_a_path_per_split(tmp_path):
+    a, b = corpus(tmp_path, "a", 30), corpus(tmp_path, "b", 30, first=500)
+    train, valid, test = build_datasets(CONFIG, (10, 5, 5), data_path_per_split=([a], ["1", a, "1", b], None))
+    assert isinstance(train, GPTDataset) and isinstance(valid, BlendedDataset) and test is None
+    assert len(valid) == 6, "ceil(5 * 0.5) of each"
+    with pytest.raises(ConfigError, match="drop one"):
+        build_datasets(CONFIG, (10, 5, 5), [a], data_path_per_split=([a], None, None))
+
+
+def test_mock_data_needs_no_file():
+    train, valid, test = build_datasets(CONFIG, (50, 10, 10))
+    assert len(train) >= 50 and len(valid) >= 10 and (train[0]["tokens"] != valid[0]["tokens"]).any()
+
+
+def test_errors_say_which_set_of_which_dataset(tmp_path):
+    path = corpus(tmp_path, "a", 3)
+    with pytest.raises(DataError, match="no token") as caught:
+        build_datasets(CONFIG, (10, 5, 0), [path], "99,1,0")
+    assert caught.value.where == f"valid set; {path}"
+    with pytest.raises(DataError, match="make no sample"):
+        build_datasets(GPTDatasetConfig(100, NullTokenizer(999)), (None, 0, 0), [path], "1,0,0")
+    with pytest.raises(ConfigError, match="number of samples"):
+        build_datasets(CONFIG, (None, 0, 0), ["1", path], "1,0,0")
+    with pytest.raises(DataError, match="outside the vocabulary"):
+        build_datasets(GPTDatasetConfig(4, NullTokenizer(1)), (10, 0, 0), [path], "1,0,0")
+    low = GPTDataset(IndexedDataset(path), np.arange(3), 6, CONFIG)
+    with pytest.raises(DataError, match="which has"):
+        BlendedDataset([low, low], [0.9, 0.1], 100)
+
+
+def test_the_blend_is_cached_where_a_folder_is_named(tmp_path):
+    a, b = corpus(tmp_path, "a", 30), corpus(tmp_path, "b", 30, first=500)
+    config = GPTDatasetConfig(4, NullTokenizer(999), path_to_cache=str(tmp_path / "cache"))
+    first, *_ = build_datasets(config, (20, 0, 0), ["1", a, "2", b], "1,0,0")
+    second, *_ = build_datasets(config, (20, 0, 0), ["1", a, "2", b], "1,0,0")
+    assert (first.dataset_index == second.dataset_index).all()
+    assert len([name for name in (tmp_path / "cache").iterdir() if name.is_dir()]) == 3

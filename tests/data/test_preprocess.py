@@ -1,0 +1,243 @@
+"""JSONL to `.bin/.idx`: any number of workers gives the same bytes; errors name the line and leave nothing."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.preprocess import main, preprocess
+from minimegatron.errors import ConfigError, DataError
+
+BYTES = {"tokenizer_type": "ByteLevelTokenizer"}
+NULL = {"tokenizer_type": "NullTokenizer", "vocab_size": 70000}
+
+
+def write_jsonl(path, documents):
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return str(path)
+
+
+def random_documents(seed, count):
+    rng = np.random.RandomState(seed)
+    words = ["alpha", "βeta", "γ", "delta\n", " ", "🎉"]
+    return [{"text": " ".join(rng.choice(words, rng.randint(0, 40))), "id": i} for i in range(count)]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "minimegatron.data.preprocess", *map(str, arguments)]
+
+
+def run(*arguments, timeout=120):
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
+
+
+def test_documents_come_back_in_order(tmp_path):
+    documents = random_documents(0, 700)
+    summary = preprocess([write_jsonl(tmp_path / "a.jsonl", documents)], tmp_path / "p", BYTES, append_eod=True)
+    dataset = IndexedDataset(tmp_path / "p_text_document", vocab_size=258)
+    texts = [document["text"] for document in documents]
+    found = []
+    for begin, end in zip(dataset.document_indices[:-1], dataset.document_indices[1:], strict=True):
+        assert end - begin in (0, 1)
+        ids = dataset[int(begin)].tolist() if end > begin else []
+        assert not ids or ids[-1] == 256
+        found.append(bytes(ids[:-1]).decode())
+    assert found == texts
+    assert (summary.documents, summary.empty_documents) == (700, texts.count(""))
+    assert summary.tokens == len(dataset.tokens) and dataset.sidecar["tokenizer"] == "bytes:258"
+
+
+def test_workers_and_compression_change_nothing(tmp_path):
+    """Three workers against one, plain against gzip, through the command line, byte for byte."""
+    documents = random_documents(1, 3000)
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    preprocess([path], tmp_path / "one", BYTES)
+    flags = ["--tokenizer-type", "ByteLevelTokenizer", "--log-interval", 1000]
+    done = run("--input", f"{path}.gz", "--output-prefix", tmp_path / "many", "--workers", 3, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "3,000 documents" in done.stdout and done.stderr.count("processed") == 3
+    for suffix in (".bin", ".idx", ".json"):
+        name = f"text_document{suffix}"
+        assert (tmp_path / f"one_{name}").read_bytes() == (tmp_path / f"many_{name}").read_bytes()
+    assert {name for name in os.listdir(tmp_path) if name.startswith(".")} == set()
+
+
+def test_several_keys_and_lists_of_sentences(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": ["1 2", "", "3"], "b": "4"}, {"a": [], "b": "5 6"}])
+    summary = preprocess([path], tmp_path / "p", NULL, json_keys=("a", "b"), append_eod=True)
+    a, b = (IndexedDataset(summary.prefixes[key]) for key in "ab")
+    assert [ids.tolist() for ids in a] == [[1, 2], [3, 70000]] and a.document_indices.tolist() == [0, 2, 2]
+    assert [ids.tolist() for ids in b] == [[4, 70000], [5, 6, 70000]] and a.dtype == np.int32
+
+
+def test_several_inputs_and_patterns(tmp_path):
+    for i in (2, 0, 1):
+        write_jsonl(tmp_path / f"part-{i}.jsonl", [{"text": str(i)}])
+    flags = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "9", "--workers", "1")
+    assert main(["--input", str(tmp_path / "part-*.jsonl"), "--output-prefix", str(tmp_path / "p"), *flags]) == 0
+    assert IndexedDataset(tmp_path / "p_text_document").tokens.tolist() == [0, 1, 2]
+
+
+BAD_LINES = {
+    "bad UTF-8": b'{"text": "\xff"}',
+    "bad JSON": b'{"text": "a"',
+    "no key": b'{"txt": "a"}',
+    "not text": b'{"text": 3}',
+    "surrogate": b'{"text": "\\ud800"}',
+    "too deep": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "longer than": b'{"text": "' + b"a" * 400_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_a_bad_line_stops_the_run_or_is_counted(tmp_path, kind, seed):
+    """DA-11: at a random line k."""
+    good = [json.dumps(document).encode() for document in random_documents(seed, 400)]
+    k = int(np.random.RandomState(seed).randint(401))
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([*good[:k], BAD_LINES[kind], *good[k:]]))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=kind) as caught:
+        preprocess([path], tmp_path / "out" / "p", BYTES, max_line_bytes=300_000)
+    assert caught.value.where == f"{path}:{k + 1}" and os.listdir(tmp_path / "out") == []
+    options = {"on_bad_line": "skip", "max_line_bytes": 300_000}
+    assert preprocess([path], tmp_path / "out" / "p", BYTES, **options).skipped_lines == 1
+    (tmp_path / "good.jsonl").write_bytes(b"\n".join(good))
+    preprocess([tmp_path / "good.jsonl"], tmp_path / "out" / "q", BYTES)
+    for suffix in ("bin", "idx"):
+        name = f"text_document.{suffix}"
+        assert (tmp_path / "out" / f"p_{name}").read_bytes() == (tmp_path / "out" / f"q_{name}").read_bytes()
+
+
+def test_a_bad_line_in_a_worker(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "1"}\n' * 900 + '{"text": "x"}\n' + '{"text": "1"}\n' * 900)
+    flags = ["--tokenizer-type", "NullTokenizer", "--vocab-size", 5, "--workers", 2]
+    done = run("--input", path, "--output-prefix", tmp_path / "p", *flags)
+    assert done.returncode == 4 and f"{path}:901" in done.stderr and "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "flags, status, says",
+    [
+        (["--json-kyes", "text"], 2, "did you mean `--json-keys`"),
+        (["--split-sentences"], 2, "list of sentences"),
+        (["--workers", "0"], 2, "workers 0"),
+        (["--tokenizer-model", "x"], 2, "takes no tokenizer_model"),
+        (["--input", "/nonexistent/*.jsonl"], 4, "No such file"),
+        (["--output-prefix", "/nonexistent/p"], 4, "mkdir"),
+        (["--json-keys", "nope"], 4, "a.jsonl:1"),
+    ],
+)
+def test_exit_status_and_message(tmp_path, capsys, flags, status, says):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "hello"}])
+    base = ["--input", path, "--output-prefix", str(tmp_path / "p"), "--tokenizer-type", "ByteLevelTokenizer"]
+    assert main([*base, "--workers", "1", *flags]) == status
+    assert says in capsys.readouterr().err and os.listdir(tmp_path) == ["a.jsonl"]
+
+
+def test_megatrons_flags_without_effect_say_so(tmp_path, capsys):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "hello"}])
+    base = ["--input", path, "--output-prefix", str(tmp_path / "p"), "--tokenizer-type", "ByteLevelTokenizer"]
+    assert main([*base, "--workers", "1", "--partitions", "4", "--keep-sequential-samples"]) == 0
+    assert "change nothing" in capsys.readouterr().err
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    for content in ("", "\n\n", '{"text": ""}\n'):
+        (tmp_path / "a.jsonl").write_text(content)
+        with pytest.raises(DataError, match="no token"):
+            preprocess([tmp_path / "a.jsonl"], tmp_path / "p", BYTES)
+    with pytest.raises(ConfigError):
+        preprocess([tmp_path / "a.jsonl"], tmp_path / "p", BYTES, json_keys=())
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def is_worker(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"spawn_main" in file.read()
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A run with two workers whose input never ends, once its workers are up."""
+    os.mkfifo(tmp_path / "pipe")
+    flags = ("--tokenizer-type", "ByteLevelTokenizer", "--workers", 2)
+    arguments = command("--input", tmp_path / "pipe", "--output-prefix", tmp_path / "p", *flags)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    pipe = open(tmp_path / "pipe", "wb", buffering=0)
+    try:
+        pipe.write(b'{"text": "a"}\n' * 1200)
+        end = time.monotonic() + 30
+        while len(workers := [pid for pid in children(process.pid) if is_worker(pid)]) < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        yield process, workers
+    finally:
+        pipe.close()
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def gone(pids, seconds=10.0):
+    end = time.monotonic() + seconds
+    while any(os.path.exists(f"/proc/{pid}") and is_worker(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(os.path.exists(f"/proc/{pid}") and is_worker(pid) for pid in pids)
+
+
+def feed(tmp_path, data):
+    """More lines for the pipe from a second writer, so that the run notices what happened meanwhile."""
+    with open(tmp_path / "pipe", "wb", buffering=0) as pipe:
+        try:
+            pipe.write(data)
+        except BrokenPipeError:
+            pass
+
+
+def test_a_killed_worker_is_an_error_and_not_a_hang(endless, tmp_path):
+    process, workers = endless
+    os.kill(workers[0], signal.SIGKILL)
+    time.sleep(0.3)
+    feed(tmp_path, b'{"text": "a"}\n' * 4000)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 5 and "a worker that tokenises lines died" in stderr
+    assert sorted(os.listdir(tmp_path)) == ["pipe"] and gone(workers)
+
+
+def test_workers_end_with_a_killed_parent(endless, tmp_path):
+    process, workers = endless
+    assert len(workers) == 2
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    assert gone(workers)
+    (abandoned,) = (name for name in os.listdir(tmp_path) if name != "pipe")
+    assert abandoned.startswith(".p_text_document.bin.") and abandoned.endswith(".tmp")
+    preprocess([write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])], tmp_path / "p", BYTES)
+    assert abandoned not in os.listdir(tmp_path), "the next run sweeps up"
+
+
+def test_ctrl_c(endless, tmp_path):
+    process, workers = endless
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in stderr and "Traceback" not in stderr
+    assert os.listdir(tmp_path) == ["pipe"] and gone(workers)
