@@ -71,7 +71,7 @@ class MainParam:
     Attributes:
         name: logical name.
         model: what the forward pass reads.
-        main: what is updated, fp32; `model` itself where that is fp32 and whole.
+        main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory.
         piece: range of the flattened parameter that `main` covers; None for all of it.
         counts_here: whether this rank counts its gradient in the norm.
         wd_mult: factor for weight decay.
@@ -89,15 +89,15 @@ class MainParam:
         """Wrap one parameter; no weight decay on biases and 1-D parameters."""
         layout = layout_of(model)
         half = model.dtype in (torch.bfloat16, torch.float16)
-        main: torch.Tensor = model if piece is None else model.detach().view(-1)[piece]
-        main = main.detach().float() if half else main
+        part = _part(model.detach(), piece)
         decays = len(layout.shape) > 1 and not name.endswith(".bias")
-        return cls(name, model, main, piece, counts_here(layout, mesh, piece is not None), 1.0 if decays else 0.0)
+        counts = counts_here(layout, mesh, piece is not None)
+        return cls(name, model, part.float() if half else part, piece, counts, 1.0 if decays else 0.0)
 
     @property
     def model_part(self) -> torch.Tensor:
         """The part of the model's parameter that `main` covers, a view."""
-        return self.model.detach() if self.piece is None else self.model.detach().view(-1)[self.piece]
+        return _part(self.model.detach(), self.piece)
 
     @property
     def is_copy(self) -> bool:
@@ -110,11 +110,16 @@ class MainParam:
         grad = self.model.grad if grad is None else grad
         if grad is None:
             return None
-        return (grad if self.piece is None else grad.view(-1)[self.piece]).to(self.main.dtype)
+        return _part(grad, self.piece).to(self.main.dtype)
+
+
+def _part(x: torch.Tensor, piece: slice | None) -> torch.Tensor:
+    """A view of the whole tensor, or of a range of it, flattened."""
+    return x if piece is None else x.view(-1)[piece]
 
 
 class MixedPrecisionOptimizer:
-    """See the module docstring.
+    """See the module docstring. Build it when the parameters have reached their device and their final memory.
 
     Args:
         params: of this rank.
@@ -148,7 +153,7 @@ class MixedPrecisionOptimizer:
     def zero_grad(self) -> None:
         """Forget `param.grad`. `param.main_grad` belongs to the DDP buffer and is cleared there."""
         for p in self.params:
-            p.model.grad = p.main.grad = None
+            p.model.grad = None
 
     @torch.no_grad()
     def step(self) -> StepResult:

@@ -54,7 +54,7 @@ class Schedule:
     lr_decay_steps: int
     min_lr: float = 0.0
     init_lr: float = 0.0
-    lr_warmup_steps: int = 0
+    lr_warmup_steps: float = 0
     lr_decay_style: str = "linear"
     start_wd: float = 0.0
     end_wd: float = 0.0
@@ -96,31 +96,33 @@ class Schedule:
         require(self.wd_incr_steps >= 1, f"wd_incr_steps is {self.wd_incr_steps}", "must be at least 1")
 
     @classmethod
-    def from_config(cls, config: OptimizerConfig, train_iters: int, steps_per_iter: int = 1) -> Schedule:
-        """The schedule of a run.
+    def from_config(
+        cls, config: OptimizerConfig, *, global_batch_size: int, train_iters: int, train_samples: int | None = None
+    ) -> Schedule:
+        """The schedule of a run, its steps being samples: call `step(samples of this iteration)`.
 
         Args:
-            config: lengths in iterations.
-            train_iters: of the run; the default of the decay, and the length of a weight decay ramp.
-            steps_per_iter: how many steps an iteration is; Megatron's choice is the global batch size, so that steps
-                are samples.
+            config: lengths in iterations or in samples.
+            global_batch_size: samples of an iteration; of the last ones where the batch size ramps up.
+            train_iters: length of the run, and the default of its decay.
+            train_samples: length of the run in samples, instead of train_iters.
         """
-        decay = config.lr_decay_iters if config.lr_decay_iters is not None else train_iters
-        fraction = config.lr_warmup_fraction
-        warmup = config.lr_warmup_iters * steps_per_iter if fraction is None else int(fraction * decay * steps_per_iter)
-        start, end = config.start_weight_decay, config.end_weight_decay
+        length = train_iters * global_batch_size if train_samples is None else train_samples
+        decay = config.lr_decay_samples or (config.lr_decay_iters or 0) * global_batch_size or length
+        warmup: float = config.lr_warmup_samples or config.lr_warmup_iters * global_batch_size
+        start, end, wsd = config.start_weight_decay, config.end_weight_decay, config.lr_wsd_decay_iters
         return cls(
             max_lr=config.lr,
             min_lr=config.min_lr,
             init_lr=config.lr_warmup_init,
-            lr_warmup_steps=warmup,
-            lr_decay_steps=decay * steps_per_iter,
+            lr_warmup_steps=warmup if config.lr_warmup_fraction is None else config.lr_warmup_fraction * decay,
+            lr_decay_steps=decay,
             lr_decay_style=config.lr_decay_style,
             start_wd=config.weight_decay if start is None else start,
             end_wd=config.weight_decay if end is None else end,
-            wd_incr_steps=train_iters * steps_per_iter,
+            wd_incr_steps=length,
             wd_incr_style=config.weight_decay_incr_style,
-            wsd_decay_steps=None if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters * steps_per_iter,
+            wsd_decay_steps=None if wsd is None else wsd * global_batch_size,
             lr_wsd_decay_style=config.lr_wsd_decay_style,
         )
 

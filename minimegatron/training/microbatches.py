@@ -6,10 +6,10 @@ busy, so the global batch size may grow on the way.
     dp ranks, each running N microbatches of b samples        global batch = N * b * dp
     ramp-up (start, increment, samples) to a global batch B:
         k = (B - start) / increment steps, one every samples / k
-        global batch after `consumed` samples = start + floor(consumed * k / samples) * increment, at most B
+        global batch after `consumed` samples = start + floor(consumed / (samples / k)) * increment, at most B
 
-The floor is taken in whole numbers. Megatron divides floats, and about once in a thousand exact boundaries is a step
-late: ramping over 58 samples in 7 steps, 58 / (58 / 7) is 6.999....
+The division is Megatron's, in floats, so that a run can be compared with Megatron's step by step. It can come one step
+late on an exact boundary (58 / (58 / 7) is 6.999...), which is made up for at the next step.
 
 Nothing is remembered: consumed samples are part of every checkpoint, so a restart continues at the right size.
 
@@ -94,10 +94,12 @@ class NumMicrobatches:
     def scheduled_batch_size(self, consumed_samples: int) -> int:
         """The global batch size that the ramp-up asks for after `consumed_samples`."""
         final, rampup = self.global_batch_size, self.rampup
-        if rampup is None or consumed_samples >= rampup.samples:
+        if rampup is None or consumed_samples > rampup.samples:
             return final
         steps = (final - rampup.start) // rampup.increment
-        return rampup.start + consumed_samples * steps // rampup.samples * rampup.increment
+        if steps == 0 or rampup.samples == 0:
+            return final
+        return rampup.start + int(consumed_samples / (rampup.samples / steps)) * rampup.increment
 
     def global_batch_size_at(self, consumed_samples: int) -> int:
         """The global batch size of the next step: as scheduled, rounded down if that was allowed."""

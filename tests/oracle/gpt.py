@@ -158,6 +158,7 @@ def _train(
     optimizer = get_megatron_optimizer(
         OptimizerConfig(**settings, use_distributed_optimizer=distributed_optimizer), [ddp]
     )
+    _schedule(optimizer)
     config.grad_scale_func = optimizer.scale_loss
 
     batches = megatron_names.seeded_batches(DATA)
@@ -189,6 +190,14 @@ def _train(
             name: parameter.detach().double().norm().item() for name, parameter in named.items()
         }
     return results
+
+
+def _schedule(optimizer: Any) -> None:
+    """Constant rates. Without a scheduler Megatron's groups keep `wd_mult` but decay biases and norms like the rest."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    lr, min_lr, decay = (OPTIMIZER[k] for k in ("lr", "min_lr", "weight_decay"))
+    OptimizerParamScheduler(optimizer, lr, lr, min_lr, 0, STEPS, "constant", decay, decay, STEPS, "constant")
 
 
 def _forward_step(batches: Any, model: torch.nn.Module) -> Any:
