@@ -107,6 +107,9 @@ def _read_config(path: str) -> dict[str, Any]:
         if section not in (*SECTIONS, "spec"):
             fix = did_you_mean(section, SECTIONS) or f"choose among {', '.join(SECTIONS)}, spec"
             raise ConfigError(f"--config {path} has a section {section!r}", fix=fix)
+        wanted = list if section == "spec" else dict
+        if not isinstance(values, wanted):
+            raise ConfigError(f"--config {path}: section {section!r} is {values!r}", fix=f"a JSON {wanted.__name__}")
         if isinstance(values, dict):
             found[section] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return found
@@ -188,8 +191,9 @@ def build_parser() -> argparse.ArgumentParser:
     for name, cls in SECTIONS.items():
         summary = (cls.__doc__ or "").splitlines()[0].rstrip(".")
         group = parser.add_argument_group(f"{name}: {summary[:1].lower()}{summary[1:]}")
+        hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            _add_field(group, name, field, typing.get_type_hints(cls)[field.name])
+            _add_field(group, name, field, hints[field.name])
             if field.name == "num_query_groups":
                 group.add_argument(
                     "--group-query-attention", action="store_true", help="with --num-query-groups; alone: 1 group"

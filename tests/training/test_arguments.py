@@ -1,0 +1,294 @@
+"""The command line means what Megatron's means, says what it does not know, and never ignores a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import ConfigError, MinimegatronError
+from minimegatron.training import arguments
+from minimegatron.training.arguments import build_parser, parse_args
+from minimegatron.training.megatron_flags import ALREADY, REFUSED, RENAMED, SWITCHES, refused_subject
+from minimegatron.training.run import SECTIONS, RunConfig
+
+
+def parse(line: str, world_size: int = 1) -> RunConfig:
+    """A command line on mock data."""
+    return parse_args(shlex.split(f"--mock-data {line}"), world_size)
+
+
+def refused(line: str, world_size: int = 1) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(line, world_size)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ every field
+
+
+def test_every_field_is_a_flag_with_help_and_no_name_is_used_twice():
+    names = [f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)]
+    assert len(names) == len(set(names))
+    actions = [action for action in build_parser()._actions if action.option_strings != ["-h", "--help"]]
+    assert {a.dest for a in actions} >= set(names)
+    assert all(action.help for action in actions)
+
+
+def test_help_shows_every_flag_and_every_default():
+    text = " ".join(build_parser().format_help().split())
+    for action in build_parser()._actions:
+        assert all(flag in text for flag in action.option_strings)
+    for shown in ("--weight-decay X", "(default: 0.01)", "(default: 969,30,1)", "(default: core_attn)", "--micro-batch-size N"):
+        assert shown in text
+
+
+def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout():
+    run = parse("")
+    assert run.optimizer == SECTIONS["optimizer"]() and run.training == SECTIONS["training"]()
+    assert run.model == TransformerConfig(hidden_dropout=0.1, attention_dropout=0.1)
+
+
+def test_values_of_each_type():
+    run = parse(
+        "--hidden-size 96 --rotary-base 5e5 --position-embedding-type rope --sequence-parallel "
+        "--tensor-model-parallel-size 2 --rampup-batch-size 2 2 8 --global-batch-size 4 --no-scale-output-init "
+        "--recompute-modules mlp layernorm --lr 1e-2",
+        world_size=2,
+    )
+    assert (run.model.hidden_size, run.model.rotary_base, run.optimizer.lr) == (96, 5e5, 1e-2)
+    assert run.parallel.sequence_parallel is True and run.model.scale_output_init is False
+    assert run.training.rampup_batch_size == (2, 2, 8) and run.model.recompute_modules == ("mlp", "layernorm")
+
+
+# ------------------------------------------------------------------------------------------------ Megatron's words
+
+
+@pytest.mark.parametrize(
+    "line, section, field, value",
+    [
+        ("--swiglu", "model", "activation", "swiglu"),
+        ("--squared-relu", "model", "activation", "squared_relu"),
+        ("--openai-gelu", "model", "activation", "gelu_tanh"),
+        ("--disable-bias-linear", "model", "add_bias_linear", False),
+        ("--untie-embeddings-and-output-weights", "model", "untie_embeddings_and_output_weights", True),
+        ("--bf16", "model", "params_dtype", "bf16"),
+        ("--fp16", "model", "params_dtype", "fp16"),
+        ("--group-query-attention --num-query-groups 2", "model", "num_query_groups", 2),
+        ("--group-query-attention", "model", "num_query_groups", 1),
+        ("--norm-epsilon 1e-6", "model", "layernorm_epsilon", 1e-6),
+        ("--apply-layernorm-1p", "model", "layernorm_zero_centered_gamma", True),
+        ("--use-rotary-position-embeddings", "model", "position_embedding_type", "rope"),
+        ("--use-rotary-position-embeddings --position-embedding-type rope", "model", "position_embedding_type", "rope"),
+        ("--use-rope-scaling --position-embedding-type rope", "model", "rope_scaling_type", "llama3"),
+        ("--recompute-activations", "model", "recompute_granularity", "selective"),
+        ("--window-size 127,0", "model", "sliding_window", 128),
+        ("--window-size (127,0)", "model", "sliding_window", 128),
+        ("--attention-backend unfused", "model", "attention_backend", "reference"),
+        ("--attention-backend auto", "model", "attention_backend", "sdpa"),
+        ("--distributed-timeout-minutes 2", "parallel", "distributed_timeout_seconds", 120.0),
+        ("--no-check-for-nan-in-loss-and-grad", "optimizer", "check_for_nan_in_loss_and_grad", False),
+        ("--check-weight-hash-across-dp-replicas-interval 20", "training", "check_replicas_interval", 20),
+        ("--lr=0.25", "optimizer", "lr", 0.25),
+        ("--lr 1e-3 --lr 1e-4", "optimizer", "lr", 1e-4),
+    ],
+)
+def test_spellings(line, section, field, value):
+    assert getattr(getattr(parse(line), section), field) == value
+
+
+def test_the_tables_name_fields_and_do_not_overlap():
+    fields = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+    assert {field for field, *_ in [*SWITCHES.values(), *RENAMED.values()]} <= fields
+    flags = [flag for action in build_parser()._actions for flag in action.option_strings]
+    assert len(flags) == len(set(flags))
+
+
+def test_a_published_command_line_of_megatron():
+    """GPT-3 175B as in Megatron's examples, without its checkpoints, pipeline and batch schedule."""
+    line = """
+        --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048
+        --attention-backend auto --micro-batch-size 1 --global-batch-size 1536 --rampup-batch-size 16 16 5859375
+        --train-iters 500000 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.006
+        --clip-grad 1.0 --fp16 --lr 6.0e-5 --lr-decay-style cosine --min-lr 6.0e-6 --lr-warmup-fraction .001
+        --lr-decay-iters 430000 --tensor-model-parallel-size 8 --data-path corpus_text_document --vocab-file vocab.json
+        --merge-file merges.txt --tokenizer-type GPT2BPETokenizer --split 949,50,1 --log-interval 100
+        --eval-interval 1000 --eval-iters 10 --tensorboard-dir logs --use-mcore-models --no-masked-softmax-fusion
+    """
+    run = parse_args(shlex.split(line), world_size=128)
+    assert (run.model.num_layers, run.model.ffn_hidden_size, run.model.params_dtype) == (96, 49152, "fp16")
+    assert run.model.hidden_dropout == 0.1 and run.parallel.tensor_model_parallel_size == 8
+    assert (run.optimizer.min_lr, run.optimizer.lr_warmup_fraction) == (6e-6, 0.001)
+    assert (run.data.data_path, run.data.split) == (("corpus_text_document",), "949,50,1")
+    assert [note.split()[0] for note in run.notes] == ["--use-mcore-models", "--no-masked-softmax-fusion"]
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("flag", [*ALREADY])
+def test_flags_that_change_nothing_say_so(flag):
+    allowed, why = ALREADY[flag]
+    line = flag if allowed == () else f"{flag} {(allowed or ['3'])[0]}"
+    assert parse(line).notes == (f"{flag} changes nothing: {why}",)
+    assert dataclasses.replace(parse(line), notes=()) == parse("")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--tran-iters 3", "did you mean `--train-iters`?"),
+        ("--micro_batch_size 3", "did you mean `--micro-batch-size`?"),
+        ("--hiden-size=64", "did you mean `--hidden-size`?"),
+        ("--qqqq", "see --help"),
+        ("--num-experts 8", "mixture of experts"),
+        ("--moe-router-topk=2", "mixture of experts"),
+        ("--use-distributed-optimizer", "distributed optimizer"),
+        ("--lr 1e-3 --fp8-format hybrid", "FP8"),
+        ("--num-layers-per-virtual-pipeline-stage 2", "pipelines"),
+        ("stray", "belongs to no flag"),
+        ("--lr abc", "invalid float"),
+        ("--num-layers 2.5", "invalid int"),
+        ("--num-layers", "expected one argument"),
+        ("--activation swigluu", "did you mean `swiglu`?"),
+        ("--bf16 --fp16", "--bf16 and --fp16 set params_dtype"),
+        ("--swiglu --activation gelu", "--swiglu and --activation set activation"),
+        ("--transformer-impl transformer_engine", "not supported yet"),
+        ("--dataloader-type cyclic", "not supported yet"),
+        ("--window-size 4,4", "left,0"),
+        ("--preset lama3-8b", "did you mean `llama3-8b`?"),
+        ("--spec only_one", "1 words"),
+        ("--corpus stdlib", "mock_data and corpus"),
+        ("--train-iters 3 --train-samples 8", "both"),
+        ("--context-parallel-size 2", "no context parallelism yet"),
+        ("--pipeline-model-parallel-size 2", "no pipeline parallelism yet"),
+        ("--expert-model-parallel-size 2", "no expert parallelism yet"),
+        ("--tensor-model-parallel-size 2", "cannot be divided"),
+        ("--sequence-parallel", "needs tensor_model_parallel_size > 1"),
+        ("--global-batch-size 3 --micro-batch-size 2", "not a multiple"),
+        ("--rampup-batch-size 2 3 8 --global-batch-size 8 --micro-batch-size 2", "not a multiple"),
+        ("--seq-length 2048", "longer than max_position_embeddings"),
+        ("--lr-warmup-iters 5 --lr-warmup-samples 5", "give one of them"),
+        ("--wandb-project x", "pip install wandb"),
+    ],
+)
+def test_refusals_say_what_to_do(line, words, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = refused(line)
+    assert words in message and "fix:" in message
+
+
+def test_without_data_there_is_nothing_to_train_on():
+    with pytest.raises(ConfigError, match="no data is given"):
+        parse_args([])
+
+
+def test_every_refused_pattern_is_reached_by_a_flag():
+    """A pattern hidden behind an earlier one would name the wrong subject."""
+    for subject, patterns in REFUSED.items():
+        assert any(refused_subject("--" + p.replace("*", "x")) == subject for p in patterns.split()), subject
+
+
+@given(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_size=12), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_any_word_is_understood_or_refused_by_our_own_error(word, place):
+    words = ["--lr", "1e-3", "--mock-data"]
+    words.insert(place, word)
+    try:
+        run = parse_args(words)
+    except ConfigError as error:
+        assert error.fix
+    except SystemExit:
+        assert word in ("-h", "--help")
+    else:
+        assert run.data.mock_data
+
+
+# ------------------------------------------------------------------------------------------------ where values come from
+
+
+def test_the_later_source_wins(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"model": {"num_layers": 3, "hidden_size": 128}, "optimizer": {"lr": 0.5}}))
+    run = parse(f"--preset laptop-10m --config {path} --num-layers 1")
+    assert (run.model.num_layers, run.model.hidden_size, run.model.num_attention_heads) == (1, 128, 8)
+    assert run.optimizer.lr == 0.5 and run.model.hidden_dropout == 0.0
+    assert {"num_layers", "vocab_size", "lr"} <= run.given and "seed" not in run.given
+
+
+def test_a_configuration_survives_json(tmp_path):
+    run = parse("--preset laptop-10m --rampup-batch-size 2 2 8 --global-batch-size 4 --spec a b --bf16")
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"event": "config", **run.to_dict()}))
+    again = parse_args(["--config", str(path)])
+    assert again.to_dict() == run.to_dict() and again.spec == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("{", "Expecting"),
+        ("[]", "holds a list"),
+        ('{"modle": {}}', "did you mean `model`?"),
+        ('{"model": {"num_layer": 2}}', "did you mean `num_layers`?"),
+        ('{"model": {"num_layers": "2"}}', "give a int"),
+        ('{"model": 3}', "a JSON dict"),
+        ('{"spec": "ab"}', "a JSON list"),
+    ],
+)
+def test_configuration_files_with_mistakes(tmp_path, text, words):
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    assert words in refused(f"--config {path}")
+
+
+def test_a_configuration_file_that_is_not_there(tmp_path):
+    assert "No such file" in refused(f"--config {tmp_path / 'no.json'}")
+
+
+def test_the_documentation_of_defaults_is_about_fields_that_exist():
+    for section, values in arguments.DEFAULTS.items():
+        assert values.keys() <= {f.name for f in dataclasses.fields(SECTIONS[section])}
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+
+small = st.sampled_from([1, 2, 3, 4, 6, 8])
+
+
+@given(
+    world=st.sampled_from([1, 2, 3, 4, 6, 8, 12]), tp=small, pp=st.sampled_from([1, 1, 2]), heads=small, groups=small,
+    micro=small, batch=st.sampled_from([1, 2, 4, 6, 8, 12, 24]), sequence_parallel=st.booleans(), s=st.sampled_from([1, 6, 8, 16]),
+)  # fmt: skip
+@settings(max_examples=500, deadline=None)
+def test_any_layout_runs_or_is_refused_before_a_process_group_exists(
+    world, tp, pp, heads, groups, micro, batch, sequence_parallel, s
+):
+    line = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --num-attention-heads {heads} "
+    line += f"--num-query-groups {groups} --hidden-size {24 * heads} --ffn-hidden-size 48 --micro-batch-size {micro} "
+    line += f"--global-batch-size {batch} --seq-length {s} " + "--sequence-parallel" * sequence_parallel
+    legal = (
+        pp == 1
+        and world % tp == 0
+        and heads % tp == 0
+        and heads % groups == 0
+        and (groups % tp == 0 or tp % groups == 0)
+        and 48 % tp == 0
+        and batch % (micro * (world // tp)) == 0
+        and (not sequence_parallel or (tp > 1 and s % tp == 0))
+    )
+    try:
+        run = parse(line, world)
+    except MinimegatronError as error:
+        assert isinstance(error, ConfigError) and error.fix
+        assert not legal, error
+    else:
+        assert legal and run.parallel.data_parallel_size(world) == world // tp
+    assert not dist.is_initialized()
