@@ -1,0 +1,250 @@
+"""The life of one rank: check in, work, leave together, or fail so that the others know why.
+
+The problem in a sentence: `init_process_group` and a script that ends are not enough; the fast rank leaves before the
+slow one has connected, an exception on rank 1 becomes three others elsewhere, a killed launcher leaves ranks behind.
+
+    rank, world = init(timeout_seconds=20)     # in a script that `torchrun` starts
+    ...
+    finish()
+
+| step         | what happens                                                                                     |
+|--------------|--------------------------------------------------------------------------------------------------|
+| `init`       | meet through the store (who is missing is named), make the group (NCCL with a GPU for each rank, |
+|              | else gloo; loopback only on one machine), leave a note for the launcher, start `comm.watch`      |
+| `report(x)`  | a number or a list for the notebook that launched us                                             |
+| `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
+| an exception | `comm.blame`: one traceback for the whole job, the exit status of its class                      |
+| Ctrl-C       | 130, without a word                                                                              |
+
+Environment: torchrun's (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` ...) and the names below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm import blame, procs
+from minimegatron.comm.agent import AGENT, RUN_DIR
+from minimegatron.comm.ledger import Ledger
+from minimegatron.comm.watch import Watch
+from minimegatron.errors import ConfigError
+
+
+@dataclasses.dataclass
+class _Here:
+    """What `init` made. There is one per process: a process is one rank."""
+
+    ledger: Ledger | None = None
+    watch: Watch | None = None
+    seconds: float = 60.0
+
+
+_here = _Here()
+
+
+def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[int, int]:
+    """Become a rank: join the process group that the launcher's environment describes.
+
+    Started without a launcher, this is the only rank of a world of one. Where a group exists already (a warm rank of a
+    notebook), nothing happens.
+
+    Args:
+        timeout_seconds: longest wait for another rank, here and in every collective of the default group.
+        backend: "gloo" or "nccl"; default NCCL when this machine has a GPU for each of its ranks.
+
+    Returns:
+        (rank, world size).
+
+    Raises:
+        DeadlineError: some ranks did not come; names them.
+        ConfigError: the environment is incomplete.
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    _here.seconds = timeout_seconds
+    rank, world, local_rank, local_world = _numbers()
+    faulthandler.enable()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
+    if local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if local_world == world:
+        _listen_on_loopback()
+    store, ledger = _stores(rank, world, timeout_seconds)
+    _here.ledger = ledger
+    sys.excepthook = _excepthook
+    ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
+    ledger.meet("start", timeout_seconds)
+    if backend is None:
+        enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
+        backend = "nccl" if enough and dist.is_nccl_available() else "gloo"
+    device = torch.device("cuda", local_rank) if backend == "nccl" else None
+    if device is not None:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
+        device_id=device,
+    )
+    if world > 1:
+        _here.watch = Watch(ledger, _siblings(ledger), blame.say)
+        _here.watch.start()
+    if folder := os.environ.get(RUN_DIR):
+        Path(folder, f"started.{rank}").touch()
+    return rank, world
+
+
+def finish() -> None:
+    """Leave together: wait until every rank has come here, then destroy the process group.
+
+    Raises:
+        DeadlineError: some ranks did not come; names them.
+    """
+    ledger = _here.ledger
+    if ledger is None:
+        return
+    ledger.meet("finish", _here.seconds)
+    if _here.watch is not None:
+        _here.watch.stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # Where rank 0 itself serves the store (no agent), it has to leave last.
+    ledger.store.set(f"met/left/{ledger.rank}", "1")
+    if ledger.rank == 0:
+        ledger.meet("left", _here.seconds)
+    _here.ledger = _here.watch = None
+
+
+def report(value: Any) -> None:
+    """Hand a small result to whoever launched this rank (`Run.reports[rank]`); the last call counts.
+
+    Args:
+        value: numbers, strings, lists and dicts of them. Without a launcher that listens, nothing happens.
+
+    Raises:
+        ConfigError: not representable as JSON.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot report {type(value).__name__}: {error}", fix="report x.tolist() or x.item()"
+        ) from None
+    if folder := os.environ.get(RUN_DIR):
+        rank = int(os.environ.get("RANK", "0"))
+        partial = Path(folder, f".report.{rank}")
+        partial.write_text(text)
+        partial.rename(Path(folder, f"report.{rank}.json"))
+
+
+def run_rank(main: Callable[[], object]) -> NoReturn:
+    """Run `main` as the whole life of this process and exit with the status of what happened (see `errors`).
+
+    `main` may call `init` and `finish`; what it leaves open is finished here.
+    """
+    try:
+        main()
+        finish()
+    except SystemExit as request:
+        if request.code:
+            raise
+    except BaseException as error:
+        _leave(_fail(error))
+    sys.exit(0)
+
+
+# ---------------------------------------------------------------------------------------------------- beginning
+
+
+def _numbers() -> tuple[int, int, int, int]:
+    """(rank, world, local rank, local world) from the launcher's environment; a world of one without."""
+    if "RANK" not in os.environ:
+        return 0, 1, 0, 1
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return rank, world, int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"RANK is set, but the rest of a launcher's environment is not usable: {error}",
+            fix="start with `torchrun --standalone --nproc-per-node=N script.py`, or unset RANK",
+        ) from None
+
+
+def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
+    """The store for the process group, and a ledger on a connection of its own."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), Ledger(dist.HashStore(), rank, world)
+    store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
+    return dist.PrefixStore("default", store), _ledger(rank, world, seconds)
+
+
+def _ledger(rank: int, world: int, seconds: float) -> Ledger:
+    client = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Ledger(dist.PrefixStore(f"minimegatron/{attempt}", client), rank, world)
+
+
+def _listen_on_loopback() -> None:
+    """All ranks are on this machine: nobody else has to reach them."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+
+
+def _siblings(ledger: Ledger) -> dict[int, int]:
+    """{rank: pid} of the other ranks on this machine."""
+    homes = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world)}
+    return {r: pid for r, (host, pid) in homes.items() if host == socket.gethostname() and r != ledger.rank}
+
+
+# -------------------------------------------------------------------------------------------------------- ending
+
+
+def _excepthook(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+    _leave(_fail(error))
+
+
+def _fail(error: BaseException) -> int:
+    return blame.fail(error, _here.ledger or _ledger_of_a_launcher(), _here.watch, _here.seconds)
+
+
+def _ledger_of_a_launcher() -> Ledger | None:
+    """For an error before `init`: all ranks may have it, and one is enough to read."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    try:
+        rank, world, _, _ = _numbers()
+        return _ledger(rank, world, blame.CAUSE_SECONDS)
+    except (dist.DistError, ConfigError):
+        return None
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without unwinding: destructors of a broken process group may wait for the other side."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
