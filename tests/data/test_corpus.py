@@ -23,7 +23,8 @@ print(found.data_path, end="")
 
 
 def test_docstrings_in_the_order_of_the_file():
-    source = '"""M."""\nclass A:\n    """C."""\n    def f(self):\n        """F."""\n\nasync def g():\n    """G.\n\n    more"""\nx = 1'
+    body = '"""M."""\nclass A:\n    """C."""\n    def f(self):\n        """F."""\n\n'
+    source = body + 'async def g():\n    """G.\n\n    more"""\nx = 1'
     assert docstrings(source) == "M.\n\nC.\n\nF.\n\nG.\n\nmore"
 
 

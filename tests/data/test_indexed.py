@@ -95,8 +95,14 @@ def test_nothing_is_visible_before_finalize_and_nothing_stays_without(tmp_path):
         builder.add_document([1], [1])
         assert not (tmp_path / "x.bin").exists()
     assert os.listdir(tmp_path) == []
-    for wrong in (lambda b: b.finalize(tmp_path / "x.idx"), lambda b: (b.add_item([1]), b.finalize(tmp_path / "x.idx"))):
-        with IndexedDatasetBuilder(tmp_path / "x.bin") as builder, pytest.raises(DataError, match="no token|no document"):
+    for wrong in (
+        lambda b: b.finalize(tmp_path / "x.idx"),
+        lambda b: (b.add_item([1]), b.finalize(tmp_path / "x.idx")),
+    ):
+        with (
+            IndexedDatasetBuilder(tmp_path / "x.bin") as builder,
+            pytest.raises(DataError, match="no token|no document"),
+        ):
             wrong(builder)
     with IndexedDatasetBuilder(tmp_path / "x.bin") as builder, pytest.raises(DataError, match="not the index of"):
         builder.add_document([1], [1])

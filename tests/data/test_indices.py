@@ -26,8 +26,7 @@ def test_the_stored_vectors(case):
     found = build_sample_indices(LENGTHS, np.arange(6), case["num_samples"], GOLDEN["sequence_length"], GOLDEN["seed"])
     assert found.document_index.tolist() == case["document_index"]
     assert found.shuffle_index.tolist() == case["shuffle_index"]
-    if "sample_index" in case:
-        assert found.sample_index.tolist() == case["sample_index"]
+    assert found.sample_index.tolist() == case["sample_index"]
     stream = np.concatenate([np.split(np.arange(35), np.cumsum(LENGTHS)[:-1])[d] for d in found.document_index])
     first = int(found.shuffle_index[0]) * 4
     assert stream[first : first + 4].tolist() == case["tokens"]
@@ -59,7 +58,9 @@ def test_any_corpus(lengths, s, num_samples, seed):
     assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(found, again, strict=True))
 
 
-@pytest.mark.parametrize("num_samples, separate", [(8, False), (9, True), (13, True), (15, False), (16, False), (18, True)])
+@pytest.mark.parametrize(
+    "num_samples, separate", [(8, False), (9, True), (13, True), (15, False), (16, False), (18, True)]
+)
 def test_a_last_epoch_that_is_used_in_part_comes_last(num_samples, separate):
     """35 tokens give 8 samples an epoch; below 80 % of 8 in the last epoch, that epoch is shuffled by itself."""
     found = build_sample_indices(LENGTHS, np.arange(6), num_samples, 4, 7)

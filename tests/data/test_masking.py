@@ -24,7 +24,9 @@ def loop(text, reset_position_ids, eod_mask_loss):
     return mask, positions, documents
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=9, max_size=9), min_size=1, max_size=4), st.booleans(), st.booleans())
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=9, max_size=9), min_size=1, max_size=4), st.booleans(), st.booleans()
+)
 def test_against_the_loop(text, reset_position_ids, eod_mask_loss):
     batch = make_batch(
         torch.tensor(text),

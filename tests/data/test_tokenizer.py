@@ -22,7 +22,16 @@ from minimegatron.data.tokenizer import (
 from minimegatron.errors import ConfigError, DataError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "data_bpe.json").read_text())
-SAMPLES = ["", " ", "hello world", "  two  blanks\n\ttab", "naïve café — 東京 🎉", "x = f(1, 2)  # 42", "a" * 700, "<|pad|>"]
+SAMPLES = [
+    "",
+    " ",
+    "hello world",
+    "  two  blanks\n\ttab",
+    "naïve café — 東京 🎉",
+    "x = f(1, 2)  # 42",
+    "a" * 700,
+    "<|pad|>",
+]
 
 
 @pytest.fixture(scope="module")
