@@ -126,9 +126,10 @@ def finish() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     # Where rank 0 itself serves the store (no agent), it has to leave last.
-    ledger.store.set(f"met/left/{ledger.rank}", "1")
     if ledger.rank == 0:
         ledger.meet("left", _here.seconds)
+    else:
+        ledger.come("left")
     _here.ledger = _here.watch = None
 
 
