@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pickle
@@ -39,12 +40,19 @@ START_SECONDS = 120.0  # for the imports of the server, on a machine that does s
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
 
 
+def _log_file() -> IO[bytes]:
+    """An unnamed file that both sides write at its end: it is emptied before each job, and offsets outlive that."""
+    file = tempfile.TemporaryFile()
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    return file
+
+
 class Rank:
     """The near end of one rank."""
 
     def __init__(self) -> None:
         # Unlinked files rather than pipes: they never fill up, and can be read after the rank is dead.
-        self.out, self.err = tempfile.TemporaryFile("a+b"), tempfile.TemporaryFile("a+b")
+        self.out, self.err = _log_file(), _log_file()
         self.server = this_process().running_server()
         near, far = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # a rank stopped in the middle of a message

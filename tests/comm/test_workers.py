@@ -204,3 +204,14 @@ def test_ranks_see_the_callers_environment_and_directory(
 
 def surroundings(rank: int, world: int) -> tuple[str | None, str, str | None, int]:
     return os.environ.get("MINIMEGATRON_TEST"), os.getcwd(), os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+
+
+def chatter(rank: int, world: int, text: str) -> None:
+    print(text * (rank + 1))
+
+
+def test_what_a_job_prints_begins_at_the_beginning(ranks):
+    """The log is emptied before each job; writing on at the old offset would leave a hole of zero bytes."""
+    for text in ("a long first line, ", "short "):
+        printed = ranks(2).run(chatter, text).stdout
+        assert printed == [f"{text}\n", f"{text * 2}\n"]
