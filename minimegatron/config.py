@@ -49,6 +49,8 @@ class _Config:
                     f"{cls.__name__} has no field `{key}`",
                     fix=did_you_mean(key, fields) or f"fields: {', '.join(sorted(fields))}",
                 )
+        # JSON has no tuples.
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         try:
             return cls(**values)
         except TypeError as error:
@@ -70,7 +72,8 @@ class _Config:
                 named = ", ".join(repr(c) for c in choices)
                 fix = did_you_mean(str(value), [str(c) for c in choices]) or f"one of {named}"
                 raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
-            _check_type(field.name, value, hints[field.name])
+            if value is not None or field.default is not None:  # None asks for a value derived below
+                _check_type(field.name, value, hints[field.name])
         self._check()
 
     def _check(self) -> None:
@@ -95,9 +98,9 @@ class TransformerConfig(_Config):
     num_attention_heads: int = opt(4, "a, query heads")
     vocab_size: int = opt(256, "V, logical vocabulary before padding")
     max_position_embeddings: int = opt(1024, "longest sequence that learned positions cover; RoPE has no such limit")
-    num_query_groups: int | None = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
-    kv_channels: int | None = opt(None, "d, width of one head; default h / a")
-    ffn_hidden_size: int | None = opt(None, "f, inner width of the MLP; default 4 h")
+    num_query_groups: int = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
+    kv_channels: int = opt(None, "d, width of one head; default h / a")
+    ffn_hidden_size: int = opt(None, "f, inner width of the MLP; default 4 h")
     make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp")
 
     normalization: str = opt("LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
@@ -183,7 +186,6 @@ class TransformerConfig(_Config):
     @property
     def queries_per_group(self) -> int:
         """a / g: how many query heads share one key/value head."""
-        assert self.num_query_groups is not None, "derived at construction"
         return self.num_attention_heads // self.num_query_groups
 
     @property
@@ -212,7 +214,7 @@ class ParallelConfig(_Config):
     pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
     context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
     expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts")
-    expert_tensor_parallel_size: int | None = opt(None, "etp: ranks that share every expert; default tp")
+    expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp")
     sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
     order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
     overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
@@ -251,7 +253,6 @@ class ParallelConfig(_Config):
             f"{self.context_parallel_size}*{self.pipeline_model_parallel_size} = {model}",
             f"start {max(1, world_size // model) * model} ranks, or change the layout",
         )
-        assert self.expert_tensor_parallel_size is not None, "derived at construction"
         expert = self.expert_tensor_parallel_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
         require(
             world_size % expert == 0,
@@ -350,7 +351,8 @@ class DataConfig(_Config):
     def _check(self) -> None:
         require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
         per_split = self.train_data_path or self.valid_data_path or self.test_data_path
-        named: dict[str, Any] = {"data_path": self.data_path, "train_data_path, valid_data_path or test_data_path": per_split}
+        named: dict[str, Any] = {"data_path": self.data_path}
+        named |= {"train_data_path, valid_data_path or test_data_path": per_split}
         named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
         given = [name for name, value in named.items() if value]
         require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
@@ -418,9 +420,8 @@ def require(condition: bool, what: str, fix: str) -> None:
         raise ConfigError(what, fix=fix)
 
 
-def divides(part: int | None, whole: int | None, part_name: str, whole_name: str) -> None:
+def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
     """Refuse unless `part` divides `whole`; the fix lists the divisors."""
-    assert part is not None and whole is not None, "derived at construction"
     if part < 1 or whole % part:
         options = [n for n in range(1, whole + 1) if whole % n == 0]
         shown = options if len(options) <= 12 else [*options[:6], "...", *options[-5:]]
@@ -444,12 +445,14 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
     divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
     groups = model.num_query_groups
-    assert groups is not None, "derived at construction"
     if groups % tp and tp % groups:
         raise ConfigError(
             f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",
             fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
         )
+    if groups < tp:  # a rank's share of the packed rows is then only a part of a group
+        rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
+        divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     divides(pp, model.num_layers, "pipeline_model_parallel_size", "num_layers")
     if seq_length is not None:
         if parallel.sequence_parallel:

@@ -33,7 +33,7 @@ need = {name: 16 * billions for name, billions in models.items()}
 fig, ax = plt.subplots(figsize=(7, 2.4))
 ax.barh(list(need), list(need.values()), color="0.55")
 ax.axvline(80, color="black", linestyle="--")
-ax.text(84, 3.2, "one GPU: 80 GB", va="center")
+ax.text(88, 0, "one GPU: 80 GB", va="center")
 ax.set(xscale="log", xlabel="GB of weights, gradients and optimizer state", title="What has to be somewhere")
 plt.show()
 print("GPUs that Llama-3 70 B fills before it has computed anything:", need["Llama-3 70 B"] // 80)
@@ -450,7 +450,8 @@ report(rows)
 if "counted" in globals():
     from minimegatron.viz.volume import bars
 
-    fig = bars({name: row[0] for name, row in counted[0].items()}, {name: row[1] for name, row in counted[0].items()})
+    rows = counted[0]
+    display(bars({name: row[0] for name, row in rows.items()}, {name: row[1] for name, row in rows.items()}))
 else:
     print("○ the picture waits for the cell above")
 

@@ -4,7 +4,8 @@ The problem in a sentence: the same mathematics is stored under other names, in 
 
 Each row of a table pairs one logical tensor of ours with the tensors of theirs that hold the same numbers, and names
 the transform between them. A transform is a pair of functions that undo each other, so import and export cannot
-disagree. 
+disagree.
+
 | transform  | theirs -> ours                                                                                     |
 |------------|----------------------------------------------------------------------------------------------------|
 | same       | unchanged                                                                                          |
@@ -21,7 +22,7 @@ Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,10 +105,10 @@ TABLES = {"llama": LLAMA_LIKE, "mistral": LLAMA_LIKE, "qwen2": LLAMA_LIKE, "qwen
 # -------------------------------------------------------------------------------------------------- transforms
 
 
-def pack_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+def pack_qkv(qkv: Sequence[torch.Tensor], config: TransformerConfig) -> torch.Tensor:
     """q [a d, ...], k and v [g d, ...] -> [g (a/g + 2) d, ...], per group its queries, its key, its value."""
     g, d = config.num_query_groups, config.kv_channels
-    assert g is not None and d is not None, "derived at construction"
+    q, k, v = qkv
     rest = q.shape[1:]
     parts = [q.reshape(g, config.queries_per_group * d, *rest), k.reshape(g, d, *rest), v.reshape(g, d, *rest)]
     return torch.cat(parts, 1).flatten(0, 1)
@@ -116,7 +117,6 @@ def pack_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: Transfor
 def unpack_qkv(packed: torch.Tensor, config: TransformerConfig) -> Tensors:
     """The inverse of `pack_qkv`."""
     g, d = config.num_query_groups, config.kv_channels
-    assert g is not None and d is not None, "derived at construction"
     grouped = packed.unflatten(0, (g, -1))
     return [t.flatten(0, 1).contiguous() for t in grouped.split([config.queries_per_group * d, d, d], 1)]
 
@@ -128,10 +128,10 @@ def _import(transform: str, tensors: Tensors, config: TransformerConfig) -> torc
         case "transpose":
             return tensors[0].t().contiguous()
         case "pack":
-            return pack_qkv(*tensors, config)  # type: ignore[call-arg]
+            return pack_qkv(tensors, config)
         case "conv_pack":
             matrix = tensors[0].t() if tensors[0].dim() == 2 else tensors[0]
-            return pack_qkv(*matrix.chunk(3), config)  # type: ignore[call-arg]
+            return pack_qkv(matrix.chunk(3), config)
         case "stack":
             return torch.cat(tensors)
     raise AssertionError(f"unknown transform {transform}")

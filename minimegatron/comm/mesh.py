@@ -118,7 +118,6 @@ def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -
         }
     else:
         etp, ep = parallel.expert_tensor_parallel_size, parallel.expert_model_parallel_size
-        assert etp is not None, "derived at construction"
         sizes = {"tp": etp, "cp": 1, "ep": ep, "dp": world_size // (etp * ep * pp), "pp": pp}
     order = parallel.order.split("-")
     return {axis: sizes[axis] for axis in [*order, *(a for a in sizes if a not in order)]}

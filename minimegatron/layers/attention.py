@@ -14,6 +14,7 @@ whole groups, which is why Megatron packs it so. When there are fewer groups tha
 of a group: the ranks gather the packed output (its gradient is summed, since each uses it for other heads) and pick
 their query heads and their one key/value head. No row of A_qkv ever lives on two ranks, so nothing needs a second
 reduction.
+
 | tensor          | shape                        |
 |-----------------|------------------------------|
 | x, y            | [s, b, h], [s/t, b, h] with sequence parallelism |
@@ -96,7 +97,6 @@ class CoreAttention(nn.Module):
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
-        assert config.kv_channels is not None, "derived at construction"
         self.config, self.scale = config, 1.0 / math.sqrt(config.kv_channels)
         self.dropout = Dropout(config.attention_dropout, rng)
 
@@ -155,7 +155,6 @@ class SelfAttention(nn.Module):
         core_attention: type[nn.Module] = CoreAttention,
     ) -> None:
         super().__init__()
-        assert config.num_query_groups is not None and config.kv_channels is not None, "derived at construction"
         self.config, self.tp, self.layer_number, self.rng = config, mesh.tp, layer_number, rng
         self.d, self.per_group = config.kv_channels, config.queries_per_group
         self.split_group = config.num_query_groups < mesh.tp.size

@@ -50,7 +50,6 @@ class MLP(nn.Module):
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
-        assert config.ffn_hidden_size is not None, "derived at construction"
         self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
         halves = 2 if self.gated else 1
         self.linear_fc1 = ColumnParallelLinear(

@@ -4,14 +4,14 @@ The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to init
 its gradient or count it in a norm, everybody needs to know what it is a part *of*.
 
 Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which
-`dim` it is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not be
-one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked matrix
-into equal blocks would give one rank only gates.
+`dim` it is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not
+be one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked
+matrix into equal blocks would give one rank only gates.
 
 From this one description follow
 
-* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed, name)
-and   each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
+* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed,
+  name) and each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
 * loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).

@@ -150,7 +150,6 @@ def count_parameters(config: TransformerConfig) -> int:
     """Parameters of the logical model, padding of the vocabulary not counted."""
     h, f, d = config.hidden_size, config.ffn_hidden_size, config.kv_channels
     a, g = config.num_attention_heads, config.num_query_groups
-    assert f is not None and d is not None and g is not None, "derived at construction"
     norm = h * (2 if config.normalization == "LayerNorm" else 1)
     qkv_rows, fc1_rows = (a + 2 * g) * d, f * (2 if config.gated_linear_unit else 1)
     layer = 2 * norm + h * qkv_rows + a * d * h + h * fc1_rows + f * h

@@ -5,7 +5,8 @@ network any longer than they must.
 
 Each replica adds its gradients into the buffer of `parallel/buckets`. In the backward pass of the *last* microbatch
 of a step a bucket is all-reduced as soon as its last gradient arrives, while the layers before it are still being
-computed: 
+computed:
+
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 

@@ -68,7 +68,6 @@ def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = Tru
     """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp`, `logits`."""
     h, f, d = config.hidden_size, config.ffn_hidden_size, config.kv_channels
     a, g = config.num_attention_heads, config.num_query_groups
-    assert f is not None and d is not None and g is not None, "derived at construction"
     projections = 2 * seq_length * h * d * ((a + 2 * g) + a)
     core = 2 * 2 * a * d * attention_pairs(seq_length, config.sliding_window, causal)
     return {
