@@ -17,76 +17,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from minimegatron.errors import ConfigError, did_you_mean
-
-# The helper keeps the help text beside the field and out of the way.
-
-
-def opt(default: Any, help: str, choices: tuple | None = None) -> Any:
-    """A dataclass field with its help text and, where they are few, its legal values."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
-
-
-class _Config:
-    """Shared behaviour: unknown keys are refused with the nearest match, choices are enforced, dicts round-trip."""
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build from a plain dict.
-
-        Raises:
-            ConfigError: an unknown key (with the nearest field), a missing one, or an illegal value.
-        """
-        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for key in values:
-            if key not in fields:
-                raise ConfigError(
-                    f"{cls.__name__} has no field `{key}`",
-                    fix=did_you_mean(key, fields) or f"fields: {', '.join(sorted(fields))}",
-                )
-        # JSON has no tuples.
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ConfigError(f"{cls.__name__}: {error}", fix="give the missing field") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)  # type: ignore[call-overload]
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; all rules are checked again."""
-        now = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return type(self).from_dict({**now, **changes})
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, choices = getattr(self, field.name), field.metadata.get("choices")
-            if choices and value not in choices:
-                named = ", ".join(repr(c) for c in choices)
-                fix = did_you_mean(str(value), [str(c) for c in choices]) or f"one of {named}"
-                raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
-            if value is not None or field.default is not None:  # None asks for a value derived below
-                _check_type(field.name, value, hints[field.name])
-        self._check()
-
-    def _check(self) -> None:
-        """Derive what was left out, then apply the rules."""
-
-    def _derive(self, **values: Any) -> None:
-        for name, value in values.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+from minimegatron.errors import ConfigError
+from minimegatron.fields import Config, divides, opt, require
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(_Config):
+class TransformerConfig(Config):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -207,7 +147,7 @@ ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelConfig(_Config):
+class ParallelConfig(Config):
     """How ranks divide the work. World = tp * cp * pp * dp; expert parallelism reuses the tp*cp*dp ranks."""
 
     tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
@@ -265,7 +205,7 @@ class ParallelConfig(_Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig(_Config):
+class OptimizerConfig(Config):
     """Optimizer, its schedules, clipping and loss scaling."""
 
     optimizer: str = opt("adam", "adam is AdamW: decoupled weight decay", ("adam", "sgd"))
@@ -322,7 +262,7 @@ class OptimizerConfig(_Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig(_Config):
+class DataConfig(Config):
     """Where tokens come from."""
 
     data_path: tuple[str, ...] = opt((), "prefix of .bin/.idx, or weight prefix weight prefix ...")
@@ -359,7 +299,7 @@ class DataConfig(_Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig(_Config):
+class TrainingConfig(Config):
     """How long to train, and what to print on the way."""
 
     micro_batch_size: int = opt(1, "samples of one forward pass on one rank")
@@ -412,23 +352,6 @@ class TrainingConfig(_Config):
 
 
 # ------------------------------------------------------------------------------------------------ rules
-
-
-def require(condition: bool, what: str, fix: str) -> None:
-    """Raise `ConfigError(what, fix)` unless the condition holds."""
-    if not condition:
-        raise ConfigError(what, fix=fix)
-
-
-def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
-    """Refuse unless `part` divides `whole`; the fix lists the divisors."""
-    if part < 1 or whole % part:
-        options = [n for n in range(1, whole + 1) if whole % n == 0]
-        shown = options if len(options) <= 12 else [*options[:6], "...", *options[-5:]]
-        raise ConfigError(
-            f"{part_name} ({part}) does not divide {whole_name} ({whole})",
-            fix=f"choose {part_name} among {', '.join(map(str, shown))}, or change {whole_name}",
-        )
 
 
 def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:
@@ -484,20 +407,3 @@ def check_batch(training: TrainingConfig, dp: int) -> int:
             fix=f"for example global_batch_size={near}",
         )
     return total // micro
-
-
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    """Reject what a dataclass would accept silently: a string for a number, a bool for an int, NaN."""
-    allowed = typing.get_args(hint) if typing.get_origin(hint) is not tuple and typing.get_args(hint) else (hint,)
-    for kind in allowed:
-        origin = typing.get_origin(kind) or kind
-        if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
-            return
-        if origin is int and isinstance(value, int) and not isinstance(value, bool):
-            return
-        if origin not in (int, float) and isinstance(value, origin):
-            return
-    wanted = " or ".join(
-        "None" if k is type(None) else getattr(typing.get_origin(k) or k, "__name__", str(k)) for k in allowed
-    )
-    raise ConfigError(f"{name}={value!r} is a {type(value).__name__}", fix=f"give a {wanted}")

@@ -43,7 +43,7 @@ import torch
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
-from minimegatron.config import require
+from minimegatron.fields import require
 from minimegatron.layers.param import ParamLayout
 
 

@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from minimegatron.config import OptimizerConfig, require
+from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError
+from minimegatron.fields import require
 
 
 class GradScaler(Protocol):

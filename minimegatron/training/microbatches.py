@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config import require
+from minimegatron.fields import require
 
 
 @dataclasses.dataclass(frozen=True)
