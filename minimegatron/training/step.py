@@ -64,13 +64,13 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
     """Sum the losses of the tokens that count.
 
     Args:
-        loss_mask: [b, s], 1 where the token counts.
+        loss_mask: [b, s] in fp32, 1 where the token counts.
         output_tensor: [b, s], loss of every token.
 
     Returns:
         The sum; how many tokens counted; and what to report, name -> [sum, count] (averaged over the whole batch).
     """
-    loss = (output_tensor.float() * loss_mask).sum()
+    loss = (output_tensor * loss_mask).sum()
     num_tokens = loss_mask.sum()
     return loss, num_tokens, {"lm loss": torch.stack([loss.detach(), num_tokens.to(loss.dtype)])}
 
@@ -78,7 +78,7 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
     """Run the model on the next microbatch: the loss of every token, and the function that sums it."""
     batch = next(data_iterator)
-    output = model(batch["tokens"], batch["position_ids"], batch["labels"], document_ids=batch.get("document_ids"))
+    output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], document_ids=batch.get("document_ids"))
     return output, partial(loss_func, batch["loss_mask"])
 
 

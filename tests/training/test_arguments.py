@@ -46,7 +46,13 @@ def test_help_shows_every_flag_and_every_default():
     text = " ".join(build_parser().format_help().split())
     for action in build_parser()._actions:
         assert all(flag in text for flag in action.option_strings)
-    for shown in ("--weight-decay X", "(default: 0.01)", "(default: 969,30,1)", "(default: core_attn)", "--micro-batch-size N"):
+    for shown in (
+        "--weight-decay X",
+        "(default: 0.01)",
+        "(default: 969,30,1)",
+        "(default: core_attn)",
+        "--micro-batch-size N",
+    ):
         assert shown in text
 
 
@@ -211,7 +217,7 @@ def test_any_word_is_understood_or_refused_by_our_own_error(word, place):
         assert run.data.mock_data
 
 
-# ------------------------------------------------------------------------------------------------ where values come from
+# ------------------------------------------------------------------------------------------------ sources of values
 
 
 def test_the_later_source_wins(tmp_path):
@@ -265,7 +271,8 @@ small = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 @given(
     world=st.sampled_from([1, 2, 3, 4, 6, 8, 12]), tp=small, pp=st.sampled_from([1, 1, 2]), heads=small, groups=small,
-    micro=small, batch=st.sampled_from([1, 2, 4, 6, 8, 12, 24]), sequence_parallel=st.booleans(), s=st.sampled_from([1, 6, 8, 16]),
+    micro=small, batch=st.sampled_from([1, 2, 4, 6, 8, 12, 24]), sequence_parallel=st.booleans(),
+    s=st.sampled_from([1, 6, 8, 16]),
 )  # fmt: skip
 @settings(max_examples=500, deadline=None)
 def test_any_layout_runs_or_is_refused_before_a_process_group_exists(

@@ -1,0 +1,276 @@
+"""The loop: the same curve in every layout and every time, and every way in which it ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.data.corpus import prepare_corpus
+from minimegatron.errors import ConfigError, DataError, RankError
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.metrics import StepReport
+from minimegatron.training.step import forward_step
+from minimegatron.training.trainer import Trainer, iterations_of
+
+TINY = "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --lr 1e-2 --vocab-size 64 "
+TINY += "--make-vocab-size-divisible-by 8"
+
+
+def trainer_of(line: str, world_size: int = 1, **options: Any) -> Trainer:
+    source = "" if "--corpus" in line else "--mock-data"
+    return Trainer(parse_args(shlex.split(f"{TINY} {source} {line}"), world_size), quiet=True, **options)
+
+
+def train(line: str, **options: Any) -> Trainer:
+    trainer = trainer_of(line, **options)
+    trainer.train()
+    trainer.close()
+    return trainer
+
+
+def numbers(history: list[StepReport]) -> list[tuple[float, float | None]]:
+    return [(report.losses["lm loss"], report.grad_norm) for report in history]
+
+
+# ------------------------------------------------------------------------------------------------ the curve
+
+
+def history_on_rank(rank: int, world: int, line: str) -> list[StepReport]:
+    trainer = trainer_of(line, world)
+    trainer.train()
+    return trainer.history
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    """The docstrings of the standard library with a vocabulary of 512."""
+    folder = tmp_path_factory.mktemp("corpus")
+    prepare_corpus(folder, 512, "docs")
+    return f"--corpus stdlib-docs --corpus-path {folder}"
+
+
+@pytest.mark.parametrize(
+    "world, layout",
+    [
+        (4, "--tensor-model-parallel-size 2 --sequence-parallel"),
+        (4, "--tensor-model-parallel-size 2 --overlap-grad-reduce --ddp-bucket-size 5000"),
+        (4, "--tensor-model-parallel-size 4"),
+    ],
+)
+def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, world, layout):
+    line = (
+        f"{corpus} --vocab-size 512 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --swiglu "
+        "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear --hidden-dropout 0 "
+        "--attention-dropout 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 10 --lr 3e-3 "
+        "--untie-embeddings-and-output-weights --eod-mask-loss --reset-attention-mask --reset-position-ids"
+    )
+    serial = train(line).history
+    assert serial[-1].losses["lm loss"] < serial[0].losses["lm loss"] - 0.3
+    for history in ranks(world).run(history_on_rank, f"{line} {layout}"):
+        for ours, theirs in zip(history, serial, strict=True):
+            assert ours.losses["lm loss"] == pytest.approx(theirs.losses["lm loss"], rel=1e-4)
+            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3)
+            assert (ours.num_tokens, ours.learning_rate) == (theirs.num_tokens, theirs.learning_rate)
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not():
+    line = "--train-iters 4 --micro-batch-size 2 --global-batch-size 4"
+    first, again, other = train(line), train(line), train(line + " --seed 7")
+    assert numbers(first.history) == numbers(again.history) != numbers(other.history)
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_evaluation_leaves_no_trace_in_the_training(capsys):
+    line = "--train-iters 6 --micro-batch-size 2 --hidden-dropout 0.2 --attention-dropout 0.2"
+    plain, evaluated = train(line), train(line + " --eval-interval 2 --eval-iters 2")
+    assert numbers(plain.history) == numbers(evaluated.history)
+    assert evaluated.state.consumed_valid_samples == 3 * 2 * 2 and plain.state.consumed_valid_samples == 0
+
+
+def test_microbatches_and_recompute_do_not_change_the_curve():
+    line = "--train-iters 3 --global-batch-size 8 --hidden-dropout 0 --attention-dropout 0"
+    curves = [
+        numbers(train(f"{line} {more}").history)
+        for more in (
+            "--micro-batch-size 8",
+            "--micro-batch-size 1",
+            "--micro-batch-size 8 --recompute-granularity full",
+        )
+    ]
+    for curve in curves[1:]:
+        assert torch.allclose(torch.tensor(curve), torch.tensor(curves[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--vocab-size 2 --make-vocab-size-divisible-by 1", "--num-layers 1",
+        "--kv-channels 5", "--max-position-embeddings 16", "--bf16", "--optimizer sgd", "--log-num-zeros-in-grad",
+        "--recompute-activations", "--tokenizer-type NullTokenizer", "--window-size 3,0", "--attention-backend local",
+    ],
+)  # fmt: skip
+def test_edges_run(line):
+    history = train(f"--train-iters 2 {line}").history
+    assert len(history) == 2 and not history[-1].skipped
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_shortest_sequences_run(corpus, length):
+    assert len(train(f"{corpus} --vocab-size 512 --train-iters 2 --seq-length {length}").history) == 2
+
+
+def test_megatrons_null_tokenizer_has_one_id_more():
+    assert trainer_of("--tokenizer-type NullTokenizer").run.model.vocab_size == 65
+    assert trainer_of("").run.model.vocab_size == 64
+
+
+def test_a_spec_from_the_command_line():
+    trainer = trainer_of("--spec minimegatron.models.spec decoder_layer_spec --train-iters 1")
+    assert len(trainer.train().__dict__) and trainer.history
+    with pytest.raises(ConfigError, match="cannot import"):
+        trainer_of("--spec no.such.module f")
+
+
+# ------------------------------------------------------------------------------------------------ schedules and batches
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--lr-decay-style constant", [1e-2] * 4),
+        ("--lr-warmup-iters 2 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
+        ("--lr-warmup-samples 4 --lr-decay-samples 8", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
+        ("--lr-warmup-fraction 0.5 --lr-decay-iters 4", [0.5e-2, 1e-2, 0.5e-2, 0.0]),
+        ("--lr-warmup-iters 2 --lr-decay-iters 3 --min-lr 1e-3", [0.5e-2, 1e-2, 1e-3, 1e-3]),
+        ("--lr-warmup-iters 4 --lr-decay-iters 8 --lr-warmup-init 2e-3", [4e-3, 6e-3, 8e-3, 1e-2]),
+    ],
+)
+def test_learning_rates(flags, expected):
+    history = train(f"--train-iters 4 --micro-batch-size 2 {flags}").history
+    assert [r.learning_rate for r in history] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused():
+    with pytest.raises(ConfigError, match="does not end before the decay"):
+        trainer_of("--train-iters 4 --lr-warmup-iters 5")
+
+
+def test_the_batch_grows_and_the_schedule_counts_samples():
+    line = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6 --train-iters 6 --lr-warmup-samples 16"
+    trainer = train(f"{line} --lr-decay-samples 32")
+    sizes = [round(r.num_tokens / 16) for r in trainer.history]
+    assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 4
+    assert trainer.state.consumed_train_samples == sum(sizes)
+    assert [r.learning_rate for r in trainer.history] == pytest.approx(
+        [1e-2 * min(1.0, sum(sizes[: i + 1]) / 16, (32 - sum(sizes[: i + 1])) / 16) for i in range(6)]
+    )
+
+
+@pytest.mark.parametrize(
+    "line, steps",
+    [
+        ("--train-samples 24", 6),
+        ("--train-samples 27", 6),
+        ("--train-samples 4", 1),
+        ("--train-samples 40 --rampup-batch-size 2 2 8", None),
+        ("--train-samples 3 --rampup-batch-size 2 2 8", None),
+    ],
+)
+def test_training_by_samples(line, steps):
+    trainer = trainer_of(f"--micro-batch-size 2 --global-batch-size 4 {line}")
+    consumed = counted = 0
+    while counted < trainer.train_iters:
+        consumed += trainer.batch_sizes.global_batch_size_at(consumed)
+        counted += 1
+    samples = trainer.run.training.train_samples
+    ramp = trainer.batch_sizes.rampup.samples if trainer.batch_sizes.rampup else 0
+    assert steps in (None, trainer.train_iters)
+    assert consumed <= max(samples, ramp) and consumed + 4 > samples - 4
+
+
+def test_too_few_samples_for_one_step_are_refused():
+    with pytest.raises(ConfigError, match="do not fill a global batch of 4"):
+        trainer_of("--micro-batch-size 2 --global-batch-size 4 --train-samples 3")
+
+
+def test_a_billion_samples_are_counted_at_once():
+    trainer = trainer_of("--train-iters 1 --global-batch-size 4")
+    run = trainer.run
+    many = run.training.replace(train_samples=10**9)
+    assert iterations_of(type(run)(**{**run.__dict__, "training": many}), trainer.batch_sizes) == 10**9 // 4
+
+
+# ------------------------------------------------------------------------------------------------ ends
+
+
+def test_exit_interval(capsys):
+    assert train("--train-iters 9 --exit-interval 4").state.iteration == 4
+
+
+def test_exit_duration():
+    assert train("--train-iters 9 --exit-duration-in-mins 0.0").state.iteration == 1
+
+
+def with_sigterm(data: Iterator[dict[str, torch.Tensor]], model: Any) -> Any:
+    """SIGTERM in the middle of the third microbatch."""
+    with_sigterm.calls += 1  # type: ignore[attr-defined]
+    if with_sigterm.calls == 3:  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGTERM)
+    return forward_step(data, model)
+
+
+def test_sigterm_ends_the_run_after_the_next_step_and_gives_the_handler_back():
+    with_sigterm.calls = 0  # type: ignore[attr-defined]
+    before = signal.getsignal(signal.SIGTERM)
+    trainer = train("--train-iters 9", forward_step=with_sigterm)
+    assert trainer.state.iteration == 4 and len(trainer.history) == 4
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def stopped_at(rank: int, world: int) -> tuple[int, int]:
+    """Rank 1 alone receives SIGTERM."""
+    with_sigterm.calls = 0 if rank == 1 else -100  # type: ignore[attr-defined]
+    trainer = trainer_of("--train-iters 9", world, forward_step=with_sigterm)
+    state = trainer.train()
+    return state.iteration, state.consumed_train_samples
+
+
+def test_one_ranks_sigterm_stops_all_after_the_same_step(ranks):
+    assert ranks(2).run(stopped_at) == [(4, 8), (4, 8)]
+
+
+def test_no_training_set_and_no_documents():
+    with pytest.raises(ConfigError, match="tokenizer-type"):
+        Trainer(parse_args(shlex.split("--data-path nowhere")), quiet=True)
+    with pytest.raises(DataError, match="nowhere"):
+        Trainer(
+            parse_args(shlex.split("--data-path nowhere --tokenizer-type NullTokenizer --vocab-size 9")), quiet=True
+        )
+
+
+# ------------------------------------------------------------------------------------------------ replicas
+
+
+def diverging(data: Iterator[dict[str, torch.Tensor]], model: Any) -> Any:
+    """One weight of rank 1 moves by itself: what a missing reduction or a flipped bit does."""
+    diverging.calls += 1  # type: ignore[attr-defined]
+    if diverging.calls == 3 and model.mesh.rank == 1:  # type: ignore[attr-defined]
+        with torch.no_grad():
+            next(model.module.parameters()).view(-1)[0] += 1e-7
+    return forward_step(data, model)
+
+
+def train_diverging(rank: int, world: int) -> None:
+    diverging.calls = 0  # type: ignore[attr-defined]
+    trainer_of("--train-iters 4 --check-replicas-interval 2", world, forward_step=diverging).train()
+
+
+def test_replicas_are_compared_bit_for_bit(ranks):
+    with pytest.raises(RankError, match="embedding.word_embeddings.weight"):
+        ranks(2).run(train_diverging)
