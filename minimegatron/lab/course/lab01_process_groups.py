@@ -32,7 +32,7 @@ _PREDICT = Exercise(
     "bytes_sent",
     reference=bytes_sent,
     cases=[
-        Case("an all-gather of 8 bytes in all over 2 ranks", {"op": "all_gather", "nbytes": 8, "ranks": 2}),
+        Case("an all-gather of 12 bytes in all over 3 ranks", {"op": "all_gather", "nbytes": 12, "ranks": 3}),
         Case("an all-reduce of 1 MiB over 4 ranks", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4}),
         Case("one rank has nobody to send to", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
         Case("other collectives, sizes and ranks", _an_op, points=2, hidden=True),
@@ -139,6 +139,11 @@ def _even(draw: Draw) -> Inputs:
     return [{"x": draw.tensor(n * k)} for _ in range(n)]
 
 
+def _at_least_three(draw: Draw) -> Inputs:
+    n, k = draw.integer(3, 4), draw.integer(1, 50)
+    return [{"x": draw.tensor(n * k)} for _ in range(n)]
+
+
 def _uneven(draw: Draw) -> Inputs:
     n = draw.integer(3, 4)
     shape = draw.integer(1, 5), n * draw.integer(1, 9) + 1
@@ -155,7 +160,7 @@ _RING = Exercise(
         Case("a matrix whose size N does not divide", _uneven, points=2, hidden=True),
         Case(
             "no more bytes than the ring needs, to one neighbour",
-            _even,
+            _at_least_three,  # with two ranks, passing the whole tensor on costs no more
             points=2,
             hidden=True,
             accept=[_only_to_the_right, at_most("2 (N-1)/N n", _ring_bound, "send")],
@@ -283,6 +288,15 @@ def _sampler(draw: Draw) -> dict[str, Any]:
     }
 
 
+def _crossing(draw: Draw) -> dict[str, Any]:
+    dp, micro, num_samples = draw.integer(1, 4), draw.integer(3, 6), draw.integer(20, 40)
+    rank = draw.integer(0, dp - 1)
+    inside = draw.integer(1, micro - 1)  # how many of this rank's samples belong to the earlier epoch
+    consumed = num_samples * draw.integer(2, 9) - inside - rank * micro
+    others = {"dp_size": dp, "num_samples": num_samples, "seed": draw.integer(0, 10**6)}
+    return {"consumed": consumed, "micro_batch": micro, "dp_rank": rank, **others}
+
+
 def _strided(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int) -> list[int]:
     order = [_order(seed, e, num_samples) for e in range(2 + (consumed + dp_size * micro_batch) // num_samples)]
     flat = numpy.concatenate(order)
@@ -315,10 +329,11 @@ _SAMPLER = Exercise(
             {"consumed": 8, "micro_batch": 1, "dp_rank": 0, "dp_size": 2, "num_samples": 10, "seed": 1},
         ),
         Case(
-            "a batch that runs into the next epoch",
-            {"consumed": 8, "micro_batch": 4, "dp_rank": 0, "dp_size": 1, "num_samples": 10, "seed": 3},
+            "a batch that begins in one epoch and ends in the next",
+            {"consumed": 18, "micro_batch": 4, "dp_rank": 0, "dp_size": 1, "num_samples": 10, "seed": 3},
         ),
-        Case("anywhere, any dp", _sampler, points=2, hidden=True),
+        Case("anywhere, any dp", _sampler, hidden=True),
+        Case("across the end of some epoch", _crossing, hidden=True),
     ],
     mistakes=[
         Mistake(_same_every_epoch, "Every epoch has an order of its own: seed + epoch."),
@@ -366,7 +381,7 @@ def _summed_gradients(ranks: Inputs) -> list[list[torch.Tensor]]:
 
 
 def _net(draw: Draw) -> Inputs:
-    layers, per_bucket = draw.integer(4, 7), draw.integer(1, 3)
+    layers, per_bucket = draw.integer(5, 7), draw.integer(2, 3)
     return [
         {"x": draw.tensor(draw.integer(1, 4), 4), "layers": layers, "bucket_size": 16 * per_bucket} for _ in range(2)
     ]
