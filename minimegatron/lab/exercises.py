@@ -23,11 +23,11 @@ One module a lab, `minimegatron/lab/course/labNN_name.py`, ends in a `LAB`. The 
         ),
     ])
 
-| a case's `inputs`      | the learner's function runs                   | `reference` is called | and returns          |
-|------------------------|-----------------------------------------------|-----------------------|----------------------|
-| a dict                 | alone, without a process group: `f(**inputs)` | `reference(**inputs)` | the answer           |
-| a list of dicts        | on so many ranks, each with its own dict      | `reference(inputs)`   | a list, one per rank |
-| a function of a `Draw` | as what it returns says                       |                       |                      |
+| a case's `inputs`      | the learner's function runs                  | `reference` is called | and returns          |
+|------------------------|----------------------------------------------|-----------------------|----------------------|
+| a dict                 | alone, with no process group: `f(**inputs)`  | `reference(**inputs)` | the answer           |
+| a list of dicts        | on so many ranks, each with its own dict     | `reference(inputs)`   | a list, one per rank |
+| a function of a `Draw` | as what it returns says                      |                       |                      |
 
 On ranks the default process group (gloo) is initialised. The learner's process gets nothing but the inputs, so neither
 references nor expected values can be read there; for the same reason `drive`, which calls code that is not one plain
@@ -46,12 +46,14 @@ some ready-made).
 
 from __future__ import annotations
 
-import ast
+import builtins
 import dataclasses
+import dis
 import importlib
 import inspect
 import random
 import textwrap
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -189,8 +191,7 @@ class Exercise:
         """
         if self.drive is None:
             return None
-        outside = inspect.getclosurevars(self.drive)
-        names = sorted({*outside.globals, *outside.nonlocals, *outside.unbound} - _attributes(self.drive))
+        names = sorted(_outside(self.drive.__code__))
         if names:
             raise ConfigError(
                 f"drive uses {', '.join(names)} from outside of itself",
@@ -200,12 +201,13 @@ class Exercise:
         return textwrap.dedent(inspect.getsource(self.drive))
 
 
-def _attributes(function: Callable[..., Any]) -> set[str]:
-    """Names that the compiler keeps with the globals but that follow a dot or an import."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    names = inspect.getclosurevars(function)
-    return {*names.globals, *names.nonlocals, *names.unbound} - loaded
+def _outside(code: types.CodeType) -> set[str]:
+    """Names that code takes from around it, other than Python's own."""
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return ({*loaded, *code.co_freevars} - set(dir(builtins))).union(
+        *(_outside(c) - {*code.co_cellvars} for c in inner)
+    )
 
 
 class Lab:

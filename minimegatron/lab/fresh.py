@@ -13,20 +13,14 @@ process that imports torch once, has a single thread, and forks a fresh process 
 * The deadline runs from the moment all ranks have started. At the end the ranks are asked for their Python stacks, so
   that a hang can be explained line by line; then their process groups are killed. Nothing of a job outlives it.
 * If the caller dies, the nursery reads the end of its socket and ends; if the nursery dies, the kernel ends its ranks.
-
-Forking is safe only from the nursery: a notebook's kernel has threads, whose locks a fork would copy in any state.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import dataclasses
-import faulthandler
-import importlib
 import json
 import os
-import re
-import resource
 import selectors
 import shutil
 import signal
@@ -39,28 +33,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from minimegatron.comm import procs
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError
 from minimegatron.lab import plain
+from minimegatron.lab.nursery import Limits
 
-_PRELOAD = "minimegatron.lab.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 _START_SECONDS = 120.0  # for the nursery's imports on a machine that is busy with something else
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What one rank may use.
-
-    Attributes:
-        seconds: from the start of all ranks to the last answer.
-        memory: bytes of address space above what the process starts with.
-        file: bytes of the largest file it may write.
-        answer: bytes of the answer.
-    """
-
-    seconds: float = 20.0
-    memory: int = 4 << 30
-    file: int = 64 << 20
-    answer: int = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +47,15 @@ class Reply:
 
     Attributes:
         value: the plain data it returned; None without an answer.
-        ended: "" with an answer; "late" at the deadline; else how the process ended ("exit code 3", "signal 9 ...").
-        stack: frames (file, line), the innermost first, where a late rank was.
+        ended: "" with an answer; "late" at the deadline; else how the process ended ("was killed by SIGKILL").
+        stack: where a late rank was, the innermost frame first.
         order: position in the order of arrival of the answers.
     """
 
     value: Any = None
     ended: str = ""
-    stack: tuple[tuple[str, int], ...] = ()
+    stack: tuple[procs.Frame, ...] = ()
     order: int = 0
-
-
-class Failed(Exception):
-    """Raised by a rank's function to answer `value` and leave at once.
-
-    A rank that has returned stays until all have answered, so that nobody loses a connection; one that failed goes,
-    so that nobody waits for it.
-    """
-
-    def __init__(self, value: Any) -> None:
-        super().__init__(value)
-        self.value = value
 
 
 class Nursery:
@@ -112,7 +78,7 @@ class Nursery:
         self.close()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "minimegatron.lab.fresh", str(theirs.fileno())]
+            command = [sys.executable, "-m", "minimegatron.lab.nursery", str(theirs.fileno())]
             self._server = subprocess.Popen(
                 command, env=_environment(), cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -130,7 +96,7 @@ class Nursery:
         self._server = self._socket = None
 
     def call(
-        self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits = Limits(), *, path: Sequence[str] = ()
+        self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = ()
     ) -> list[Reply]:
         """Run `function(rank, world, job)` in one fresh process for each job; the replies by rank.
 
@@ -170,9 +136,11 @@ class Nursery:
         assert self._socket is not None, "warm_up connects"
         pipes = [os.pipe() for _ in range(order["world"])]
         try:
-            socket.send_fds(self._socket, [json.dumps(order).encode() + b"\n"], [write for _, write in pipes])
-            for _, write in pipes:
-                os.close(write)
+            try:
+                socket.send_fds(self._socket, [json.dumps(order).encode() + b"\n"], [write for _, write in pipes])
+            finally:
+                for _, write in pipes:
+                    os.close(write)
             pids = _receive(self._socket)
             texts, late = _read_answers([read for read, _ in pipes], limits)
             stacks = _stacks({rank: pids[rank] for rank in late}, Path(order["folder"]))
@@ -205,7 +173,7 @@ def _receive(connection: socket.socket) -> Any:
 
 
 def _read_answers(pipes: list[int], limits: Limits) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
-    """Per rank (order of arrival, line) for those who wrote a whole line; and the ranks that were late.
+    """Per rank (order of arrival, line) for those who wrote one, b"" if it is too long; and the ranks that were late.
 
     A rank first writes "+", its sign of life, then one line. The clock starts when all have signed.
     """
@@ -224,31 +192,27 @@ def _read_answers(pipes: list[int], limits: Limits) -> tuple[dict[int, tuple[int
                     signed.add(rank)
                     if len(signed) == len(pipes):
                         deadline = time.monotonic() + limits.seconds
-                if partial[rank].endswith(b"\n"):
+                if len(partial[rank]) > limits.answer:
+                    answers[rank] = (len(answers), b"")
+                elif partial[rank].endswith(b"\n"):
                     answers[rank] = (len(answers), bytes(partial[rank][1:]))
-                if not data or rank in answers or len(partial[rank]) > limits.answer:
+                if not data or rank in answers:
                     selector.unregister(key.fd)
         late = sorted(key.data for key in selector.get_map().values())
     return answers, late
 
 
-def _stacks(late: dict[int, int], folder: Path) -> dict[int, tuple[tuple[str, int], ...]]:
+def _stacks(late: dict[int, int], folder: Path) -> dict[int, tuple[procs.Frame, ...]]:
     """Ask ranks that are late where they are: the fault handler of each answers SIGABRT with its Python stack."""
     for pid in late.values():  # all before the first answer: a rank whose peer has died would move on
-        os.kill(pid, signal.SIGABRT)
+        procs.send(pid, signal.SIGABRT)
     if late:
         time.sleep(0.5)
-    return {rank: _parse_stack(folder / f"stack.{rank}") for rank in late}
-
-
-def _parse_stack(file: Path) -> tuple[tuple[str, int], ...]:
-    try:
-        text = _read_text(file)
-    except OSError:
-        return ()
-    current = re.search(r"Current thread.*?(?=\n\n|\Z)", text, re.S)
-    frames = re.findall(r'File "([^"]+)", line (\d+)', current[0] if current else text)
-    return tuple((name, int(line)) for name, line in frames)
+    stacks = {}
+    for rank in late:
+        with contextlib.suppress(OSError):
+            stacks[rank] = tuple(procs.dumped_frames(_read_text(folder / f"stack.{rank}")))
+    return {rank: stacks.get(rank, ()) for rank in late}
 
 
 def _read_text(file: Path) -> str:
@@ -261,104 +225,12 @@ def _read_text(file: Path) -> str:
 def _reply(rank: int, texts: dict[int, tuple[int, bytes]], stacks: dict[int, Any], status: int) -> Reply:
     if rank in texts:
         order, text = texts[rank]
+        if not text:
+            return Reply(ended="sent more than an answer may be")
         try:
             return Reply(value=plain.loads(text), order=order)
         except MinimegatronError as error:
             return Reply(ended=error.what)
     if rank in stacks:
         return Reply(ended="late", stack=stacks[rank])
-    if os.WIFEXITED(status):
-        return Reply(ended=f"exit code {os.WEXITSTATUS(status)}")
-    return Reply(ended=f"signal {os.WTERMSIG(status)}, {signal.strsignal(os.WTERMSIG(status))}")
-
-
-# Everything below runs in the nursery or in its children.
-
-
-def serve(descriptor: int) -> None:
-    """The nursery: read an order, fork its ranks, wait for the word that it is over, kill and reap. For ever."""
-    importlib.import_module(_PRELOAD).rehearse()
-    threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
-    assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
-    with socket.socket(fileno=descriptor) as connection:
-        while True:
-            line, pipes, _, _ = socket.recv_fds(connection, 1 << 16, 64)
-            while line and not line.endswith(b"\n"):
-                line += connection.recv(1 << 16)
-            if not line:
-                return
-            order = json.loads(line)
-            ranks = [_fork(rank, order, pipes, connection) for rank in range(order["world"])]
-            for pipe in pipes:
-                os.close(pipe)
-            try:
-                connection.sendall(json.dumps(ranks).encode() + b"\n")
-                word = connection.recv(16)
-            except OSError:
-                word = b""
-            statuses = [_reap(pid) for pid in ranks]
-            if not word:
-                return
-            connection.sendall(json.dumps(statuses).encode() + b"\n")
-
-
-def _reap(pid: int) -> int:
-    # A rank that ended by itself keeps its status until now, so its number cannot belong to anybody else.
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    return os.waitpid(pid, 0)[1]
-
-
-def _fork(rank: int, order: dict[str, Any], pipes: list[int], connection: socket.socket) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        os.setsid()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the nursery
-        connection.close()
-        for other, pipe in enumerate(pipes):
-            if other != rank:
-                os.close(pipe)
-        _live(rank, order, pipes[rank])
-    finally:
-        os._exit(70)
-
-
-def _live(rank: int, order: dict[str, Any], pipe: int) -> None:
-    """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
-    folder, limits = Path(order["folder"]), Limits(**order["limits"])
-    os.chdir(folder)
-    os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
-    stack = open(folder / f"stack.{rank}", "w")  # noqa: SIM115  open as long as the process lives
-    faulthandler.enable(stack)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * limits.seconds) + 5,) * 2)
-    if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + limits.memory,) * 2)
-    job = plain.loads((folder / f"job.{rank}").read_text())
-    sys.path[:0] = order["path"]
-    module, name = order["function"].split(":")
-    function = getattr(importlib.import_module(module), name)
-    os.write(pipe, b"+")
-    try:
-        _send(pipe, function(rank, order["world"], job))
-        signal.pause()
-    except Failed as failure:
-        _send(pipe, failure.value)
-
-
-def _send(pipe: int, value: Any) -> None:
-    line = memoryview(plain.dumps(value).encode() + b"\n")
-    while line:
-        line = line[os.write(pipe, line) :]
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    return Reply(ended=procs.how_it_ended(status))

@@ -27,7 +27,8 @@ from minimegatron.lab import player
 from minimegatron.lab.checks import difference
 from minimegatron.lab.evidence import Evidence
 from minimegatron.lab.exercises import Answer, Case, Exercise, load_lab
-from minimegatron.lab.fresh import Failed, Limits, Nursery, Reply
+from minimegatron.lab.fresh import Nursery, Reply
+from minimegatron.lab.nursery import Failed, Limits
 from minimegatron.lab.verdict import Row, Verdict
 
 _OWN = Limits(seconds=120.0)  # for the course's own code
@@ -99,8 +100,8 @@ def _outcome(replies: list[Reply], exercise: str, sources: Mapping[str, str], se
         return {"error": f"no answer within {seconds:g} s{where}", "late": True}
     for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
         if reply.ended or not {"value", "evidence"} <= one.keys():
-            why = reply.ended or "what it sent cannot be read"
-            return {"error": f"{_who([rank], len(said))}ended without an answer ({why})"}
+            why = reply.ended or "sent what cannot be read"
+            return {"error": f"{_who([rank], len(said))}no answer: the process {why}"}
     return {"answers": [one["value"] for one in said], "evidence": [one["evidence"] for one in said]}
 
 
@@ -122,7 +123,7 @@ def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
     """Where each rank was, in the learner's own lines."""
     places: dict[str, list[int]] = {}
     for rank, reply in enumerate(replies):
-        here = (line for file, line in reply.stack if PurePath(file).parts[-2:] == ("exercises", f"{exercise}.py"))
+        here = (f.line for f in reply.stack if PurePath(f.file).parts[-2:] == ("exercises", f"{exercise}.py"))
         line = next(here, None)
         places.setdefault(_line(source, line) or "outside of this cell", []).append(rank)
     return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())

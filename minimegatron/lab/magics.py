@@ -141,11 +141,12 @@ class LabMagics(Magics):
         script = work.save_script(options.name, f"%%torchrun {line}", cell)
         compile(script.read_text(), script.name, "exec")  # a syntax error is shown once, here, and not by every rank
         with contextlib.chdir(work.root):
-            run = launch(
-                work.relative(script), options.nproc, work.folder / "logs" / options.name, options.timeout, options.args
-            )
+            rundir = work.folder / "runs" / options.name
+            run = launch(work.relative(script), options.nproc, rundir, options.timeout, options.args)
         self._keep(options, run)
         print(f"$ {run.cmd}")
+        if _on_gpus(options.nproc):
+            print(f"(on {options.nproc} GPUs, NCCL)")
         if text := render(run.stdout):
             print(text)
         self._judge_run("" if run.returncode == 0 else run.explain(script.read_text()), options.expect_failure)
@@ -181,6 +182,13 @@ class LabMagics(Magics):
             raise NotebookError(failure)
         if failure:
             print(failure)
+
+
+def _on_gpus(nproc: int) -> bool:
+    """Whether `init` gives each rank a GPU of its own; else they run on the CPU, with gloo, as on every laptop."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.device_count() >= nproc
 
 
 def _torchrun_options() -> MagicArgumentParser:

@@ -31,7 +31,7 @@ from minimegatron.comm.guard import is_consequence
 from minimegatron.errors import MinimegatronError
 from minimegatron.lab import plain
 from minimegatron.lab.evidence import Witness
-from minimegatron.lab.fresh import Failed
+from minimegatron.lab.nursery import Failed
 
 STUB = "your code here"
 
@@ -81,6 +81,7 @@ def _drive(exercise: Any, job: dict[str, Any]) -> Any:
     if job["drive"] is None:
         return getattr(exercise, job["function"])(**job["inputs"])
     namespace: dict[str, Any] = {}
+    # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)
     drive = next(value for name, value in namespace.items() if name != "__builtins__")
     return drive(exercise, **job["inputs"])

@@ -75,7 +75,7 @@ class Verdict:
 
     def __repr__(self) -> str:
         sign, word = SIGNS[self.state]
-        width = max([len(self.exercise) + 17, *(len(row.what) for row in self._shown)])
+        width = max([len(self.exercise) + 16, *(len(row.what) + 2 for row in self._shown)])
         head = f"{self.exercise}   {word}"
         lines = [f"{sign} {head:<{width}}  {self.points}/{self.of}"]
         for row in self._shown:

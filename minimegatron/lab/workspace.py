@@ -3,7 +3,7 @@
     .work/01_process_groups/
         exercises/ring_all_reduce.py    a cell %%exercise ring_all_reduce: `from exercises.ring_all_reduce import ...`
         hello.py                        a cell %%torchrun --name hello, as torchrun gets it
-        logs/hello/                     what its ranks wrote
+        runs/hello/                     what its ranks wrote
 
 A script and the exercises share a folder, which Python puts on the path of a script. So the line that `%%torchrun`
 prints works as it stands in a terminal opened in the notebook's folder. Line n of a file is line n of its cell.

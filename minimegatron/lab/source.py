@@ -1,0 +1,181 @@
+"""The source of a lab: read, held against its rules, and turned into two notebooks that have not run yet.
+
+| written in `solutions/NN_name.py`              | becomes                                                       |
+|------------------------------------------------|---------------------------------------------------------------|
+| `# %lab NN_name` in the first code cell        | must be the file's own name                                   |
+| `### BEGIN SOLUTION` ... `### END SOLUTION`    | in the lab: `raise NotImplementedError("your code here")`     |
+| tag `solution-only`                            | not in the lab                                                |
+| tag `raises-exception`                         | the cell may end in an error                                  |
+| tag `nbval-ignore-output`                      | nbval runs the cell without comparing                         |
+
+Cell ids come from what a cell is (`exercise-ring`, `check-ring`, a heading), so that inserting a cell changes no other.
+Exercise and check cells carry nbgrader's metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+
+from minimegatron.errors import ConfigError
+from minimegatron.lab.exercises import Lab, course_module, load_lab
+from minimegatron.lab.player import STUB
+
+_SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
+_MARKER = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
+
+
+def notebooks(source: Path) -> Iterator[tuple[Any, Path]]:
+    """The solution and the lab of a source, not run, each with the path where it is stored.
+
+    Raises:
+        ConfigError: the source breaks a rule; the message names the cell and the rule.
+    """
+    cells = jupytext.read(source, fmt="py:percent").cells
+    _obey_rules(cells, source)
+    yield _notebook(cells, source, lab=False), source.with_suffix(".ipynb")
+    yield _notebook(cells, source, lab=True), source.parent.parent / "labs" / f"{source.stem}.ipynb"
+
+
+def checked(cell: Any) -> str | None:
+    """The exercise that a cell ends in checking."""
+    match = re.search(r'^check\(["\'](\w+)["\']\)\s*\Z', cell.source, re.M) if cell.cell_type == "code" else None
+    return match[1] if match else None
+
+
+def edited(notebook: Any) -> bool:
+    """Whether a stored notebook holds other cells than the build wrote."""
+    return bool(notebook.metadata.get("minimegatron", {}).get("digest") != _digest(notebook))
+
+
+def _obey_rules(cells: list[Any], source: Path) -> None:
+    lab = _lab_of(cells, source)
+    seen: list[str] = []
+    asked: set[str | None] = set()
+    scripts: set[str] = set()
+    for number, cell in enumerate(cells, 1):
+        where = f"solutions/{source.name}, cell {number}: {cell.source.strip().split(chr(10))[0]}"
+        name = _argument(cell, "%%exercise")
+        begins, ends = (cell.source.count(f"### {word} SOLUTION") for word in ("BEGIN", "END"))
+        if begins != ends or len(_SOLUTION.findall(cell.source)) != begins:
+            raise ConfigError("BEGIN SOLUTION and END SOLUTION do not match", where=where)
+        if begins and name is None:
+            raise ConfigError("a solution outside of an exercise", where=where, fix="put %%exercise NAME above it")
+        if name is not None:
+            lab[name]
+            if name in seen:
+                raise ConfigError(f"exercise {name} is there twice", where=where)
+            if not begins:
+                raise ConfigError("an exercise with nothing to do", where=where, fix="mark ### BEGIN SOLUTION and END")
+            seen.append(name)
+        for need in _needs(cell):
+            if need not in seen:
+                raise ConfigError(f"it needs exercise {need}, which is not above it", where=where)
+        script = re.search(r"--name[ =](\S+)", cell.source.splitlines()[0]) if _magic(cell) else None
+        if script and script[1] in scripts:
+            raise ConfigError(
+                f"two cells are called {script[1]}", where=where, fix="give each script a --name of its own"
+            )
+        scripts |= {script[1]} if script else set()
+        asked |= {checked(cell)}
+    if missing := [name for name in lab.exercises if name not in seen or name not in asked]:
+        raise ConfigError(
+            f"{', '.join(missing)}: not in the source, or never checked", where=f"solutions/{source.name}",
+            fix='every exercise of the course module has a cell %%exercise NAME and one check("NAME")',
+        )  # fmt: skip
+
+
+def _lab_of(cells: list[Any], source: Path) -> Lab:
+    found = [m for c in cells if c.cell_type == "code" and (m := re.search(r"^%lab (\S+)(?: (\S+))?$", c.source, re.M))]
+    if len(found) != 1 or found[0][1] != source.stem:
+        raise ConfigError(
+            "a source opens its lab once, under its own name", where=f"solutions/{source.name}",
+            fix=f"first code cell: %load_ext minimegatron.lab, then %lab {source.stem}",
+        )  # fmt: skip
+    return load_lab(found[0][2] or course_module(source.stem))
+
+
+def _magic(cell: Any) -> str | None:
+    match = re.match(r"%%(\w+)", cell.source) if cell.cell_type == "code" else None
+    return match[1] if match else None
+
+
+def _argument(cell: Any, magic: str) -> str | None:
+    match = re.match(rf"{magic}[ \t]+(\w+)[ \t]*$", cell.source, re.M) if cell.cell_type == "code" else None
+    return match[1] if match else None
+
+
+def _needs(cell: Any) -> list[str]:
+    words = shlex.split(cell.source.splitlines()[0]) if _magic(cell) in ("torchrun", "ranks") else []
+    return [n for i, word in enumerate(words) if word == "--needs" for n in words[i + 1].split(",")]
+
+
+def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
+    metadata = {
+        "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    built = nbformat.v4.new_notebook(metadata=metadata)
+    ids: set[str] = set()
+    for cell in cells:
+        tags = list(cell.metadata.get("tags", []))
+        if lab and "solution-only" in tags:
+            continue
+        text = (
+            _SOLUTION.sub(rf'\1raise NotImplementedError("{STUB}")', cell.source)
+            if lab
+            else _MARKER.sub("", cell.source)
+        )
+        new = nbformat.v4.new_markdown_cell if cell.cell_type == "markdown" else nbformat.v4.new_code_cell
+        made = new(text, id=_identity(cell, ids), metadata={"tags": tags} if tags else {})
+        _let_nbgrader_know(cell, made)
+        built.cells.append(made)
+    built.metadata["minimegatron"] = {"source": f"solutions/{source.name}", "digest": _digest(built)}
+    nbformat.validate(built)
+    return built
+
+
+def _identity(cell: Any, taken: set[str]) -> str:
+    """A cell's id from what it is; the same in the lab and in the solution."""
+    heading = re.match(r"#+ (.+)", cell.source) if cell.cell_type == "markdown" else None
+    script = re.search(r"--name[ =](\w+)", cell.source.split("\n", 1)[0])
+    if name := _argument(cell, "%%exercise"):
+        base = f"exercise-{name}"
+    elif name := checked(cell):
+        base = f"check-{name}"
+    elif _magic(cell) and script:
+        base = f"{_magic(cell)}-{script[1]}"
+    elif heading:
+        base = re.sub(r"[^a-z0-9]+", "-", heading[1].lower()).strip("-")
+    else:
+        base = f"{cell.cell_type}-{hashlib.sha256(cell.source.encode()).hexdigest()[:8]}"
+    identity, again = base[:56], 1
+    while identity in taken:
+        again += 1
+        identity = f"{base[:56]}-{again}"
+    taken.add(identity)
+    return identity
+
+
+def _let_nbgrader_know(cell: Any, made: Any) -> None:
+    name, asked = _argument(cell, "%%exercise"), checked(cell)
+    if name or asked:
+        made.metadata["nbgrader"] = {
+            "schema_version": 3, "grade": False, "task": False, "solution": bool(name), "locked": not name,
+            "grade_id": made.id,
+        }  # fmt: skip
+        made.metadata["deletable"] = False
+    if asked:
+        made.metadata["editable"] = False
+
+
+def _digest(notebook: Any) -> str:
+    text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
