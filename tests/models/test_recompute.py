@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from minimegatron.comm.random import RngStreams, stream_seeds
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams, stream_seeds
 from minimegatron.config import ParallelConfig
 from minimegatron.layers import recompute as recompute_module
 from minimegatron.models.decoder import build_model
