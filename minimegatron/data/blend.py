@@ -30,31 +30,24 @@ def build_blending_indices(weights: Sequence[float], size: int) -> tuple[np.ndar
         dataset of each draw, [size] int16; sample of that dataset, [size] int64.
     """
     active = np.flatnonzero(weights)
-    return _draw(np.asarray(weights, dtype=np.float64)[active], active, np.full(len(active), size), size)
-
-
-def build_exhaustive_blending_indices(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Every sample of every dataset once, spread evenly. Returns as `build_blending_indices`, of length sum(sizes)."""
-    active, total = np.flatnonzero(sizes), sum(sizes)
-    limits = np.asarray(sizes, dtype=np.int64)[active]
-    return _draw(limits / total, active, limits, total)
-
-
-def _draw(shares: np.ndarray, names: np.ndarray, limits: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The greedy rule over datasets `names`, of each at most `limits` samples."""
+    shares = np.asarray(weights, dtype=np.float64)[active]
     datasets, samples = np.empty(size, dtype=np.int16), np.empty(size, dtype=np.int64)
-    counts, lag = np.zeros(len(shares)), np.empty(len(shares))
-    spent = np.zeros(len(shares))
+    counts, lag = np.zeros(len(active)), np.empty(len(active))
     for n in range(size):
         np.multiply(shares, max(n, 1), out=lag)
         np.subtract(lag, counts, out=lag)
-        np.subtract(lag, spent, out=lag)
         chosen = int(lag.argmax())
-        datasets[n], samples[n] = names[chosen], counts[chosen]
+        datasets[n], samples[n] = active[chosen], counts[chosen]
         counts[chosen] += 1
-        if counts[chosen] == limits[chosen]:
-            spent[chosen] = np.inf
     return datasets, samples
+
+
+def build_exhaustive_blending_indices(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Every sample of every dataset once, spread evenly. Returns as `build_blending_indices`, of length sum(sizes).
+
+    A dataset that has given all it has lags by less than nothing, so the rule itself never asks it again.
+    """
+    return build_blending_indices(normalize(sizes), sum(sizes))
 
 
 class BlendedDataset:

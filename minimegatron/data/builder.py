@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,7 @@ from minimegatron.data.gpt_dataset import (
     cached_sample_indices,
 )
 from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.tokenizer import NullTokenizer, Tokenizer
 from minimegatron.errors import ConfigError, DataError
 
 SURPLUS = 0.005
@@ -78,9 +80,7 @@ def build_datasets(
     else:
         blends, parts = [([], None)] * 3, parse_split("1,1,1")
     prefixes = sorted({prefix for blend in blends if blend for prefix in blend[0]})
-    opened = {
-        prefix: IndexedDataset(prefix, verify=verify, vocab_size=config.tokenizer.vocab_size) for prefix in prefixes
-    }
+    opened = {prefix: _open(prefix, config.tokenizer, verify) for prefix in prefixes}
     sets: list[Dataset | None] = []
     for name, blend, part, size in zip(SPLITS, blends, parts, num_samples, strict=True):
         if blend is None or part is None or size == 0:
@@ -92,6 +92,15 @@ def build_datasets(
             raise DataError(error.what, where=f"{name} set; {error.where}", fix=error.fix) from error
     train, valid, test = sets
     return train, valid, test
+
+
+def _open(prefix: str, tokenizer: Tokenizer, verify: bool | None) -> IndexedDataset:
+    dataset = IndexedDataset(prefix, verify=verify, vocab_size=tokenizer.vocab_size)
+    made_with = (dataset.sidecar or {}).get("tokenizer")
+    if made_with not in (None, tokenizer.identity) and not isinstance(tokenizer, NullTokenizer):
+        what = f"{prefix} was made with another tokenizer ({made_with}) than this run's ({tokenizer.identity})"
+        warnings.warn(f"{what}; its ids may mean other words", stacklevel=3)
+    return dataset
 
 
 def _build_set(

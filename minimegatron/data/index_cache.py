@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minimegatron.data.publish import build_once, publish_json, read_json, sha256_of
+from minimegatron.data.publish import build_once, publish, read_json, sha256_of, to_json
 from minimegatron.errors import DataError
 
 HASH_BELOW_BYTES = 1 << 30
@@ -47,7 +47,8 @@ def cached_arrays(
             path = os.path.join(stage, f"{name}.npy")
             np.save(path, array, allow_pickle=False)
             files[name] = {"bytes": os.path.getsize(path), "sha256": sha256_of(path)}
-        publish_json(os.path.join(stage, "manifest.json"), {"description": dict(description), "files": files})
+        manifest = to_json({"description": dict(description), "files": files})
+        publish(os.path.join(stage, "manifest.json"), manifest)
 
     build_once(home, save, _is_intact)
     names = read_json(os.path.join(home, "manifest.json"))["files"]

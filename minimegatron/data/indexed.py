@@ -32,7 +32,7 @@ from minimegatron.data.indexed_format import (
     read_index,
     read_sidecar,
 )
-from minimegatron.data.publish import CHUNK, Draft, publish_json
+from minimegatron.data.publish import CHUNK, Draft, to_json
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import DataError
 
@@ -234,11 +234,11 @@ class IndexedDatasetBuilder:
             raise DataError("no token to write", where=self._bin.path, fix="is the input empty?")
         if self._boundaries[-1] != len(self._lengths):
             raise DataError("the last sequences are in no document", where=self._bin.path, fix="call end_document()")
-        with self._bin, Draft(idx_path) as idx:
+        with self._bin, Draft(prefix + ".json") as sidecar, Draft(idx_path) as idx:
             lengths, boundaries = np.frombuffer(self._lengths, np.int32), np.frombuffer(self._boundaries, np.int64)
             for piece in pack_index(self.dtype, lengths, boundaries):
                 idx.write(piece)
-            sidecar = {
+            contents = {
                 "format": SIDECAR_FORMAT,
                 "bin": {"bytes": self._bin.nbytes, "sha256": self._bin.sha256},
                 "idx": {"bytes": idx.nbytes, "sha256": idx.sha256},
@@ -250,11 +250,13 @@ class IndexedDatasetBuilder:
                 "tokenizer": self._tokenizer.identity if self._tokenizer else None,
                 "vocab_size": self._tokenizer.vocab_size if self._tokenizer else None,
             }
+            sidecar.write(to_json(contents))
+            for draft in (self._bin, sidecar, idx):
+                draft.seal()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(idx_path)
-            self._bin.publish()
-            publish_json(prefix + ".json", sidecar)
-            idx.publish()
+            for draft in (self._bin, sidecar, idx):
+                draft.publish()
 
     def discard(self) -> None:
         """Remove what was written; does nothing after `finalize`."""

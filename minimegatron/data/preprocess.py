@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--output-prefix", required=True, help="writes PREFIX_KEY_document.bin and .idx")
     add("--json-keys", nargs="+", default=["text"], help="keys whose text is taken (default: text)")
-    add("--tokenizer-type", required=True, choices=list(TOKENIZERS))
+    add("--tokenizer-type", required=True, help=f"one of {', '.join(TOKENIZERS)}")
     add("--tokenizer-model", help="folder of HuggingFaceTokenizer")
     add("--vocab-size", type=int, help="of NullTokenizer")
     add("--vocab-file", help="vocab.json of GPT2BPETokenizer")

@@ -70,10 +70,14 @@ class Draft:
         """Hex digest of what was written so far."""
         return self._sha256.hexdigest()
 
-    def publish(self) -> None:
-        """Flush to the disk, then rename to the final name, replacing what was there."""
+    def seal(self) -> None:
+        """Bring what was written to the disk; a full disk says so here, before anything is published."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def publish(self) -> None:
+        """Seal, then rename to the final name, replacing what was there."""
+        self.seal()
         os.replace(self._temporary, self.path)
         self._file.close()
         sync_folder(os.path.dirname(self.path))
@@ -110,10 +114,15 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def publish_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` as JSON, whole or not at all."""
+def to_json(value: Any) -> bytes:
+    """`value` as a JSON file; equal values give equal bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def publish(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a small file, whole or not at all."""
     with Draft(path) as draft:
-        draft.write((json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+        draft.write(data)
         draft.publish()
 
 

@@ -35,7 +35,7 @@ import tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from minimegatron.data.publish import Draft, publish_json, read_json
+from minimegatron.data.publish import publish, read_json, to_json
 from minimegatron.errors import ConfigError, DataError, did_you_mean
 
 NO_PAD = -1
@@ -243,10 +243,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, folder: str | os.PathLike[s
     fast.pre_tokenizer = whole_words
     os.makedirs(folder, exist_ok=True)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "pad_token": PAD}
-    publish_json(os.path.join(folder, "tokenizer_config.json"), config)
-    with Draft(os.path.join(folder, "tokenizer.json")) as draft:
-        draft.write(fast.to_str(pretty=True).encode())
-        draft.publish()
+    publish(os.path.join(folder, "tokenizer_config.json"), to_json(config))
+    publish(os.path.join(folder, "tokenizer.json"), fast.to_str(pretty=True).encode())
     return HuggingFaceTokenizer(folder)
 
 
@@ -271,7 +269,8 @@ def build_tokenizer(
         ConfigError: an unknown type, a missing argument, or one that contradicts the type.
     """
     if tokenizer_type not in TOKENIZERS:
-        fix = did_you_mean(tokenizer_type, TOKENIZERS) or f"one of {', '.join(TOKENIZERS)}"
+        near = did_you_mean(tokenizer_type, TOKENIZERS) or f"one of {', '.join(TOKENIZERS)};"
+        fix = f"{near} a SentencePiece or tiktoken model is read once it is exported as tokenizer.json"
         raise ConfigError(f"unknown tokenizer_type {tokenizer_type!r}", fix=fix)
     make, needs = TOKENIZERS[tokenizer_type]
     given = {"tokenizer_model": tokenizer_model, "vocab_file": vocab_file, "merge_file": merge_file}

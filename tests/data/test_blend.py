@@ -1,6 +1,7 @@
 """Blends: shares at every prefix, epochs of small datasets, what is refused."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from minimegatron.data.blend import BlendedDataset, build_blending_indices, buil
 from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, read_data_args, split_documents
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.tokenizer import NullTokenizer
+from minimegatron.data.tokenizer import ByteTokenizer, NullTokenizer
 from minimegatron.errors import ConfigError, DataError
 from tests.data.test_indexed import write
 
@@ -109,6 +110,7 @@ def test_one_dataset_is_cut_by_the_split(tmp_path):
     assert {int(i) for k in range(len(train)) for i in train[k]["tokens"]} == set(range(16))
     assert {int(i) for k in range(len(valid)) for i in valid[k]["tokens"]} == set(range(16, 20))
     assert test is None and len(train) >= 30
+    assert build_datasets(CONFIG, (30, 0, None), [path], "80,10,10")[1] is None, "no sample is asked for"
 
 
 def test_a_small_dataset_is_read_for_more_epochs(tmp_path):
@@ -145,8 +147,17 @@ def test_a_path_per_split(tmp_path):
         build_datasets(CONFIG, (10, 5, 5), [a], data_path_per_split=([a], None, None))
 
 
+def test_data_of_another_tokenizer_is_pointed_out(tmp_path):
+    prefix = write(tmp_path / "a", [[[1, 2, 3] * 9]] * 5, tokenizer=NullTokenizer(200))
+    with pytest.warns(UserWarning, match="another tokenizer"):
+        build_datasets(GPTDatasetConfig(4, ByteTokenizer()), (9, 0, 0), [prefix], "1,0,0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_datasets(CONFIG, (9, 0, 0), [prefix], "1,0,0")
+
+
 def test_mock_data_needs_no_file():
-    train, valid, test = build_datasets(CONFIG, (50, 10, 10))
+    train, valid, _ = build_datasets(GPTDatasetConfig(1024, NullTokenizer(999)), (50, 10, 10))
     assert len(train) >= 50 and len(valid) >= 10 and (train[0]["tokens"] != valid[0]["tokens"]).any()
 
 

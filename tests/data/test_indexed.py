@@ -116,7 +116,7 @@ def test_a_crash_while_publishing_never_mixes_two_datasets(tmp_path, monkeypatch
     """Die at each rename or removal in turn: the prefix is the old dataset, the new one, or refused."""
     old, new = [[[1, 2, 3]]], [[[4, 5, 6]]]
     outcomes = set()
-    for survived in range(5):
+    for survived in range(6):
         write(tmp_path / "x", old)
         calls = iter(range(100))
 
@@ -225,6 +225,23 @@ def patched(corpus, folder, offset, data):
 def test_each_kind_of_damage_says_what_it_is(corpus, tmp_path, offset, data, says):
     with pytest.raises(DataError, match=says):
         IndexedDataset(patched(corpus, tmp_path, offset, data))
+
+
+@pytest.mark.parametrize("change", [-2, 2])
+def test_bin_of_another_size_is_refused_without_a_sidecar(corpus, tmp_path, change):
+    prefix = copy(corpus, tmp_path, sidecar=False)
+    data = (tmp_path / "x.bin").read_bytes()
+    (tmp_path / "x.bin").write_bytes(data[:change] if change < 0 else data + bytes(change))
+    with pytest.raises(DataError, match=f"the file has {len(data) + change}"):
+        IndexedDataset(prefix)
+
+
+def test_a_boundary_that_moved_is_seen_by_the_hash(corpus, tmp_path):
+    prefix = patched(corpus, tmp_path, 34 + 12 * 40 + 8, b"\x03")
+    assert IndexedDataset(prefix).document_indices[1] == 3, "plausible, so only a hash can tell"
+    shutil.copy(f"{corpus}.json", f"{prefix}.json")
+    with pytest.raises(DataError, match="SHA-256"):
+        IndexedDataset(prefix, verify=False)
 
 
 def test_empty_and_missing_files(corpus, tmp_path):

@@ -59,7 +59,7 @@ def test_any_corpus(lengths, s, num_samples, seed):
 
 
 @pytest.mark.parametrize(
-    "num_samples, separate", [(8, False), (9, True), (13, True), (15, False), (16, False), (18, True)]
+    "num_samples, separate", [(8, False), (9, True), (13, True), (14, False), (15, False), (16, False), (18, True)]
 )
 def test_a_last_epoch_that_is_used_in_part_comes_last(num_samples, separate):
     """35 tokens give 8 samples an epoch; below 80 % of 8 in the last epoch, that epoch is shuffled by itself."""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 
@@ -19,7 +20,7 @@ def test_what_everybody_means(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\r\n   \n{"a": 2}\n{"a": 3}')
     reader = JsonlReader(path)
-    assert [(line.number, json.loads(line.data)["a"]) for line in reader] == [(1, 1), (4, 2), (5, 3)]
+    assert [(line.number, json.loads(line.data.decode())["a"]) for line in reader] == [(1, 1), (4, 2), (5, 3)]
     assert reader.blank_lines == 2
     (tmp_path / "y.jsonl").write_bytes(gzip.compress(path.read_bytes()))
     assert lines(tmp_path / "y.jsonl") == lines(path)
@@ -62,8 +63,6 @@ def test_a_line_longer_than_the_limit_is_read_past(tmp_path):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_torn_and_corrupt_gzip(tmp_path, seed):
-    import random
-
     rng = random.Random(seed)
     text = b"".join(b'{"text": "%d"}\n' % rng.randrange(10**9) for _ in range(2000))
     data = bytearray(gzip.compress(text, mtime=0))

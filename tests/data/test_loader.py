@@ -107,6 +107,10 @@ def test_cyclic_epochs_differ_and_depend_on_the_seed():
     other = run(Numbers(40), 2, 40, 1, 1, dataloader_type="cyclic", seed=2)
     assert first[0] != first[1] and first != other and sorted(first[1]) == list(range(40))
     assert first[0][:8] == [16, 26, 7, 11, 20, 34, 0, 21], "frozen: numpy's RandomState([1, 0]).permutation(40)"
+    loader = DataLoader(Numbers(40), 8, dataloader_type="cyclic", seed=2)
+    next(iter(loader))
+    loader.load_state_dict({"seed": 1, "consumed_samples": 0})
+    assert next(iter(loader))["tokens"].flatten().tolist() == first[0][:8]
     with pytest.raises(TypeError):
         len(DataLoader(Numbers(4), 1, dataloader_type="cyclic"))
 

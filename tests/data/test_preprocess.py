@@ -131,6 +131,7 @@ def test_a_bad_line_in_a_worker(tmp_path):
     "flags, status, says",
     [
         (["--json-kyes", "text"], 2, "did you mean `--json-keys`"),
+        (["--tokenizer-type", "NulTokenizer"], 2, "did you mean `NullTokenizer`"),
         (["--split-sentences"], 2, "list of sentences"),
         (["--workers", "0"], 2, "workers 0"),
         (["--tokenizer-model", "x"], 2, "takes no tokenizer_model"),

@@ -128,6 +128,8 @@ def test_words_up_to_256_bytes_are_learned_whole(tmp_path):
     word = "".join(chr(97 + i % 26) for i in range(200))
     tokenizer = train_bpe([word] * 5, 600, tmp_path)
     assert len(tokenizer.tokenize(word)) == 1
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert saved["pre_tokenizer"]["type"] == "ByteLevel", "what learning needed is not what encoding does"
 
 
 def test_pad_that_is_the_end_of_document_is_not_used(bpe, tmp_path):
