@@ -11,7 +11,7 @@
 # Sixteen identical processes start. Each one knows two things: its own number and how many there are. An hour later they
 # have trained one model together. Everything in between is *who talks to whom*, and that is what you build here.
 #
-# You need PyTorch and no GPU. Each lab walks the same seven steps: **the problem, predict, implement, run, see, break it,
+# You need no GPU. Each lab walks the same seven steps: **the problem, predict, implement, run, see, break it,
 # explain**. Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait.
 
 # %%
@@ -447,13 +447,11 @@ for name, (predicted, measured) in rows.items():
 report(rows)
 
 # %%
-if "counted" in globals():
-    from minimegatron.viz.volume import bars
+# %%needs bytes_sent ring_all_reduce
+from minimegatron.viz.volume import bars
 
-    rows = counted[0]
-    display(bars({name: row[0] for name, row in rows.items()}, {name: row[1] for name, row in rows.items()}))
-else:
-    print("○ the picture waits for the cell above")
+rows = counted[0]
+display(bars({name: row[0] for name, row in rows.items()}, {name: row[1] for name, row in rows.items()}))
 
 # %% [markdown]
 # ### Overlap on a timeline
@@ -520,29 +518,59 @@ runs = {"at the end": one_step(1 << 30), "overlapped": one_step(1 << 20)}
 report({name: ([(e.name, e.kind, e.rank, e.start, e.end) for e in events], s) for name, (events, s) in runs.items()})
 
 # %%
-if "timelines" in globals():
-    from minimegatron.trace import Event
-    from minimegatron.viz.timeline import gantt, hidden_share
+# %%needs overlap
+from minimegatron.trace import Event
+from minimegatron.viz.timeline import gantt, hidden_share
 
-    for name in ("at the end", "overlapped"):
-        events = [Event(*e) for says in timelines for e in says[name][0]]
-        display(gantt(events, title=f"{name}: {1000 * timelines[0][name][1]:.0f} ms"))
-    hidden = {n: hidden_share([Event(*e) for e in timelines[0][n][0]]) for n in ("at the end", "overlapped")}
-    print("most of the communication is hidden behind computation:", hidden["overlapped"] > 0.5 > hidden["at the end"])
-else:
-    print("○ the picture waits for the cell above")
+for name in ("at the end", "overlapped"):
+    events = [Event(*e) for says in timelines for e in says[name][0]]
+    display(gantt(events, title=f"{name}: {1000 * timelines[0][name][1]:.0f} ms"))
+hidden = {n: hidden_share([Event(*e) for e in timelines[0][n][0]]) for n in ("at the end", "overlapped")}
+print("more of the communication is hidden behind computation:", hidden["overlapped"] > hidden["at the end"])
 
 # %% [markdown]
 # ### Where groups meet real networks
 #
-# On GPUs the same code runs over NCCL. Its bandwidth depends on the message: small ones pay latency only. On a machine
-# with two or more GPUs this cell measures it; elsewhere it says so.
+# On GPUs the same code runs over NCCL. A small message pays latency only; the bandwidth you bought shows with large ones.
+# On a machine with two or more GPUs this cell measures it and plots *bus bandwidth*: the bytes that a ring sends (your
+# formula) over the time. Elsewhere it says so.
 
 # %% tags=["nbval-ignore-output"]
 import torch
 
-if torch.cuda.device_count() >= 2:
-    get_ipython().run_line_magic("run", "../benchmarks/nccl_bandwidth.py")
+MEASURE = """
+import time
+
+import torch
+import torch.distributed as dist
+from minimegatron.comm.launch import finish, init, report
+
+rank, world = init()
+device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+wait = torch.cuda.synchronize if device == "cuda" else dist.barrier
+points = []
+for power in range(10, 29, 2):
+    x = torch.ones(1 << power, device=device)
+    for timed in (False, True):
+        wait()
+        start = time.perf_counter()
+        for _ in range(10):
+            dist.all_reduce(x)
+        wait()
+    seconds = (time.perf_counter() - start) / 10
+    points.append([x.nbytes, 2 * x.nbytes * (world - 1) / world / seconds / 1e9])
+report(points)
+finish()
+"""
+
+gpus = torch.cuda.device_count()
+if gpus >= 2:
+    get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name bandwidth --out bandwidth", MEASURE)
+    sizes_in_bytes, gigabytes_per_second = zip(*bandwidth.reports[0])
+    fig, ax = plt.subplots(figsize=(7, 2.8))
+    ax.plot(sizes_in_bytes, gigabytes_per_second, "o-", color="black")
+    ax.set(xscale="log", xlabel="message in bytes", ylabel="GB/s", title=f"All-reduce over {gpus} GPUs")
+    plt.show()
 else:
     print("fewer than two GPUs here; on a GPU node this cell plots NCCL's bandwidth against the message size")
 
@@ -703,14 +731,12 @@ if rank == 0:
 finish()
 
 # %%
-if "run" in globals():
-    fig, ax = plt.subplots(figsize=(7, 2.8))
-    ax.plot(run.reports[0], color="black")
-    ax.set(xlabel="step", ylabel="loss per byte", title="Your groups, training (tp2 x dp2)")
-    plt.show()
-    print("all four ranks report the same losses:", all(r == run.reports[0] for r in run.reports))
-else:
-    print("○ the picture waits for the cell above")
+# %%needs axis_groups my_samples overlap rank_loss
+fig, ax = plt.subplots(figsize=(7, 2.8))
+ax.plot(run.reports[0], color="black")
+ax.set(xlabel="step", ylabel="loss per byte", title="Your groups, training (tp2 x dp2)")
+plt.show()
+print("all four ranks report the same losses:", all(r == run.reports[0] for r in run.reports))
 
 # %% [markdown]
 # ## 8 · Explain

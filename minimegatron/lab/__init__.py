@@ -2,6 +2,7 @@
 
     %lab 01_process_groups                        which lab this is; gives the notebook `check` and `progress`
     %%exercise ring_all_reduce                    the learner's code: defined here, and importable by ranks
+    %%needs ring_all_reduce                       a plain cell that waits until this is done
     check("ring_all_reduce")                      a small table: not done yet, not right yet, passed
     %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell
     %%ranks 4                                     the same on warm ranks, in a fraction of a second

@@ -23,6 +23,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
 
 from minimegatron.errors import ConfigError, MinimegatronError
 from minimegatron.lab.source import checked, edited, notebooks
@@ -117,6 +118,7 @@ def _execute(notebook: Any, target: Path) -> None:
         client = NotebookClient(
             notebook, timeout=_CELL_SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}},
+            config=Config({"KernelManager": {"transport": "ipc"}}),  # a kernel that no other user can reach
         )  # fmt: skip
         try:
             client.execute(env=environment)

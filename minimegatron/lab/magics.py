@@ -1,4 +1,4 @@
-"""The magics of the labs: `%lab`, `%%exercise`, `%%torchrun`, `%%ranks`, and `check`, `progress`.
+"""The magics of the labs: `%lab`, `%%exercise`, `%%needs`, `%%torchrun`, `%%ranks`, and `check`, `progress`.
 
 What a learner sees is the same text on every machine and at every run: paths are relative, ranks speak in order and
 with one voice where they say the same, an exercise that is not done is a line and not a traceback, a failure is its
@@ -129,6 +129,14 @@ class LabMagics(Magics):
         for name in todo:
             print(f"○ this cell waits for exercise {name}")
         return bool(todo)
+
+    @cell_magic
+    def needs(self, line: str, cell: str) -> None:
+        """`%%needs NAME ...`: run the cell here, in the kernel, once these exercises are done."""
+        with _plainly():
+            waits = self._waits(",".join(line.split()))
+        if not waits:
+            exec(compile(cell, "<cell>", "exec"), self._names)
 
     @cell_magic
     @_plain
