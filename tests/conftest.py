@@ -15,6 +15,12 @@ from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--trials", type=int, default=1, help="at how many random moments each fault of tests/faults strikes"
+    )
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """nbval: warnings on stderr are no part of a notebook's stored output."""
     if hasattr(collector, "skip_compare"):

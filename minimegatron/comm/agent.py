@@ -34,7 +34,8 @@ from minimegatron.comm import procs
 RUN_DIR = "MINIMEGATRON_RUN_DIR"  # where ranks check in and report; set by `comm.launch`
 AGENT = "MINIMEGATRON_AGENT"  # our pid, for the ranks
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
-OUR_STATUSES = (2, 3, 4, 5, 6, 7, 130)  # see `minimegatron.errors`
+INTERRUPTED = 128 + signal.SIGINT
+OUR_STATUSES = (2, 3, 4, 5, 6, 7, INTERRUPTED)  # see `minimegatron.errors`
 
 
 @dataclasses.dataclass
@@ -56,6 +57,9 @@ class RankEnd:
 
 def main(argv: list[str]) -> int:
     """`torchrun` with these arguments; the exit status."""
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(INTERRUPTED)
+    )  # until torch sets its own; an import may swallow one
     if launcher := os.environ.get(LAUNCHER):
         procs.die_with_parent(signal.SIGHUP, int(launcher))
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -75,6 +79,7 @@ def main(argv: list[str]) -> int:
     except ChildFailedError as error:
         return _report([_rank_end(rank, failure) for rank, failure in error.failures.items()])
     except SignalException:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + signals[0]
     return 0
 
@@ -134,8 +139,4 @@ def _listen_on_loopback() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-    except KeyboardInterrupt:  # before torch's handlers are in place
-        code = 130
-    sys.exit(code)
+    sys.exit(main(sys.argv[1:]))

@@ -61,14 +61,15 @@ class Rank:
             self.pid = self.server.fork(far.fileno(), self.out.fileno(), self.err.fileno())
         self.channel = connection.Connection(near.detach())
         self.answer: tuple[Any, Failure | None] | None = None
-        self.died = ""
+        self.failure = ""  # how it died, or why its answer is none
+        self.gone = False
         self.busy = self.cleaning = False
 
     def start(self, job: Job) -> None:
         """Hand over a job; a rank that has died while idle is found out by `receive`."""
         for file in (self.out, self.err):
             os.ftruncate(file.fileno(), 0)
-        self.answer, self.died, self.busy = None, "", True
+        self.answer, self.failure, self.busy = None, "", True
         with contextlib.suppress(OSError):
             self.channel.send_bytes(pickle.dumps(tuple(job)))
 
@@ -77,7 +78,10 @@ class Rank:
         try:
             self.answer = pickle.loads(self.channel.recv_bytes())
         except (EOFError, OSError):
-            self.died = procs.how_it_ended(self.server.status(self.pid))
+            self.failure = procs.how_it_ended(self.server.status(self.pid))
+            self.gone = True
+        except Exception as error:  # whatever unpickling may raise: a class we cannot import, bytes that are none
+            self.failure = f"sent an answer that cannot be read: {type(error).__name__}: {error}"
 
     def release(self) -> bool:
         """Let a rank that has answered leave its group; False when it has not answered."""
@@ -106,7 +110,7 @@ class Rank:
     def end(self) -> None:
         """Kill the rank and what it has started."""
         self.channel.close()
-        if not self.died:
+        if not self.gone:
             with contextlib.suppress(RankError):  # the server is dead, and so is the rank
                 self.server.kill(self.pid)
         self.out.close()

@@ -103,9 +103,6 @@ def serve(sock: socket.socket) -> None:
     """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies."""
     for name in PRELOAD:
         importlib.import_module(name)
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.manual_seed(0)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
     sock.send(b"{}")
@@ -165,6 +162,9 @@ def live(channel: Connection) -> NoReturn:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
     torch.set_num_threads(1)
+    random.seed(0)  # after the fork, where Python has just reseeded it
+    numpy.random.seed(0)
+    torch.manual_seed(0)
     clean = CleanState()
     while True:
         try:

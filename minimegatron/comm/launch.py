@@ -73,6 +73,7 @@ class Run:
         errors: how a rank ended, if not well.
         reports: what it handed to `report`.
         hung: it was ended because it took too long.
+        agent_ended, agent_output: how `torchrun` itself ended, and what it wrote.
     """
 
     cmd: str
@@ -86,6 +87,7 @@ class Run:
     errors: list[agent.RankEnd | None] = dataclasses.field(default_factory=list)
     reports: list[Any] = dataclasses.field(default_factory=list)
     hung: bool = False
+    agent_ended: str = ""
     agent_output: str = ""
 
     def explain(self, source: str = "") -> str:
@@ -99,7 +101,7 @@ class Run:
             return self._explain_hang(lines)
         ends = [e for e in self.errors if e is not None]
         if not ends:
-            return f"torchrun failed:\n{self.agent_output[-3000:]}" if self.returncode else ""
+            return f"FAILED: torchrun {self.agent_ended}\n{self.agent_output[-3000:]}" if self.returncode else ""
         cause = agent.first([e for e in ends if not is_consequence(e.message)] or ends)
         same = [e.rank for e in ends if e.message and e.message == cause.message] or [cause.rank]
         others = [e.rank for e in ends if e.rank not in same]
@@ -192,6 +194,7 @@ def launch(
             procs.end_marked(token)
             process.wait(GRACE_SECONDS)
     run.seconds = time.monotonic() - begun
+    run.agent_ended = procs.how_it_ended(process.returncode)
     run.returncode = 7 if run.hung else process.returncode if process.returncode >= 0 else 5
     _read(run, folder)
     return run

@@ -180,8 +180,8 @@ def _raise_first_failure(ranks: list[Rank], name: str, timeout: float) -> None:
     """The cause as an exception, in order of certainty: an error of a rank's own, a death, silence, a lost peer."""
     failed = {r: rank.answer[1] for r, rank in enumerate(ranks) if rank.answer and rank.answer[1]}
     causes = {r: failure for r, failure in failed.items() if not failure.consequence}
-    died = {r: rank.died for r, rank in enumerate(ranks) if rank.died}
-    silent = {r: rank for r, rank in enumerate(ranks) if not rank.answer and not rank.died}
+    died = {r: rank.failure for r, rank in enumerate(ranks) if rank.failure}
+    silent = {r: rank for r, rank in enumerate(ranks) if not rank.answer and not rank.failure}
     if died and not causes:
         raise RankError("; ".join(f"rank {r} {how}" for r, how in died.items()), where=f"in the middle of {name}")
     if silent and not causes:

@@ -1,0 +1,75 @@
+"""FT-10: whoever started the ranks is killed without a chance to clean up; the ranks are gone within 5 s."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from minimegatron.comm import procs
+from minimegatron.comm.launch import Run, launch
+from tests.faults import helpers
+
+LAUNCH = """
+import sys
+from minimegatron.comm.launch import launch
+launch(sys.argv[1], 2, sys.argv[2], timeout=600, args=["1000000"])
+"""
+POOL = """
+import os, sys
+from minimegatron.comm.workers import WarmPool
+from tests.faults.test_killed import train
+WarmPool(2).run(train, sys.argv[1], timeout=600)
+"""
+
+
+def test_the_process_that_launched(tmp_path: Path) -> None:
+    with helpers.background(tmp_path, "-c", LAUNCH, str(helpers.VICTIM), str(tmp_path)) as (launcher, token):
+        helpers.all_checked_in(tmp_path, 2)
+        launcher.kill()
+        launcher.wait(5)
+        helpers.everything_gone(token)
+
+
+def test_plain_torchrun(tmp_path: Path) -> None:
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(helpers.VICTIM),
+        helpers.FOREVER,
+    ]
+    with helpers.background(tmp_path, *command) as (torchrun, token):
+        helpers.all_checked_in(tmp_path, 2)
+        torchrun.kill()
+        torchrun.wait(5)
+        helpers.everything_gone(token)
+
+
+def test_the_agent_under_a_launch(tmp_path: Path) -> None:
+    runs: list[Run] = []
+    thread = threading.Thread(
+        target=lambda: runs.append(launch(helpers.VICTIM, 2, tmp_path, timeout=60, args=[helpers.FOREVER]))
+    )
+    thread.start()
+    helpers.all_checked_in(tmp_path, 2)
+    token = f"MINIMEGATRON_RUN_DIR={tmp_path}"
+    ranks = set(helpers.pids_by_rank(token).values())
+    (agent,) = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in ranks}
+    os.kill(agent, signal.SIGKILL)
+    thread.join(10)
+    assert not procs.marked(token)
+    assert runs[0].returncode == 5
+    assert runs[0].explain().startswith("FAILED: torchrun was killed by SIGKILL")
+
+
+def test_the_owner_of_a_warm_pool(tmp_path: Path) -> None:
+    with helpers.background(tmp_path, "-c", POOL, str(tmp_path)) as (owner, token):
+        helpers.wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 60, "the ranks to run")
+        pids = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
+        owner.kill()
+        owner.wait(5)
+        helpers.everything_gone(token)
+        helpers.wait_for(lambda: not any(map(helpers.alive, pids)), 5, "the ranks to end")
