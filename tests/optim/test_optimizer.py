@@ -253,6 +253,14 @@ def test_state_follows_names_not_positions(kind: str, dtype: torch.dtype) -> Non
     assert second.loss_scale == whole.loss_scale
 
 
+def test_loading_the_state_of_a_16_bit_model_brings_its_weights() -> None:
+    stopped, other = Net().bfloat16(), Net(seed=9).bfloat16()
+    first, second = (build_optimizer(OptimizerConfig(), net, MESH) for net in (stopped, other))
+    train(stopped, first, range(2))
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(p, q) for p, q in zip(stopped.parameters(), other.parameters(), strict=True))
+
+
 def test_state_is_complete_before_the_first_step() -> None:
     """A checkpoint is loaded into tensors that must exist already."""
     fresh, used = Net().bfloat16(), Net().bfloat16()
