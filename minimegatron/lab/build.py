@@ -23,7 +23,6 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from traitlets.config import Config
 
 from minimegatron.errors import ConfigError, MinimegatronError
 from minimegatron.lab.source import checked, edited, notebooks
@@ -112,13 +111,12 @@ def _execute(notebook: Any, target: Path) -> None:
     shutil.rmtree(folder / ".work" / target.stem, ignore_errors=True)
     language = dict(notebook.metadata["language_info"])
     package_root = str(Path(__file__).resolve().parents[2])
-    with tempfile.TemporaryDirectory(prefix="minimegatron-build-") as ipython:
+    with tempfile.TemporaryDirectory(prefix="minimegatron-build-") as private:
         path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, "IPYTHONDIR": ipython}
+        environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, "IPYTHONDIR": private}
         client = NotebookClient(
             notebook, timeout=_CELL_SECONDS, kernel_name="python3", record_timing=False, coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}},
-            config=Config({"KernelManager": {"transport": "ipc"}}),  # a kernel that no other user can reach
         )  # fmt: skip
         try:
             client.execute(env=environment)
