@@ -110,7 +110,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
             max_position_embeddings=40960,
         ),
     ),
-    # Small enough for a laptop: about 10 M parameters with an 8 k vocabulary.
+    # Small enough for a laptop: 8.9 M parameters with an 8 k vocabulary.
     "laptop-10m": (
         "llama",
         _sizes(6, 256, 8, 8192, num_query_groups=4, ffn_hidden_size=768, max_position_embeddings=1024),
