@@ -15,7 +15,7 @@ from minimegatron.errors import ConfigError, MinimegatronError, did_you_mean
 
 # command -> (module with main(argv), what it does)
 COMMANDS = {
-    "train": ("minimegatron.pretrain_gpt", "train a GPT; on N ranks: torchrun --nproc-per-node N -m minimegatron train"),
+    "train": ("minimegatron.pretrain_gpt", "train a GPT; N ranks: torchrun --nproc-per-node N -m minimegatron train"),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "lab": ("minimegatron.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("minimegatron.lab.build", "write the notebooks from their sources; --check says which are stale"),
