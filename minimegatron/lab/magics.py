@@ -85,8 +85,8 @@ class LabMagics(Magics):
     def lab(self, line: str) -> None:
         """`%lab NAME [MODULE]`: open the lab NAME, whose checks live in MODULE (default: the course's)."""
         name, _, module = line.strip().partition(" ")
-        self._course = module.strip() or course_module(name)
-        self._lab = load_lab(self._course)
+        course = module.strip() or course_module(name)
+        self._lab, self._course = load_lab(course), course
         self._workspace = Workspace(name, Path.cwd())
         sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
         sys.path.insert(0, str(self._workspace.folder))
