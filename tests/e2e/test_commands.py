@@ -1,0 +1,123 @@
+"""The commands of the documentation, as a user types them: real processes, real torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2"
+PRETRAIN = "-m minimegatron.pretrain_gpt --mock-data"
+TINY = (
+    "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --lr 1e-2 --hidden-dropout 0 "
+    "--attention-dropout 0 --micro-batch-size 2 --global-batch-size 4"
+)
+
+
+def start(line: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *shlex.split(line)],
+        cwd=cwd,
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def python(line: str, cwd: Path, seconds: float = 120.0) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `python <line>`; the whole process group is killed at the deadline."""
+    process = start(line, cwd)
+    try:
+        out, err = process.communicate(timeout=seconds)
+        return process.returncode, out, err
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_torchrun_on_two_ranks_logs_what_one_process_computes(tmp_path):
+    flags = f"{TINY} --train-iters 4 --eval-interval 2 --eval-iters 1"
+    layout = "--tensor-model-parallel-size 2 --sequence-parallel --log-file run.jsonl --use-mcore-models"
+    status, out, err = python(f"{TORCHRUN} {PRETRAIN} {flags} {layout}", tmp_path)
+    assert status == 0, err
+    serial = Trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
+    serial.train()
+    lines = [line for line in out.splitlines() if line.startswith(" iteration")]
+    assert [float(re.search(r"lm loss: (\S+)", line)[1]) for line in lines] == pytest.approx(
+        [r.losses["lm loss"] for r in serial.history], rel=1e-5
+    )
+    assert out.count("changes nothing") == 1 and out.count("validation loss at iteration") == 3
+    records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    events = ["config", "train", "train", "validation", "train", "train", "validation", "test"]
+    assert [r["event"] for r in records] == events
+    assert records[0]["parallel"]["tensor_model_parallel_size"] == 2
+    assert records[1]["losses"]["lm loss"] == pytest.approx(serial.history[0].losses["lm loss"], rel=1e-6)
+
+
+def test_the_loop_on_one_page_prints_the_same_on_two_ranks(tmp_path):
+    loop = f"{ROOT / 'examples' / 'simple_loop.py'} --steps 4"
+    status, alone, err = python(loop, tmp_path)
+    assert status == 0, err
+    status, together, err = python(f"{TORCHRUN} {loop}", tmp_path)
+    assert status == 0, err
+    assert together == alone and len(alone.splitlines()) == 4
+    assert len((ROOT / "examples" / "simple_loop.py").read_text().splitlines()) < 100
+
+
+def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
+    status, out, err = python(f"{TORCHRUN} {PRETRAIN} {TINY} --train-iters 4 --init-method-std 1e30", tmp_path)
+    assert status != 0 and err.count("failed: NumericsError: lm loss is") == 1 and " iteration" not in out, err
+    assert re.search(r"exitcode +: 6 ", err), err
+
+
+@pytest.mark.parametrize(
+    "line, status, words",
+    [
+        (f"{PRETRAIN} {TINY} --tran-iters 3", 2, "did you mean `--train-iters`?"),
+        ("-m minimegatron.pretrain_gpt --data-path no --tokenizer-type NullTokenizer --vocab-size 9", 4, "DataError"),
+        (f"{PRETRAIN} {TINY} --init-method-std 1e30", 6, "NumericsError: lm loss is"),
+    ],
+    ids=["config", "data", "numerics"],
+)
+def test_exit_statuses(tmp_path, line, status, words):
+    found, _, err = python(line, tmp_path)
+    assert found == status and words in err and "Traceback" not in err, err
+
+
+def test_sigterm_ends_a_run_with_status_0_after_a_whole_step(tmp_path):
+    process = start(f"{PRETRAIN} {TINY} --train-iters 1000000", tmp_path)
+    try:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith(" iteration"):
+            assert line, process.communicate()[1]
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        last = out.splitlines()[-1]
+        assert re.fullmatch(r"exiting program at iteration \d+: SIGTERM", last), last
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_documented_run_is_a_valid_command_line():
+    script = (ROOT / "examples" / "pretrain_stdlib.sh").read_text()
+    flags = script[script.index("--preset") : script.index('"$@"')].replace("\\\n", " ")
+    flags = flags.replace('"${LAYOUT[@]}"', "--tensor-model-parallel-size 2 --sequence-parallel").replace("$NPROC", "4")
+    run = parse_args(shlex.split(flags), world_size=4)
+    assert run.data.corpus == "stdlib" and run.training.train_iters == 50
