@@ -185,12 +185,12 @@ def rank_of_tp(parallel: ParallelConfig, rank: int) -> Mesh:
 
 models = st.fixed_dictionaries(
     {
-        "num_layers": st.integers(1, 6),
-        "hidden_size": st.sampled_from([8, 12, 16, 24]),
+        "num_layers": st.sampled_from([1, 2, 4]),
+        "hidden_size": st.sampled_from([10, 24, 48]),
         "num_attention_heads": st.sampled_from([1, 2, 3, 4, 6, 8]),
-        "num_query_groups": st.sampled_from([None, 1, 2, 3, 4]),
+        "num_query_groups": st.sampled_from([None, None, 1, 2, 3]),
         "kv_channels": st.sampled_from([None, 2, 4]),
-        "ffn_hidden_size": st.sampled_from([None, 10, 16, 24, 48]),
+        "ffn_hidden_size": st.sampled_from([None, None, 10, 24]),
         "vocab_size": st.integers(1, 300),
         "activation": st.sampled_from(["gelu", "swiglu"]),
         "position_embedding_type": st.sampled_from(["learned_absolute", "rope", "none"]),
@@ -200,7 +200,7 @@ models = st.fixed_dictionaries(
 )
 
 
-@given(models, st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3]), st.booleans())
+@given(models, st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 1, 2]), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_model_that_passes_the_check_is_built_and_its_parts_tile_every_weight(values, tp, pp, sequence_parallel):
     try:

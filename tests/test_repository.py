@@ -30,6 +30,7 @@ RUNS_CODE = {
     ("comm/forkserver.py", "import pickle"): OWN_PROCESSES,
     ("comm/forkclient.py", "import pickle"): OWN_PROCESSES,
     ("comm/workers.py", "import pickle"): OWN_PROCESSES,
+    ("lab/magics.py", "exec"): LEARNERS_CODE,
     ("lab/player.py", "exec"): LEARNERS_CODE,
     ("lab/warm.py", "exec"): LEARNERS_CODE,
     ("lab/workspace.py", "exec"): LEARNERS_CODE,
@@ -48,10 +49,11 @@ LAUNCHER = "a launcher tells ranks who they are through the environment, and pas
 # file -> why it may read the environment. Behaviour is decided by arguments.
 READS_ENVIRONMENT = {
     "jupyter.py": "a command: is there a display, is this a container",
-    "comm/forkclient.py": LAUNCHER,
-    "comm/forkserver.py": LAUNCHER,
-    "comm/rank.py": LAUNCHER,
-    "comm/workers.py": LAUNCHER,
+    "pretrain_gpt.py": "how many ranks the launcher started, to check the command line before they meet",
+    **{
+        f"comm/{name}.py": LAUNCHER
+        for name in ("agent", "blame", "forkclient", "forkserver", "launch", "rank", "workers")
+    },
     "lab/build.py": CLEAN,
     "lab/fresh.py": CLEAN,
     "lab/nursery.py": CLEAN,

@@ -206,9 +206,7 @@ def _draw_panel(
 
 
 def _fitting(event: Event, horizon: float) -> str:
-    """The event's name and note, cut to what its bar can hold at this size of figure and font."""
-    text = f"{event.name} {event.note}".strip()
-    letters = int(115 * event.seconds / horizon)
-    if letters >= len(text):
-        return text
-    return text[: letters - 1] + "…" if letters >= 4 else ""
+    """The event's name with its note, or one of the two: the first that its bar can hold at this size and font."""
+    letters = int(137 * event.seconds / horizon)
+    candidates = (f"{event.name} {event.note}".strip(), event.name, event.note)
+    return next((text for text in candidates if len(text) <= letters), "")
