@@ -98,12 +98,9 @@ def preprocess(
     if on_bad_line not in ("error", "skip") or workers < 1 or len(set(json_keys)) != len(json_keys) or not json_keys:
         raise ConfigError(f"on_bad_line {on_bad_line!r}, workers {workers}, json_keys {list(json_keys)}")
     summary = Summary({key: f"{os.fspath(output_prefix)}_{key}_document" for key in json_keys})
-    readers = [JsonlReader(path, max_line_bytes) for path in inputs]
-    log = _Log(log_interval)
+    total, log = _size(inputs), _Log(log_interval)
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(
-            tqdm(total=_size(inputs), unit="B", unit_scale=True, disable=None if progress else True)
-        )
+        bar = stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None if progress else True))
         encoding = Encoding(tuple(tokenizer.items()), tuple(json_keys), append_eod)
         encoder = stack.enter_context(Encoder(encoding, workers))
         dtype = optimal_dtype(encoder.tokenizer.vocab_size)
@@ -111,7 +108,8 @@ def preprocess(
             stack.enter_context(IndexedDatasetBuilder(f"{prefix}.bin", dtype, encoder.tokenizer))
             for prefix in summary.prefixes.values()
         ]
-        for reader in readers:
+        for path in inputs:
+            reader = JsonlReader(path, max_line_bytes)
             for result in encoder.encode(_batches(reader, bar)):
                 _write(result, builders, summary, reader, on_bad_line)
                 log.step(summary)
@@ -122,7 +120,11 @@ def preprocess(
 
 
 def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
-    return sum(os.path.getsize(path) for path in paths)
+    """Bytes of all inputs; finds a missing one before any work is done."""
+    try:
+        return sum(os.path.getsize(path) for path in paths)
+    except OSError as error:
+        raise DataError(f"cannot read: {error.strerror}", where=str(error.filename)) from error
 
 
 def _write(
