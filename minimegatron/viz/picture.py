@@ -114,9 +114,3 @@ def bytes_text(nbytes: float) -> str:
     """`1536` -> `1.5 KiB`."""
     divisor, unit = scaled(nbytes, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
     return f"{nbytes / divisor:.4g} {unit}"
-
-
-def seconds_text(seconds: float) -> str:
-    """`0.00123` -> `1.23 ms`."""
-    divisor, unit = scaled(seconds * 1e6, ("µs", "ms", "s"), 1000)
-    return f"{seconds * 1e6 / divisor:.3g} {unit}"

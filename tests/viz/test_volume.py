@@ -2,7 +2,6 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.picture import bytes_text, colours, seconds_text, text_on
 from minimegatron.viz.volume import bars, wire_bytes
 from tests.viz.reading import overlaps, words
 
@@ -30,15 +29,3 @@ def test_bars_carry_numbers_and_ratio():
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ConfigError, match="bars of nothing"):
         bars({})
-
-
-def test_numbers_are_written_in_the_unit_that_suits_them():
-    assert [bytes_text(n) for n in (0, 1023, 1024, 1536, 5 * 2**30)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "5 GiB"]
-    assert [seconds_text(s) for s in (0.0000021, 0.00123, 1, 90)] == ["2.1 µs", "1.23 ms", "1 s", "90 s"]
-
-
-def test_colours_darken_and_their_text_stays_readable():
-    for n in range(1, 9):
-        light = [sum(int(c[i : i + 2], 16) * w for i, w in ((1, 0.30), (3, 0.59), (5, 0.11))) for c in colours(n)]
-        assert light == sorted(light, reverse=True) and len(set(light)) == n
-    assert text_on("#ffffff") != text_on("#000000")
