@@ -21,12 +21,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """nbval: warnings on stderr are no part of a notebook's stored output."""
-    if hasattr(collector, "skip_compare"):
-        collector.skip_compare += ("stderr",)
-
-
 @pytest.fixture(scope="session")
 def ranks() -> Callable[..., WarmPool]:
     """`ranks(4).run(fn, *args, timeout=20)` runs `fn(rank, world, *args)` on warm ranks and returns a list by rank.

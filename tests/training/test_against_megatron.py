@@ -61,6 +61,8 @@ def train(
         opt.param_groups, Schedule.from_config(settings, global_batch_size=1, train_iters=steps)
     )
     mine = batches[mesh.dp.rank :: mesh.dp.size]
+    if mesh.tp.size > 1:  # the same batch in two microbatches instead of eight: the division is by tokens, once
+        mine = mine.reshape(2, -1, mine.shape[-1])
     trace = []
     for _ in range(steps):
         stream = iter(
