@@ -20,8 +20,8 @@ would divide 0 by 0; here it contributes 0 to both sums.
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 
 **Deciding together.** Skip, stop and raise are decided from numbers that every rank has received in the same message;
-no rank decides from what it alone has seen. Only the first tp rank's loss counts (they are copies), but the others add
-`0 * loss`, so that a NaN that one rank alone sees is everybody's NaN.
+no rank decides from what it alone has seen. tp ranks hold copies of the loss and add them all: the sum and the count
+are both t times too large, the mean is the same, and a NaN that one rank alone sees is everybody's NaN.
 
 **fp16.** A sum over 8192 tokens is 8192 times a mean, and so are its gradients: with the loss scale that suits a mean
 they overflow 65504, and with a smaller one the scaler spends its first thirty steps searching. So the sum is divided by
@@ -125,7 +125,7 @@ def forward_backward(
 def reduce_reports(
     reports: dict[str, torch.Tensor], mesh: Mesh, asks_to_stop: bool = False
 ) -> tuple[dict[str, float], bool]:
-    """Sum [sum, count] pairs over all ranks that hold different tokens; one message over the world.
+    """Add up [sum, count] pairs over the world, in one message.
 
     Args:
         reports: name -> [sum, count] of this rank, fp64; the same names on all ranks.
@@ -135,10 +135,8 @@ def reduce_reports(
     Returns:
         name -> mean over all counted tokens (0 when none counted), and whether any rank asked to stop.
     """
-    mine = torch.cat([pair.double() for pair in reports.values()]) if reports else torch.zeros(0, device=mesh.device)
-    copies = 0.0 if mesh.tp.rank else 1.0
-    stop = torch.tensor([float(asks_to_stop)], dtype=torch.float64, device=mine.device)
-    *numbers, stops = all_reduce(torch.cat([mine.double() * copies, stop]), mesh.world).tolist()
+    stop = torch.tensor([float(asks_to_stop)], dtype=torch.float64, device=mesh.device)
+    *numbers, stops = all_reduce(torch.cat([pair.double() for pair in reports.values()] + [stop]), mesh.world).tolist()
     means = {name: numbers[2 * i] / max(numbers[2 * i + 1], 1.0) for i, name in enumerate(reports)}
     return means, stops > 0
 

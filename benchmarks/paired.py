@@ -1,0 +1,54 @@
+"""Two contenders on a noisy machine: A B B A, CPU-seconds, the median of per-pair ratios.
+
+The problem in a sentence: on two shared cores the same program takes 1.0 s now and 1.6 s in a minute, so two numbers
+taken one after the other compare the neighbours and not the programs.
+
+Runs alternate as A B B A: a slow drift of the machine hits both alike. CPU-seconds (`time.process_time`, summed over
+ranks) do not count the time in which somebody else had the core. What is reported is the median of the per-pair ratios
+and their quartiles: if the quartiles lie on both sides of 1, nothing has been shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Cost of B over cost of A: above 1, A is cheaper.
+
+    Attributes:
+        median, low, high: of the per-pair ratios; low and high are the quartiles.
+        a, b: median cost of each, in the unit that the contenders return.
+    """
+
+    median: float
+    low: float
+    high: float
+    a: float
+    b: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def paired(a: Callable[[], float], b: Callable[[], float], pairs: int = 7, warmups: int = 2) -> Ratio:
+    """Run both in the order A B B A ... and compare.
+
+    Args:
+        a, b: do one run each and return its cost, e.g. CPU-seconds.
+        pairs: at least 2; each is one run of A and one of B.
+        warmups: uncounted runs of each.
+    """
+    for _ in range(warmups):
+        a(), b()
+    costs = []
+    for i in range(pairs):
+        first, second = (a, b) if i % 2 == 0 else (b, a)
+        x, y = first(), second()
+        costs.append((x, y) if i % 2 == 0 else (y, x))
+    ratios = [y / x for x, y in costs]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(median, low, high, statistics.median(x for x, _ in costs), statistics.median(y for _, y in costs))

@@ -1,0 +1,56 @@
+"""Benchmarks run, check before they time, and never fail by a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu, train
+from benchmarks.paired import paired
+from minimegatron.comm.mesh import Mesh
+
+
+def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr("sys.argv", ["gpu", "--smoke", "--json", str(path)])
+    assert gpu.main() == 0
+    out = capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    assert "training step" in out and "WRONG" not in out and len(rows) == 12
+    assert all(row["milliseconds"] > 0 for row in rows)
+
+
+def test_a_wrong_layer_is_found_and_nothing_is_timed(capsys, monkeypatch):
+    right = gpu.Norm.forward
+    monkeypatch.setattr(gpu.Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-3 * (x.dtype == torch.float32)))
+    monkeypatch.setattr("sys.argv", ["gpu", "--smoke"])
+    assert gpu.main() == 1
+    out = capsys.readouterr().out
+    assert "WRONG" in out and "training step" not in out
+
+
+def test_pairs_alternate_and_their_ratio_survives_a_slow_neighbour():
+    order: list[str] = []
+
+    def contender(name: str, cost: float) -> float:
+        order.append(name)
+        drift = 1 + len(order) // 4  # the machine gets slower and slower
+        return cost * drift
+
+    ratio = paired(lambda: contender("a", 1.0), lambda: contender("b", 1.5), pairs=6, warmups=1)
+    assert "".join(order) == "ab" + "abba" * 3
+    assert ratio.median == pytest.approx(1.5, rel=0.5) and ratio.low <= ratio.median <= ratio.high
+
+
+def test_both_contenders_train_the_same_model():
+    """Same sizes, same tokens: otherwise the comparison means nothing."""
+    work = train.SMOKE
+    step = train.our_step(work, Mesh.serial())
+    step()
+    ours = sum(p.numel() for p in train.build_model(work.config, Mesh.serial(), seed=0).parameters())
+    theirs = train.hugging_face_model(work)
+    padding = work.config.padded_vocab_size(1) - work.config.vocab_size
+    assert ours - 2 * padding * work.config.hidden_size == sum(p.numel() for p in theirs.parameters())
+    train.hugging_face_step(work)()
