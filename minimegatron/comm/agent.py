@@ -25,6 +25,7 @@ import resource
 import signal
 import socket
 import sys
+import uuid
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +35,7 @@ from minimegatron.comm import procs
 RUN_DIR = "MINIMEGATRON_RUN_DIR"  # where ranks check in and report; set by `comm.launch`
 AGENT = "MINIMEGATRON_AGENT"  # our pid, for the ranks
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
+TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
 INTERRUPTED = 128 + signal.SIGINT
 OUR_STATUSES = (2, 3, 4, 5, 6, 7, INTERRUPTED)  # see `minimegatron.errors`
 
@@ -64,6 +66,7 @@ def main(argv: list[str]) -> int:
         procs.die_with_parent(signal.SIGHUP, int(launcher))
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.environ[AGENT] = str(os.getpid())
+    os.environ.setdefault(TOKEN, uuid.uuid4().hex)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -81,6 +84,8 @@ def main(argv: list[str]) -> int:
     except SignalException:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + signals[0]
+    finally:
+        procs.end_marked(f"{TOKEN}={os.environ[TOKEN]}")  # what the ranks have started: loaders, compilers
     return 0
 
 

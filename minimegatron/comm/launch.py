@@ -48,7 +48,6 @@ from minimegatron.errors import ConfigError
 
 __all__ = ["Run", "finish", "init", "launch", "render", "report", "run_rank"]
 
-TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
@@ -169,7 +168,7 @@ def launch(
     if nproc < 1:
         raise ConfigError(f"cannot start {nproc} ranks", fix="ask for at least 1")
     _clear(folder)
-    token = f"{TOKEN}={uuid.uuid4().hex}"
+    token = f"{agent.TOKEN}={uuid.uuid4().hex}"
     shown = shlex.join([str(path), *args])
     run = Run(f"torchrun --standalone --nproc-per-node={nproc} {shown}", path, nproc, timeout)
     command = [sys.executable, "-m", "minimegatron.comm.agent", "--standalone", f"--nproc-per-node={nproc}"]

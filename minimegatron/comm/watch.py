@@ -52,8 +52,7 @@ class Watch(threading.Thread):
         self._main = threading.main_thread().ident
         self._leave: tuple[float, int] | None = None  # (when, exit status)
         self.left: set[int] = set()  # siblings that ended with status 0
-        self._pidfds = {rank: os.pidfd_open(pid) for rank, pid in siblings.items()} if hasattr(os, "pidfd_open") else {}
-        self._pids = siblings
+        self._pids, self._pidfds = siblings, _pidfds(siblings)
         self._pipe, signals = os.pipe()
         os.set_blocking(signals, False)
         self._signals = signals
@@ -123,6 +122,14 @@ class Watch(threading.Thread):
             os._exit(self._leave[1])
         if self._ledger.asked():
             self._ledger.answer(position(sys._current_frames().get(self._main or 0)), certain=False)
+
+
+def _pidfds(pids: dict[int, int]) -> dict[int, int]:
+    """A descriptor for each process; none where the system has no such thing, which leaves the launcher's eyes."""
+    try:
+        return {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
+    except (AttributeError, OSError):
+        return {}
 
 
 def position(frame: FrameType | None) -> Position:

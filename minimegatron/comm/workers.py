@@ -29,6 +29,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
@@ -55,6 +56,9 @@ class WarmPool:
         nranks: number of ranks.
         fingerprints: compare every collective of the package between ranks (see `comm.guard`).
         backend: of the process group; "nccl" needs a GPU for each rank.
+
+    Attributes:
+        stdout: what each rank printed in the last job, also when it failed.
     """
 
     def __init__(self, nranks: int, *, fingerprints: bool = False, backend: str = "gloo") -> None:
@@ -63,7 +67,9 @@ class WarmPool:
         self.nranks, self.fingerprints, self.backend = nranks, fingerprints, backend
         self._ranks: list[Rank | None] = [None] * nranks
         self._directory = tempfile.TemporaryDirectory(prefix="minimegatron-pool-")
+        self.stdout: list[str] = []
         self._jobs = 0
+        self._one_at_a_time = threading.Lock()
         self._heal()
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any) -> Results:
@@ -82,6 +88,10 @@ class WarmPool:
             ConfigError: `fn` cannot be found by its name, or an argument cannot be pickled.
         """
         call = _pickled_call(fn, args, kwargs)
+        with self._one_at_a_time:
+            return self._run(call, fn.__qualname__, timeout)
+
+    def _run(self, call: bytes, name: str, timeout: float) -> Results:
         self._heal()
         ranks = [r for r in self._ranks if r is not None]
         self._jobs += 1
@@ -91,14 +101,15 @@ class WarmPool:
             for r, rank in enumerate(ranks):
                 rank.start(Job(r, *job, list(sys.path), os.getcwd(), dict(os.environ), call))
             _collect(ranks, time.monotonic() + timeout)
-            _raise_first_failure(ranks, fn.__qualname__, timeout)
+            _raise_first_failure(ranks, name, timeout)
             results = Results(rank.answer[0] for rank in ranks)  # type: ignore[index]
-            results.stdout = [rank.read(rank.out) for rank in ranks]
-            return results
         finally:
+            self.stdout = [rank.read(rank.out) for rank in ranks]
             self._release()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(store)
+        results.stdout = self.stdout
+        return results
 
     def close(self) -> None:
         """End the ranks. Safe to call twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.comm import agent, procs
+from minimegatron.comm import agent, procs, rank
 from minimegatron.comm.launch import Run, launch, render
 from minimegatron.comm.ledger import Cause, Ledger, Position
 from minimegatron.errors import ConfigError, DeadlineError
@@ -321,6 +322,16 @@ def test_the_exit_status_says_what_happened(script: Path) -> None:
     assert said["KeyboardInterrupt()"] == said["fine"] == ""
     assert said["open"] == "NumericsError: nan\n"
     assert "Traceback" in said["ValueError('v')"]
+
+
+def test_ranks_of_one_machine_listen_on_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    rank._listen_on_loopback()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "a choice of the user's stands"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    rank._listen_on_loopback()
+    assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
 
 
 def test_half_an_environment_is_refused() -> None:

@@ -32,6 +32,7 @@ def fail(rank: int, world: int, how: str) -> None:
         raise ValueError("the same")
     if rank == 1:
         if how == "raise":
+            print("before")
             raise ConfigError("tp is 3", fix="choose 2")
         if how == "exit":
             sys.exit(3)
@@ -101,6 +102,7 @@ def test_an_error_brings_its_line_its_traceback_and_itself(ranks: Any) -> None:
     assert error.where.endswith("; ranks 0, 2 then lost the connection: a consequence, not the cause")
     assert error.__notes__[0].startswith("On rank 1:\nTraceback") and "forkserver" not in error.__notes__[0]
     assert isinstance(error.__cause__, ConfigError) and error.__cause__.fix == "choose 2"
+    assert ranks(3).stdout == ["", "before\n", ""]
 
 
 @pytest.mark.parametrize(

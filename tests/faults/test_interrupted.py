@@ -12,10 +12,20 @@ from minimegatron.comm import procs
 from minimegatron.comm.launch import launch
 from tests.faults import helpers
 
+DEAF = """
+import os, time
+open(os.environ["MINIMEGATRON_RUN_DIR"] + "/started." + os.environ["RANK"], "w").close()
+time.sleep(1000)
+"""
 
-@pytest.mark.parametrize("when", ["starting", "running", "twice"])
+
+@pytest.mark.parametrize("when", ["starting", "running", "twice", "in a script that knows nothing of us"])
 def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: int) -> None:
-    with helpers.background(tmp_path, *helpers.agent(2, helpers.FOREVER)) as (agent, token):
+    command = helpers.agent(2, helpers.FOREVER)
+    if "script" in when:
+        command[command.index(str(helpers.VICTIM))] = str(tmp_path / "deaf.py")
+        (tmp_path / "deaf.py").write_text(DEAF)
+    with helpers.background(tmp_path, *command) as (agent, token):
         if when == "starting":
             time.sleep(0.3 * (1 + trial % 12))  # imports of the agent, start of the ranks, their imports
         else:

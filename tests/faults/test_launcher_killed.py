@@ -49,10 +49,14 @@ def test_plain_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_agent_under_a_launch(tmp_path: Path) -> None:
-    runs: list[Run] = []
-    thread = threading.Thread(
-        target=lambda: runs.append(launch(helpers.VICTIM, 2, tmp_path, timeout=60, args=[helpers.FOREVER]))
+    script = tmp_path / "deaf.py"  # knows nothing of us, so only the token finds it
+    script.write_text(
+        "import os, time\n"
+        "open(os.environ['MINIMEGATRON_RUN_DIR'] + '/started.' + os.environ['RANK'], 'w').close()\n"
+        "time.sleep(1000)\n"
     )
+    runs: list[Run] = []
+    thread = threading.Thread(target=lambda: runs.append(launch(script, 2, tmp_path, timeout=60)))
     thread.start()
     helpers.all_checked_in(tmp_path, 2)
     token = f"MINIMEGATRON_RUN_DIR={tmp_path}"
@@ -63,6 +67,15 @@ def test_the_agent_under_a_launch(tmp_path: Path) -> None:
     assert not procs.marked(token)
     assert runs[0].returncode == 5
     assert runs[0].explain().startswith("FAILED: torchrun was killed by SIGKILL")
+
+
+def test_what_a_rank_started_ends_with_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text("import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n")
+    command = ["-m", "minimegatron.comm.agent", "--standalone", "--nproc-per-node=2", str(script)]
+    with helpers.background(tmp_path, *command) as (agent, token):
+        assert agent.wait(30) == 0
+        helpers.everything_gone(token, 1)
 
 
 def test_the_owner_of_a_warm_pool(tmp_path: Path) -> None:
