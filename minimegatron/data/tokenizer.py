@@ -156,6 +156,8 @@ class _FastTokenizer:
 class HuggingFaceTokenizer(_FastTokenizer):
     """The `tokenizer.json` of a Hugging Face model's folder; special tokens from `tokenizer_config.json`.
 
+    As in Hugging Face, a special token that a text spells out ("<|endoftext|>") is read as that token.
+
     Args:
         folder: holds `tokenizer.json` (and usually `tokenizer_config.json`), or is the path of a `tokenizer.json`.
         include_special_tokens: whether `tokenize` adds what the model family adds, e.g. Llama's begin-of-text. On by
