@@ -77,14 +77,25 @@ def build(source: Path, force: bool = False) -> list[str]:
     Raises:
         ConfigError: the source breaks a rule, a cell failed, or somebody has worked in the lab.
     """
-    for notebook, target in notebooks(source):
-        if target.exists() and not force and edited(nbformat.read(target, 4)):
-            raise ConfigError(f"{_name(target)} holds cells that no build wrote", fix="move it away, or say --force")
+    both = list(notebooks(source))
+    for _, target in both if not force else []:
+        refuse_to_overwrite(target)
+    for notebook, target in both:
         _execute(notebook, target)
         target.parent.mkdir(exist_ok=True)
         nbformat.write(notebook, target)
         print(f"wrote {_name(target)}")
     return check(source)
+
+
+def refuse_to_overwrite(target: Path) -> None:
+    """Protect a learner's work.
+
+    Raises:
+        ConfigError: the notebook holds other cells than a build wrote.
+    """
+    if target.exists() and edited(nbformat.read(target, 4)):
+        raise ConfigError(f"{_name(target)} holds cells that no build wrote", fix="move it away, or say --force")
 
 
 def check(source: Path) -> list[str]:

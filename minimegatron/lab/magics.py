@@ -175,7 +175,7 @@ class LabMagics(Magics):
             if text := render(results.stdout):
                 print(text)
         except MinimegatronError as error:
-            failure = error.what + (f"\n  {error.where}" if error.where else "")
+            failure = warm.explain(error, script)
         self._keep(options, list(results))
         self._judge_run(failure, options.expect_failure)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from minimegatron.errors import DeadlineError, MinimegatronError
 
 
 def run_cell(rank: int, world: int, script: str) -> Any:
@@ -15,3 +18,12 @@ def run_cell(rank: int, world: int, script: str) -> Any:
     sys.path.insert(0, str(path.parent))
     exec(compile(path.read_text(), script, "exec"), namespace)
     return reported[-1] if reported else None
+
+
+def explain(error: MinimegatronError, script: Path) -> str:
+    """A failure of warm ranks in the words that `%%torchrun` has for it."""
+    what = re.sub(r"^(ranks? [\d, -]+) raised ", r"FAILED on \1: ", error.what).replace(run_cell.__name__, "the cell")
+    where = re.sub(rf"{re.escape(script.name)}:(\d+) in [^:]+: ", r"line \1 of this cell: ", error.where)
+    if isinstance(error, DeadlineError):
+        return "\n  ".join([f"HANG: {what}", *re.split(r"; (?=rank)", where)])
+    return f"{what}\n  at {where}" if where else what

@@ -1,0 +1,29 @@
+"""Notebooks in a real JupyterLab: no error in a cell, none of the page, nothing asked from another machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from minimegatron.lab.source import notebooks
+from tests.notebooks import browser
+
+MINI = Path(__file__).resolve().parents[1] / "lab" / "mini" / "solutions" / "00_mini.py"
+pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "not skipped")
+
+
+def test_the_miniature_lab_runs_in_a_browser(tmp_path: Path) -> None:
+    import nbformat
+
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    shutil.copy(MINI, tmp_path / "solutions")
+    for notebook, path in notebooks(tmp_path / "solutions" / MINI.name):
+        nbformat.write(notebook, path)
+    seen = browser.visit(tmp_path / "solutions" / "00_mini.ipynb", tmp_path / "pictures" / "mini")
+    kinds = [kind for cell in seen.outputs for kind in cell]
+    assert kinds.count("execute_result") == 5 and not [kind for kind in kinds if kind.startswith("error")]
+    assert seen.page_errors == [] and seen.outside == []
+    assert seen.pictures and all(picture.stat().st_size > 10_000 for picture in seen.pictures)
