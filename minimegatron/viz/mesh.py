@@ -81,8 +81,10 @@ def weight_shards(weights: Sequence[Shards]) -> Figure:
     """Each weight as a rectangle in proportion, cut where it is cut, every block with its rank and its range.
 
     Raises:
-        ConfigError: a tensor of more than two dims.
+        ConfigError: no tensor, or one of more than two dims.
     """
+    if not weights:
+        raise ConfigError("no weights to draw", fix="give at least one `Shards`")
     for weight in weights:
         if not 1 <= len(weight.shape) <= 2:
             raise ConfigError(f"{weight.name} has {len(weight.shape)} dims", fix="draw tensors of one or two dims")

@@ -76,3 +76,5 @@ def test_shards_tile_the_weight_in_proportion_and_name_their_ranges():
     assert len(boxes(figure)) == 4 + 1 + 2
     with pytest.raises(ConfigError, match="3 dims"):
         weight_shards([Shards("x", (2, 2, 2))])
+    with pytest.raises(ConfigError, match="no weights"):
+        weight_shards([])
