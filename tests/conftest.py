@@ -13,6 +13,7 @@ import pytest
 from minimegatron.comm import procs
 from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
+from tests import twin
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +34,21 @@ def ranks() -> Callable[..., WarmPool]:
         return shared_pool(nranks, fingerprints=fingerprints)
 
     return pool
+
+
+@pytest.fixture(scope="session")
+def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]:
+    """`assert_same_as_serial(case, dp=2)`: the case's layout, on dp replicas, is the same as one process.
+
+    Every gradient, the loss, the gradient norm; replicas bit for bit; and shards that should differ do (see `twin`).
+    """
+
+    def check(case: twin.Case, dp: int = 1, tolerance: float | None = None) -> None:
+        world = dp * case.layout.get("tensor_model_parallel_size", 1)
+        for report in ranks(world).run(twin.compare_with_serial, case):
+            assert twin.problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
+
+    return check
 
 
 @pytest.fixture(autouse=True)

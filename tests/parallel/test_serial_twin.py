@@ -16,36 +16,27 @@ from tests.twin import Case, compare_with_serial, problems
 TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 
 
-def assert_same_as_serial(ranks, case: Case, dp: int = 1, tolerance: float | None = None) -> None:
-    """Every gradient, the loss, the gradient norm, replicas bit for bit; and shards that should differ do."""
-    world = dp * case.layout.get(TP, 1)
-    for report in ranks(world).run(compare_with_serial, case):
-        assert problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
-
-
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("layout", [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}], ids=str)
-def test_layouts(ranks, layout, dp, accumulation):
-    if layout.get(TP, 1) * dp > 4:
-        pytest.skip("more than 4 ranks: covered by test_eight_ranks")
+def test_layouts(assert_same_as_serial, layout, dp, accumulation):
     for double in (False, True):
-        assert_same_as_serial(ranks, Case(layout, accumulation=accumulation, double=double, seed=accumulation), dp)
+        assert_same_as_serial(Case(layout, accumulation=accumulation, double=double, seed=accumulation), dp)
 
 
-def test_eight_ranks(ranks):
-    assert_same_as_serial(ranks, Case({TP: 4, SP: True}, accumulation=2, overlap=True, bucket_size=2000), dp=2)
+def test_eight_ranks_with_overlap(assert_same_as_serial):
+    assert_same_as_serial(Case({TP: 4, SP: True}, accumulation=2, overlap=True, bucket_size=2000), dp=2)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("sp", [False, True])
-def test_families(ranks, family, sp):
+def test_families(assert_same_as_serial, family, sp):
     model: dict[str, Any] = {"family": family}
     if family == "gpt2":
         model |= {"num_query_groups": 4, "untie_embeddings_and_output_weights": False}
     if family == "mistral":
         model |= {"sliding_window": 5}
-    assert_same_as_serial(ranks, Case({TP: 2, SP: sp}, model, double=True), dp=2)
+    assert_same_as_serial(Case({TP: 2, SP: sp}, model, double=True), dp=2)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +50,23 @@ def test_families(ranks, family, sp):
     ],
     ids=str,
 )
-def test_fewer_groups_than_ranks_and_other_shapes(ranks, model):
-    assert_same_as_serial(ranks, Case({TP: 4, SP: True}, model, double=True))
+def test_fewer_groups_than_ranks_and_other_shapes(assert_same_as_serial, model):
+    assert_same_as_serial(Case({TP: 4, SP: True}, model, double=True))
 
 
 @pytest.mark.parametrize("bucket_size", [1, 1000, 10**9])
-def test_overlap_and_bucket_sizes(ranks, bucket_size):
+def test_overlap_and_bucket_sizes(assert_same_as_serial, bucket_size):
     case = Case({TP: 2, SP: True}, accumulation=3, overlap=True, bucket_size=bucket_size, double=True)
-    assert_same_as_serial(ranks, case, dp=2)
+    assert_same_as_serial(case, dp=2)
 
 
 @pytest.mark.parametrize("empty_rank", [0, 1])
-def test_a_rank_whose_tokens_all_count_for_nothing(ranks, empty_rank):
-    assert_same_as_serial(ranks, Case({}, double=True, empty_rank=empty_rank, accumulation=2), dp=2)
+def test_a_rank_whose_tokens_all_count_for_nothing(assert_same_as_serial, empty_rank):
+    assert_same_as_serial(Case({}, double=True, empty_rank=empty_rank, accumulation=2), dp=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_other_seeds_and_odd_sizes(ranks, seed):
+def test_other_seeds_and_odd_sizes(assert_same_as_serial, seed):
     case = Case(
         {TP: 2, SP: True},
         {"ffn_hidden_size": 34, "vocab_size": 31},
@@ -84,7 +75,7 @@ def test_other_seeds_and_odd_sizes(ranks, seed):
         micro_batch_size=1,
         double=True,
     )
-    assert_same_as_serial(ranks, case, dp=2)
+    assert_same_as_serial(case, dp=2)
 
 
 # ------------------------------------------------------------------------------- mistakes that must be seen
