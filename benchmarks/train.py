@@ -67,7 +67,7 @@ class Workload:
 FULL = Workload(
     {"num_layers": 6, "hidden_size": 256, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 768}
     | {"vocab_size": 8192},
-    batch=8, micro_batch=4, seq_length=256, steps=2,
+    batch=4, micro_batch=2, seq_length=256, steps=2,
 )  # fmt: skip
 SMOKE = Workload(
     {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}

@@ -80,6 +80,8 @@ class Trainer:
         self.forward_step, self.state, self.history = forward_step, TrainState(), list[StepReport]()
         self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
         self.train_iters = iterations_of(run, self.batch_sizes)
+        if self.mesh.rank == 0 and not quiet:
+            print(describe_machine(run, self.mesh), flush=True)
         data = load_data(run, self.mesh, self._samples_wanted(run))
         self.run = run = dataclasses.replace(run, model=run.model.replace(vocab_size=data.vocab_size))
         if data.train is None:
@@ -100,7 +102,7 @@ class Trainer:
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
         self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
-        self.metrics.say(describe(run, mesh, self.train_iters, self.batch_sizes))
+        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
@@ -227,16 +229,27 @@ def iterations_of(run: RunConfig, batch_sizes: NumMicrobatches) -> int:
     return steps
 
 
-def describe(run: RunConfig, mesh: Mesh, train_iters: int, batch_sizes: NumMicrobatches) -> str:
-    """A few lines that say what is about to be trained."""
-    model, parallel = run.model, run.parallel
+def describe_machine(run: RunConfig, mesh: Mesh) -> str:
+    """What is known before the data is opened; building a large index takes a while."""
     sizes = [f"{name}{mesh.axis(name).size}" for name in ("tp", "cp", "pp", "dp") if mesh.axis(name).size > 1]
     layout = f"{mesh.world.size} rank{'s'[: mesh.world.size > 1]}{': ' if sizes else ''}{' '.join(sizes)}"
-    layout += " with sequence parallelism" if parallel.sequence_parallel else ""
-    heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
+    layout += " with sequence parallelism" if run.parallel.sequence_parallel else ""
+    data = run.data
+    words = data.data_path or data.train_data_path or (data.data_args_path or "mock",)
+    source = f"{data.corpus}, prepared once in {data.corpus_path}/" if data.corpus else " ".join(words)
     lines = [
         *run.notes,
         f"minimegatron {minimegatron.__version__}, torch {torch.__version__}, {layout}, on {mesh.device.type}",
+        f"data: {source}",
+    ]
+    return "\n".join(lines)
+
+
+def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches) -> str:
+    """What is about to be trained, and how."""
+    model = run.model
+    heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
+    lines = [
         f"model: {count_parameters(model) / 1e6:.2f} M parameters in {model.params_dtype}: {model.num_layers} layers, "
         f"h {model.hidden_size}, {heads}, f {model.ffn_hidden_size}, vocabulary {model.vocab_size}",
         f"run: {train_iters} steps of {batch_sizes.global_batch_size} samples of {run.data.seq_length} tokens, "
