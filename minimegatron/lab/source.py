@@ -113,6 +113,8 @@ def _argument(cell: Any, magic: str) -> str | None:
 
 
 def _needs(cell: Any) -> list[str]:
+    if _magic(cell) == "needs":
+        return list(cell.source.splitlines()[0].split()[1:])
     words = shlex.split(cell.source.splitlines()[0]) if _magic(cell) in ("torchrun", "ranks") else []
     return [n for i, word in enumerate(words) if word == "--needs" for n in words[i + 1].split(",")]
 
