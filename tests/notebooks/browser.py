@@ -36,6 +36,8 @@ FLAGS = [
 ]  # fmt: skip
 NOTEBOOK = "window.jupyterapp.shell.currentWidget"
 KERNEL = f"{NOTEBOOK}.sessionContext.session.kernel"
+IN_VIEW = f"""() => [...document.querySelectorAll('.jp-Notebook .jp-Cell')].some(
+    cell => {{ const box = cell.getBoundingClientRect(); return box.bottom > 80 && box.top < {HEIGHT} - 40 }})"""
 
 
 class Visit(NamedTuple):
@@ -185,6 +187,8 @@ def _pictures(page: Any, stem: Path) -> list[Path]:
     taken: list[Path] = []
     while len(taken) < 60:
         page.wait_for_timeout(800)
+        if not page.evaluate(IN_VIEW):
+            break
         taken.append(stem.with_name(f"{stem.name}-{len(taken) + 1}.png"))
         page.screenshot(path=str(taken[-1]))
         moved = page.evaluate(
