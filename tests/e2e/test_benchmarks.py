@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from benchmarks import gpu, train
+from benchmarks import contenders, gpu
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
 
 
 def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monkeypatch):
@@ -46,11 +47,11 @@ def test_pairs_alternate_and_their_ratio_survives_a_slow_neighbour():
 
 def test_both_contenders_train_the_same_model():
     """Same sizes, same tokens: otherwise the comparison means nothing."""
-    work = train.SMOKE
-    step = train.our_step(work, Mesh.serial())
+    work = contenders.SMOKE
+    step = contenders.our_step(work, Mesh.serial())
     step()
-    ours = sum(p.numel() for p in train.build_model(work.config, Mesh.serial(), seed=0).parameters())
-    theirs = train.hugging_face_model(work)
+    ours = sum(p.numel() for p in build_model(work.config, Mesh.serial(), seed=0).parameters())
+    theirs = contenders.hugging_face_model(work)
     padding = work.config.padded_vocab_size(1) - work.config.vocab_size
     assert ours - 2 * padding * work.config.hidden_size == sum(p.numel() for p in theirs.parameters())
-    train.hugging_face_step(work)()
+    contenders.hugging_face_step(work)()
