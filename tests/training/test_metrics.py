@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.flops import step_flops
@@ -43,6 +43,15 @@ def test_the_line(capsys):
     assert found.groups()[5:] == ("1.000000E-03", "8", "2.500000E+00", "1.0", "1.250", "0", "0", "512")
     tflops = step_flops(run.model, 8, 32) / 0.5 / 1e12
     assert float(found[5]) == pytest.approx(tflops, rel=0.005)
+
+
+def test_throughput_is_of_one_rank_and_tokens_are_of_all(capsys):
+    mesh = Mesh.serial()
+    mesh.world = Axis("world", (0, 1, 2, 3), 0)
+    run = run_of("--micro-batch-size", "2")
+    Metrics(run, 9, mesh).step(report(), 1, 8, 8, 0.5)
+    line = capsys.readouterr().out
+    assert f"(TFLOP/s/GPU): {step_flops(run.model, 8, 32) / 0.5 / 4 / 1e12:.3g} |" in line and "tokens/s: 512 |" in line
 
 
 def test_a_line_is_the_mean_of_its_interval(capsys):
