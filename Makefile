@@ -10,7 +10,7 @@ NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint unit notebooks gpu browser format doctor clean
+.PHONY: help lab test lint unit notebooks halves half-labs half-rest gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,16 @@ lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROO
 	fi
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint unit notebooks ## everything that must hold: style, types, floors, tests, notebooks
+test: lint ## everything that must hold: style, types, floors, tests, notebooks
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line halves
+
+# The tests in two halves, one for each of a laptop's two cores: most tests wait for other processes half of their time.
+halves: half-rest half-labs
+half-rest: $(VENV)/.test
+	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/e2e $(ARGS)
+half-labs: $(VENV)/.test
+	$(BIN)/python -m pytest tests/lab tests/e2e $(ARGS)
+	@$(MAKE) --no-print-directory notebooks
 
 lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 	$(BIN)/ruff check .
