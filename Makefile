@@ -4,17 +4,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8888
+JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+# Half of the time a test waits for other processes; so on a laptop's two cores two files of tests run at once.
+PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
 NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint unit notebooks halves half-labs half-rest gpu browser format doctor clean
+.PHONY: help lab test lint unit notebooks gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT)"
+	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS)"
 
 lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
 	@if nvidia-smi -L >/dev/null 2>&1; then \
@@ -22,16 +25,7 @@ lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROO
 	fi
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint ## everything that must hold: style, types, floors, tests, notebooks
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line halves
-
-# The tests in two halves, one for each of a laptop's two cores: most tests wait for other processes half of their time.
-halves: half-rest half-labs
-half-rest: $(VENV)/.test
-	$(BIN)/python -m pytest --ignore=tests/lab --ignore=tests/e2e $(ARGS)
-half-labs: $(VENV)/.test
-	$(BIN)/python -m pytest tests/lab tests/e2e $(ARGS)
-	@$(MAKE) --no-print-directory notebooks
+test: lint unit notebooks ## everything that must hold: style, types, floors, tests, notebooks
 
 lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 	$(BIN)/ruff check .
@@ -39,14 +33,14 @@ lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # Stored outputs are compared, cell by cell, with a fresh run; first, that the notebooks are what their sources say.
 notebooks: $(VENV)/.test ## labs and solutions are up to date and run to the outputs they store
 ifneq ($(NOTEBOOKS),)
 	$(BIN)/python -m minimegatron.lab.build --check
 	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg \
-	    --nbval-cell-timeout=180 labs solutions
+	    --nbval-cell-timeout=180 $(PARALLEL) labs solutions
 else
 	@echo "no notebooks yet"
 endif

@@ -1,5 +1,6 @@
 """JSONL to `.bin/.idx`: any number of workers gives the same bytes; errors name the line and leave nothing."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -206,12 +207,13 @@ def gone(pids, seconds=10.0):
 
 
 def feed(tmp_path, data):
-    """More lines for the pipe from a second writer, so that the run notices what happened meanwhile."""
-    with open(tmp_path / "pipe", "wb", buffering=0) as pipe:
+    """More lines for the pipe from a second writer, so that the run notices what happened meanwhile, if it has not."""
+    with contextlib.suppress(OSError):  # the run has ended: nobody reads, and a blocking open would wait for ever
+        pipe = os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
         try:
-            pipe.write(data)
-        except BrokenPipeError:
-            pass
+            os.write(pipe, data)
+        finally:
+            os.close(pipe)
 
 
 def test_a_killed_worker_is_an_error_and_not_a_hang(endless, tmp_path):
