@@ -6,7 +6,7 @@ The layers of a model are cut into `stages`, numbered from the embedding to the 
 | action | is                                                 | needs                           | sends to         |
 |--------|----------------------------------------------------|---------------------------------|------------------|
 | `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the stage before           | the stage after  |
-| `B3.1` | backward: gradients of its input *and* its weights | its F, and B of the stage after   | the stage before |
+| `B3.1` | backward: gradients of its input *and* its weights | its F, and B of the stage after | the stage before |
 | `W3.1` | the weights' half of that backward, done later     | its B                           | nobody           |
 
 `B` leaves the weights to `W` exactly where the list also holds a `W` for the same microbatch and chunk. Sends and
