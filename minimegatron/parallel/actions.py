@@ -148,9 +148,28 @@ class Schedule:
         """(rank, chunk) that holds a stage."""
         return self._places[stage]
 
+    def needs(self, rank: int, action: Action) -> list[tuple[int, Action]]:
+        """What must be done before this action of this rank: (rank, action) of each, its own rank's first."""
+        stage, i = self.stage_of(rank, action.chunk), action.microbatch
+        if action.kind == "W":
+            return [(rank, Action("B", i, action.chunk))]
+        own = [(rank, Action("F", i, action.chunk))] if action.kind == "B" else []
+        neighbour = stage + (1 if action.kind == "B" else -1)
+        if not 0 <= neighbour < self.stages:
+            return own
+        there, chunk = self.rank_of(neighbour)
+        return [*own, (there, Action(action.kind, i, chunk))]
+
     def messages(self, source: int, destination: int) -> list[Message]:
         """What rank `source` sends to rank `destination`, in the order in which it is made and taken."""
         return list(self._edges.get((source, destination), ()))
+
+    def message_of(self, rank: int, action: Action) -> Message | None:
+        """What this action of this rank sends; None where the pipeline ends or the next stage is on the same rank."""
+        to_stage = self.stage_of(rank, action.chunk) + {"F": 1, "B": -1}.get(action.kind, self.stages)
+        if not 0 <= to_stage < self.stages or self.rank_of(to_stage)[0] == rank:
+            return None
+        return Message(action.kind, action.microbatch, to_stage)
 
     def label(self, action: Action) -> str:
         """The action without its chunk where ranks have only one: `F3`."""
@@ -182,13 +201,6 @@ class Schedule:
                 if message:
                     edges.setdefault((rank, self.rank_of(message.to_stage)[0]), []).append(message)
         return edges
-
-    def message_of(self, rank: int, action: Action) -> Message | None:
-        """What this action of this rank sends; None where the pipeline ends or the next stage is on the same rank."""
-        to_stage = self.stage_of(rank, action.chunk) + {"F": 1, "B": -1}.get(action.kind, self.stages)
-        if not 0 <= to_stage < self.stages or self.rank_of(to_stage)[0] == rank:
-            return None
-        return Message(action.kind, action.microbatch, to_stage)
 
 
 def straight(p: int) -> Placement:
