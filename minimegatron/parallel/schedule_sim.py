@@ -50,10 +50,13 @@ class Costs:
 
     def divided(self, v: int) -> Costs:
         """The costs of a chunk where these are the costs of a rank with v of them; the latency stays."""
-        parts = (self.forward, self.backward_input, self.backward_weight)
-        if any(isinstance(part, Sequence) for part in parts):
-            raise ConfigError("costs per stage are already costs of chunks", fix="divide the costs of a whole rank")
-        return Costs(*(Fraction(part) / v for part in parts), self.latency)  # type: ignore[arg-type]
+
+        def part(cost: PerStage) -> Number:
+            if isinstance(cost, Sequence):
+                raise ConfigError("costs per stage are already costs of chunks", fix="divide the costs of a whole rank")
+            return Fraction(cost) / v
+
+        return Costs(part(self.forward), part(self.backward_input), part(self.backward_weight), self.latency)
 
     def of(self, schedule: Schedule, rank: int, action: Action) -> Number:
         """The time of this action of this rank."""

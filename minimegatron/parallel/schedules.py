@@ -11,7 +11,7 @@ units of the ideal time 3m:
 | `interleaved`  | (p-1)/(vm)           | min(vm, 2(p-r-1) + (v-1)N + 1) of 1/v size     | 2104.04473           |
 | `zb_h1`        | (p-1)/(3m)           | min(m, p)                                      | 2401.10241           |
 | `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241           |
-| `dualpipe_v`   | (p-1)/(3m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
+| `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
 
 1F1B does not shrink the bubble of GPipe; it bounds memory. Interleaving shrinks it and pays with v times the messages
 and, on the last ranks, more memory. Splitting the backward (`zero_bubble`) fills it with weight gradients.

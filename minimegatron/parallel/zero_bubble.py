@@ -2,14 +2,16 @@
 
 A backward computes two things: the gradient of its input (B), which the stage before is waiting for, and the gradient
 of its weights (W), for which nobody waits before the optimizer. Send B's result at once, and do W where the rank would
-otherwise be idle. In units of one forward, with F = B = W = 1 on a rank (a chunk of a V costs half of each):
+otherwise be idle. How much longer than the work of one rank a batch takes, if a rank (not a chunk) needs F, B and W
+for a microbatch, and F = B = W = 1 in the last column:
 
-| schedule     | idle time of a rank | price                                                                   |
-|--------------|---------------------|-------------------------------------------------------------------------|
-| 1F1B         | 3(p-1)              |                                                                         |
-| `zb_h1`      | p-1                 | every rank keeps p activations, as rank 0 of 1F1B does                  |
-| `zb_v`       | 0 once it started   | rank r starts r/2 later; 2p half activations: rank 0 of 1F1B again      |
-| `dualpipe_v` | p-1                 | 2p + 1 half activations; built so that an F and a B overlap all the time |
+| schedule     | excess                  |         | price                                                              |
+|--------------|-------------------------|---------|--------------------------------------------------------------------|
+| 1F1B         | (p-1)(F + B + W)        | 3(p-1)  |                                                                    |
+| `zb_h1`      | (p-1) max(B, F + B - W) | p-1     | every rank keeps p activations, as rank 0 of 1F1B does             |
+| `zb_v`       | (p-1)/2 F  if F = B = W | (p-1)/2 | 2p half activations on every rank; rank r starts r/2 later and is  |
+|              |                         |         | never idle from then on                                            |
+| `dualpipe_v` | (p-1)/2 F  if F = B = W | (p-1)/2 | 2p + 1 half activations on every rank                              |
 
 `zb_h1` is 1F1B in which rank r does each W r microbatches later: the last ranks, which can go back early, save their
 weight gradients for the time when the first ranks are still busy going back.
@@ -17,9 +19,9 @@ weight gradients for the time when the first ranks are still busy going back.
 In a V, rank r holds stages r and 2p-1-r, so the first rank also has the last stage: the loss of a microbatch is
 computed where it entered, its backward can begin there at once, and rank 0 is the first with work again.
 
-`dualpipe_v` is the half of DeepSeek-V3's DualPipe that needs no second copy of the weights. Its point is a pair (F of
-one chunk, B of the other) whose communication hides behind the other's computation. This executor runs a pair one after
-the other, so here it shows its order and its memory, and its bubble is (p-1)(F + B + W + B + W - 3W) chunks.
+`dualpipe_v` is the half of DeepSeek-V3's DualPipe that needs no second copy of the weights. Its steady state is pairs
+(F of one chunk, B of the other) in which the communication of the one hides behind the computation of the other. The
+executor runs a pair one after the other, so here it shows its order and its memory.
 
 Dropping a whole microbatch from a valid schedule leaves it valid (every dependency is between actions of one
 microbatch), which is how the V-shaped ones serve fewer microbatches than their warm-up wants.
@@ -105,7 +107,7 @@ def _zb_v_row(p: int, m: int, rank: int) -> tuple[Action, ...]:
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
-    """DualPipeV: from its eighth step on a V, every forward is paired with a backward of the other chunk."""
+    """DualPipeV: in the steady state every forward is paired with a backward of the other chunk."""
     wanted = max(m, 2 * p)
     rows = tuple(_dualpipe_v_row(p, wanted, r) for r in range(p))
     return _first_microbatches(Schedule("dualpipe_v", rows, v_shaped(p)), m)
