@@ -6,6 +6,7 @@
 | `schedule`     | learning rate and weight decay, step by step                          |
 | `scaler`       | dynamic loss scale under given overflows                              |
 | `microbatches` | batch size ramp-up                                                    |
+| `slots`        | schedule tables and warm-up counts of the pipeline                    |
 | `gpt`          | ten training steps of four tiny models: loss, gradient norm, and more |
 
 `megatron_X.json` was written by `tests/oracle/X.py`, whose docstring explains it.

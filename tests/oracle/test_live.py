@@ -13,7 +13,7 @@ from tests import golden
 from tests.oracle import megatron_cpu, regenerate
 
 
-@pytest.mark.parametrize("subject", ["groups", "schedule", "scaler", "microbatches"])
+@pytest.mark.parametrize("subject", ["groups", "schedule", "scaler", "microbatches", "slots"])
 @pytest.mark.filterwarnings("ignore")
 def test_megatron_still_says_what_is_frozen(subject: str) -> None:
     pytest.importorskip("megatron.core", reason="the oracle is optional: pip install --no-deps megatron-core==0.16.1")
