@@ -69,7 +69,12 @@ class TransformerConfig(Config):
 
     hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding")
     attention_dropout: float = opt(0.0, "dropout on attention weights")
-    attention_backend: str = opt("sdpa", "core attention", ("sdpa", "reference"))
+    attention_backend: str = opt(
+        "auto",
+        "core attention: torch's, the flash-attn package, Transformer Engine, the blockwise one written here, the "
+        "formula; auto takes flash-attn where it is installed and applies, else torch's",
+        ("auto", "sdpa", "flash", "te", "local", "reference"),
+    )
     apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
 
     init_method_std: float = opt(0.02, "standard deviation of the initial weights")
@@ -153,6 +158,14 @@ class ParallelConfig(Config):
     tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
     pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
     context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
+    cp_comm_type: str = opt(
+        "p2p",
+        "how cp ranks share keys and values: a ring, all-to-all over heads, all-gather, or all-to-all inside a ring",
+        ("p2p", "a2a", "allgather", "a2a+p2p"),
+    )
+    hierarchical_context_parallel_sizes: tuple[int, ...] | None = opt(
+        None, "for a2a+p2p: ranks of an all-to-all, then ranks of a ring; their product is cp"
+    )
     expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts")
     expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp")
     sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
@@ -166,6 +179,7 @@ class ParallelConfig(Config):
         for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
             size = getattr(self, f"{name}_parallel_size")
             require(size >= 1, f"{name}_parallel_size is {size}", "must be at least 1")
+        self._check_context()
         axes = self.order.split("-")
         missing, extra = set(ORDERED_AXES) - set(axes), [a for a in axes if a not in ORDERED_AXES]
         require(
@@ -179,6 +193,31 @@ class ParallelConfig(Config):
                 "sequence_parallel needs tensor_model_parallel_size > 1 (it splits over the same ranks)",
                 "drop --sequence-parallel or raise --tensor-model-parallel-size",
             )
+
+    def _check_context(self) -> None:
+        cp, sizes, kind = self.context_parallel_size, self.hierarchical_context_parallel_sizes, self.cp_comm_type
+        if kind != "a2a+p2p":
+            require(
+                sizes is None,
+                f"hierarchical_context_parallel_sizes={sizes} with cp_comm_type={kind!r}",
+                "they belong to cp_comm_type a2a+p2p; drop them, or choose it",
+            )
+            return
+        require(
+            sizes is not None and len(sizes) == 2 and min(sizes) >= 1 and math.prod(sizes) == cp,
+            f"cp_comm_type a2a+p2p needs two hierarchical_context_parallel_sizes whose product is cp ({cp}), not {sizes}",
+            "first the ranks of an all-to-all, then those of a ring, for example "
+            f"--hierarchical-context-parallel-sizes {2 if cp % 2 == 0 else cp} {cp // 2 if cp % 2 == 0 else 1}",
+        )
+
+    @property
+    def context_parallel_factors(self) -> tuple[int, int]:
+        """(ranks that exchange heads by all-to-all, ranks that exchange keys and values); their product is cp."""
+        if self.cp_comm_type == "a2a":
+            return self.context_parallel_size, 1
+        if self.hierarchical_context_parallel_sizes is not None:
+            return self.hierarchical_context_parallel_sizes[0], self.hierarchical_context_parallel_sizes[1]
+        return 1, self.context_parallel_size
 
     def data_parallel_size(self, world_size: int) -> int:
         """dp = world / (tp * cp * pp).
@@ -376,6 +415,7 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     if groups < tp:  # a rank's share of the packed rows is then only a part of a group
         rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
+    check_context_fits(model, parallel)
     divides(pp, model.num_layers, "pipeline_model_parallel_size", "num_layers")
     if seq_length is not None:
         if parallel.sequence_parallel:
@@ -393,6 +433,44 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
                 f"seq_length ({seq_length}) is longer than max_position_embeddings ({model.max_position_embeddings})",
                 "raise max_position_embeddings, shorten the sequence, or use position_embedding_type=rope",
             )
+
+
+def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """The rules of context parallelism between a model and a layout; those of the sequence are in `check_model_fits`.
+
+    Raises:
+        ConfigError: heads that an all-to-all cannot deal out, or an attention that has no partial form.
+    """
+    cp, tp = parallel.context_parallel_size, parallel.tensor_model_parallel_size
+    if cp == 1:
+        return
+    inner, outer = parallel.context_parallel_factors
+    heads = model.num_attention_heads // tp
+    require(
+        heads % inner == 0,
+        f"cp_comm_type {parallel.cp_comm_type} deals a tp rank's {heads} query heads out to {inner} ranks",
+        f"num_attention_heads / tp must be a multiple of {inner}; or choose cp_comm_type p2p or allgather",
+    )
+    backend = model.attention_backend
+    require(
+        backend != "te",
+        "attention_backend te with context_parallel_size > 1: Transformer Engine would cut the sequence its own way",
+        "choose attention_backend sdpa",
+    )
+    if outer == 1:
+        return
+    require(
+        backend != "flash",
+        f"attention_backend flash with cp_comm_type {parallel.cp_comm_type}: the package has no attention over some of "
+        "the keys",
+        "choose attention_backend sdpa, which is FlashAttention-2 on a GPU, or cp_comm_type a2a",
+    )
+    require(
+        model.attention_dropout == 0.0,
+        f"attention_dropout={model.attention_dropout} with cp_comm_type {parallel.cp_comm_type}: no rank holds a whole "
+        "row of weights to draw a mask for",
+        "choose attention_dropout=0, or cp_comm_type a2a",
+    )
 
 
 def check_batch(training: TrainingConfig, dp: int) -> int:
