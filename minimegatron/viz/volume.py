@@ -25,13 +25,20 @@ def wire_bytes(events: Iterable[Event]) -> dict[str, float]:
     return dict(sorted(table.items()))
 
 
-def bars(predicted: Mapping[str, float], measured: Mapping[str, float] | None = None, *, title: str = "") -> Figure:
+def bars(
+    predicted: Mapping[str, float],
+    measured: Mapping[str, float] | None = None,
+    *,
+    title: str = "",
+    what: str = "sent by one rank",
+) -> Figure:
     """Horizontal bars of bytes.
 
     Args:
         predicted: bytes by what they belong to, drawn from the top in this order.
         measured: the same keys, or some of them, or more; absent ones count as 0 and are said to be.
         title: above the picture.
+        what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
 
     Raises:
         ConfigError: nothing to draw.
@@ -65,7 +72,7 @@ def bars(predicted: Mapping[str, float], measured: Mapping[str, float] | None = 
         axes.set_yticks(range(len(keys)), keys)
         axes.invert_yaxis()
         axes.set_xlim(0, most / divisor * 1.3 or 1.0)
-        axes.set_xlabel(f"{unit} sent by one rank")
+        axes.set_xlabel(f"{unit} {what}")
         axes.grid(axis="x", visible=True)
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)

@@ -26,6 +26,10 @@ def test_bars_carry_numbers_and_ratio():
     assert [round(p.get_width(), 3) for p in figure.axes[0].patches] == [2, 0.5, 3, 0]
 
 
+def test_the_axis_says_what_happens_to_the_bytes():
+    assert "KiB kept by one rank" in [w.strip() for w in words(bars({"one rank": 2048}, what="kept by one rank"))]
+
+
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ConfigError, match="bars of nothing"):
         bars({})
