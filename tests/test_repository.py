@@ -55,6 +55,7 @@ READS_ENVIRONMENT = {
         for name in ("agent", "blame", "forkclient", "forkserver", "launch", "rank", "workers")
     },
     "lab/build.py": CLEAN,
+    "lab/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
     "lab/fresh.py": CLEAN,
     "lab/nursery.py": CLEAN,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import display
 
 from minimegatron.comm import workers
 from minimegatron.comm.launch import Run, launch, render
@@ -26,7 +28,8 @@ from minimegatron.lab import warm
 from minimegatron.lab.exercises import Lab, course_module, load_lab
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.judge import judge
-from minimegatron.lab.verdict import Progress, Verdict
+from minimegatron.lab.record import course_digest
+from minimegatron.lab.verdict import Panel, Progress, Verdict
 from minimegatron.lab.workspace import Workspace
 
 _STYLE = Path(__file__).resolve().parents[1] / "viz" / "minimegatron.mplstyle"
@@ -87,7 +90,7 @@ class LabMagics(Magics):
         name, _, module = line.strip().partition(" ")
         course = module.strip() or course_module(name)
         self._lab, self._course = load_lab(course), course
-        self._workspace = Workspace(name, Path.cwd())
+        self._workspace = Workspace(name, Path.cwd(), course_digest(course))
         sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
         sys.path.insert(0, str(self._workspace.folder))
         self._names.update(check=self.check, progress=self.progress)
@@ -96,6 +99,14 @@ class LabMagics(Magics):
             import matplotlib.style
 
             matplotlib.style.use(_STYLE)
+        display(self._panel())
+
+    def _panel(self) -> Panel:
+        lab, work = self.lab_and_work
+        known = {name: work.remembered(name) for name in lab.exercises}
+        points = sum(verdict.points for verdict in known.values() if verdict)
+        open_ = (name for name, verdict in known.items() if verdict is None or verdict.state != "passed")
+        return Panel(lab.name, points, lab.points, next(open_, ""), work.record.trouble)
 
     @cell_magic
     @_plain
@@ -107,8 +118,15 @@ class LabMagics(Magics):
         self._names.update({key: value for key, value in vars(module).items() if not key.startswith("_")})
 
     @_plain
-    def check(self, name: str) -> Verdict:
+    def check(self, name: str) -> Verdict | int:
         """Check one exercise, on inputs you see and on others drawn anew each time."""
+        verdict = self._check(name)
+        if "NBGRADER_EXECUTION" in os.environ:  # nbgrader takes a number as points, and anything else as full marks
+            print(repr(verdict))
+            return verdict.points
+        return verdict
+
+    def _check(self, name: str) -> Verdict:
         lab, work = self.lab_and_work
         verdict = judge(self._nursery, self._course, lab[name].name, work.sources())
         work.remember(verdict)
@@ -121,7 +139,7 @@ class LabMagics(Magics):
         return Progress(lab.name, [self._verdict(name) for name in lab.exercises])
 
     def _verdict(self, name: str) -> Verdict:
-        return self.lab_and_work[1].remembered(name) or self.check(name)
+        return self.lab_and_work[1].remembered(name) or self._check(name)
 
     def _waits(self, needs: str) -> bool:
         """Say which of the exercises are still to be done."""

@@ -9,7 +9,14 @@
 | tag `nbval-ignore-output`                      | nbval runs the cell without comparing                         |
 
 Cell ids come from what a cell is (`exercise-ring`, `check-ring`, a heading), so that inserting a cell changes no other.
-Exercise and check cells carry nbgrader's metadata.
+
+Exercise and check cells carry nbgrader's metadata (its schema 3), so that a course on nbgrader can import a lab:
+
+| cell                          | grade | solution | locked | points                                     |
+|-------------------------------|-------|----------|--------|--------------------------------------------|
+| `%%exercise NAME`             | no    | yes      | no     |                                            |
+| the first `check("NAME")`     | yes   | no       | yes    | those of the exercise                      |
+| a later `check("NAME")`       | no    | no       | yes    |                                            |
 """
 
 from __future__ import annotations
@@ -126,6 +133,7 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
     }
     built = nbformat.v4.new_notebook(metadata=metadata)
     ids: set[str] = set()
+    points = {name: exercise.points for name, exercise in _lab_of(cells, source).exercises.items()}
     for cell in cells:
         tags = list(cell.metadata.get("tags", []))
         if lab and "solution-only" in tags:
@@ -137,7 +145,7 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
         )
         new = nbformat.v4.new_markdown_cell if cell.cell_type == "markdown" else nbformat.v4.new_code_cell
         made = new(text, id=_identity(cell, ids), metadata={"tags": tags} if tags else {})
-        _let_nbgrader_know(cell, made)
+        _let_nbgrader_know(cell, made, points)
         built.cells.append(made)
     built.metadata["minimegatron"] = {"source": f"solutions/{source.name}", "digest": _digest(built)}
     nbformat.validate(built)
@@ -166,14 +174,16 @@ def _identity(cell: Any, taken: set[str]) -> str:
     return identity
 
 
-def _let_nbgrader_know(cell: Any, made: Any) -> None:
+def _let_nbgrader_know(cell: Any, made: Any, points: dict[str, int]) -> None:
+    """Write nbgrader's metadata; takes the points of an exercise out of `points` with its first check."""
     name, asked = _argument(cell, "%%exercise"), checked(cell)
-    if name or asked:
-        made.metadata["nbgrader"] = {
-            "schema_version": 3, "grade": False, "task": False, "solution": bool(name), "locked": not name,
-            "grade_id": made.id,
-        }  # fmt: skip
-        made.metadata["deletable"] = False
+    if not (name or asked):
+        return
+    said = {"schema_version": 3, "grade": asked in points, "task": False, "solution": bool(name), "locked": not name}
+    made.metadata["nbgrader"] = {**said, "grade_id": made.id}
+    if asked in points:
+        made.metadata["nbgrader"]["points"] = points.pop(asked)
+    made.metadata["deletable"] = False
     if asked:
         made.metadata["editable"] = False
 

@@ -124,6 +124,31 @@ class Progress:
         return f"<div>{lines}<div>lab {html.escape(self.lab)}: <b>{self.points}/{self.of}</b></div></div>"
 
 
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """What a lab's first cell shows: how far its learner is, and what comes next."""
+
+    lab: str
+    points: int
+    of: int
+    next: str = ""
+    note: str = ""
+
+    def __repr__(self) -> str:
+        after = f"; next: {self.next}" if self.next else ""
+        return f"lab {self.lab}: {self.points} of {self.of} points{after}" + (f"\n{self.note}" if self.note else "")
+
+    def _repr_html_(self) -> str:
+        share = 100 * self.points // max(self.of, 1)
+        after = f"; next: <code>{html.escape(self.next)}</code>" if self.next else ""
+        note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
+        bar = (
+            '<div style="width:20em;height:6px;margin-top:3px;background:#d0d0d0">'
+            f'<div style="width:{share}%;height:6px;background:var({_COLOURS["passed"]})"></div></div>'
+        )
+        return f"<div>lab {html.escape(self.lab)}: <b>{self.points} of {self.of} points</b>{after}{bar}{note}</div>"
+
+
 def _head(state: str, exercise: str, points: int, of: int) -> str:
     sign, word = SIGNS[state]
     said = f'<span style="color:var({_COLOURS[state]})">{sign} {word}</span>'

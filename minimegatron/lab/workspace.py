@@ -4,6 +4,7 @@
         exercises/ring_all_reduce.py    a cell %%exercise ring_all_reduce: `from exercises.ring_all_reduce import ...`
         hello.py                        a cell %%torchrun --name hello, as torchrun gets it
         runs/hello/                     what its ranks wrote
+        progress.json                   what has been passed (`record`)
 
 A script and the exercises share a folder, which Python puts on the path of a script. So the line that `%%torchrun`
 prints works as it stands in a terminal opened in the notebook's folder. Line n of a file is line n of its cell.
@@ -13,14 +14,13 @@ An exercise's cell is a module: it sees what it imports itself, no more. That is
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import re
 import sys
 import types
 from pathlib import Path
 
 from minimegatron.errors import ConfigError
+from minimegatron.lab.record import Record
 from minimegatron.lab.verdict import Verdict
 
 
@@ -28,13 +28,14 @@ class Workspace:
     """Args:
     lab: name of the lab.
     root: the notebook's folder.
+    course: digest of the lab's checks, see `record.course_digest`.
     """
 
-    def __init__(self, lab: str, root: Path) -> None:
+    def __init__(self, lab: str, root: Path, course: str = "") -> None:
         self.root = root.resolve()
         self.folder = self.root / ".work" / lab
         (self.folder / "exercises").mkdir(parents=True, exist_ok=True)
-        self._verdicts: dict[str, Verdict] = {}
+        self.record = Record(self.folder, course)
 
     def relative(self, path: Path) -> str:
         """The path as the learner sees it: the same on every machine."""
@@ -89,19 +90,8 @@ class Workspace:
         return module
 
     def remember(self, verdict: Verdict) -> None:
-        """Keep a verdict for as long as neither the exercise nor one that it imports changes."""
-        self._verdicts[self._digest(verdict.exercise)] = verdict
+        """Keep a verdict for as long as neither the exercise nor one that it imports nor its checks change."""
+        self.record.put(verdict, self.sources())
 
     def remembered(self, name: str) -> Verdict | None:
-        return self._verdicts.get(self._digest(name))
-
-    def _digest(self, name: str) -> str:
-        sources, wanted, seen = self.sources(), [name], set()
-        digest = hashlib.sha256(name.encode())
-        while wanted:
-            if (one := wanted.pop()) in seen or one not in sources:
-                continue
-            seen.add(one)
-            digest.update(sources[one].encode())
-            wanted += sorted(re.findall(r"\bexercises\.(\w+)", sources[one]))
-        return digest.hexdigest()
+        return self.record.get(name, self.sources())

@@ -12,6 +12,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.lab import build
+from minimegatron.lab.exercises import course_module, load_lab
 from minimegatron.lab.source import notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,8 +80,32 @@ def test_the_stored_notebooks_are_quiet_and_portable(built: Path) -> None:
         assert notebook.metadata["language_info"] == {"name": "python"}
         assert all("execution" not in cell.metadata for cell in notebook.cells)
     exercise, check = (read(built, "labs/00_mini.ipynb").cells[i].metadata for i in (3, 4))
-    assert exercise["nbgrader"]["solution"] and not exercise["nbgrader"]["locked"] and not exercise["deletable"]
-    assert check["nbgrader"]["locked"] and not check["editable"]
+    assert not exercise["deletable"] and not check["deletable"] and not check["editable"]
+
+
+# field -> type, as nbgrader's schema 3 has them; it knows no others
+NBGRADER = {
+    "schema_version": int, "grade": bool, "solution": bool, "locked": bool, "task": bool, "grade_id": str,
+    "points": int, "checksum": str, "cell_type": str,
+}  # fmt: skip
+
+
+def test_nbgraders_metadata_obey_its_schema() -> None:
+    """The rules of nbgrader's own validator, without nbgrader."""
+    sources = [MINI, *sorted((ROOT / "solutions").glob("[0-9][0-9]_*.py"))]
+    for source in sources:
+        for notebook, _ in notebooks(source):
+            known = [(cell, cell.metadata["nbgrader"]) for cell in notebook.cells if "nbgrader" in cell.metadata]
+            ids = [meta["grade_id"] for _, meta in known]
+            assert len(set(ids)) == len(ids) > 0
+            for cell, meta in known:
+                assert all(type(value) is NBGRADER[key] for key, value in meta.items())
+                assert {"schema_version", "grade", "solution", "locked", "task", "grade_id"} <= set(meta)
+                assert meta["schema_version"] == 3 and meta["grade_id"] == cell.id and not meta["task"]
+                assert ("points" in meta) == meta["grade"] and cell.cell_type == "code"
+                assert meta["solution"] != meta["locked"], "a learner writes in solution cells and in no others"
+            lab = load_lab("tests.lab.mini_course" if source == MINI else course_module(source.stem))
+            assert sum(meta.get("points", 0) for _, meta in known) == lab.points
 
 
 def test_cell_ids_do_not_move_when_a_cell_is_inserted(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ rank, world = init()
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with Kernel(tmp_path_factory.mktemp("notebook")) as running:
-        assert running.run(OPEN) == ("", "")
+        assert running.run(OPEN) == ("lab 00_mini: 0 of 12 points; next: bubble", "")
         yield running
 
 

@@ -76,6 +76,6 @@ def test_verdicts_are_remembered_until_the_code_changes(work: Workspace) -> None
     work.save_exercise("three", "three", "")
     work.remember(verdict)
     work.save_exercise("three", "three", "z = 3")
-    assert work.remembered("two") is verdict
+    assert work.remembered("two") == verdict
     work.save_exercise("one", "one", "x = 2")
     assert work.remembered("two") is None
