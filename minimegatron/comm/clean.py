@@ -7,8 +7,9 @@ serves many jobs must look to each of them as if it had just been born.
   anomaly mode, signal handlers, streams, warning filters, umask; and by the next job: environment, working directory,
   `sys.path`, process group.
 * Forgotten: user modules (neither Python's, nor installed, nor this package's), so that they are imported anew.
-* Not curable, so the rank is replaced: a thread or a child left running, a library function replaced, a library module
-  removed, a global module hook left behind, a trace still recording.
+* Not curable, so the rank is replaced: a thread or a child left running, process groups that something still holds
+  (each has a thread that wakes a hundred times a second), a library function replaced, a library module removed, a
+  global module hook left behind, a trace still recording.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from minimegatron import trace
 from minimegatron.comm import procs
 
 
+THREADS = 24  # of the kernel's, more than at the start: a few groups may linger until the next collection
+
+
 class CleanState:
     """What a rank was like before its first job, and the way back to it."""
 
@@ -39,7 +43,7 @@ class CleanState:
         self.signals = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
         self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr", "excepthook")}
         self.lists: list[tuple[Any, list[Any]]] = [(x, list(x)) for x in (sys.argv, warnings.filters)]
-        self.threads = set(threading.enumerate())
+        self.threads, self.tasks = set(threading.enumerate()), _tasks()
         watched = ("builtins", "torch", "torch.distributed", "torch.nn.functional")
         self.functions: dict[str, dict[str, Callable[..., Any]]] = {
             name: {key: value for key, value in vars(module).items() if callable(value)}
@@ -74,6 +78,8 @@ class CleanState:
         for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
             del sys.modules[name]
         gc.collect()
+        if not dirty and _tasks() > self.tasks + THREADS:
+            return f"{_tasks() - self.tasks} threads of process groups that are still held"
         return dirty
 
     def _left_over(self) -> str:
@@ -91,6 +97,10 @@ class CleanState:
         if torch.nn.modules.module._has_any_global_hook():
             return "a global module hook left behind"
         return "a trace left recording" if trace.recording() else ""
+
+
+def _tasks() -> int:
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
 
 
 def _is_users(module: Any) -> bool:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from minimegatron.comm import guard
 from minimegatron.comm.workers import WarmPool
 from minimegatron.errors import RankError
+from tests import twin
 from tests.faults import helpers
 
 COUNTER: list[int] = []
@@ -132,6 +133,12 @@ def _thread() -> None:
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 
 
+def _held() -> None:
+    torch.held_groups = [dist.new_group([0, 1]) for _ in range(12)]  # type: ignore[attr-defined]
+    for group in torch.held_groups:  # type: ignore[attr-defined]
+        dist.all_reduce(torch.ones(1, device="cpu", dtype=torch.float32), group=group)
+
+
 def _child() -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 
@@ -140,7 +147,7 @@ CURABLE: dict[str, Callable[[], None]] = {
     f.__name__.strip("_"): f for f in (_seeds, _tensors, _process, _groups, _no_group, _globals, _error)
 }
 INCURABLE: dict[str, Callable[[], None]] = {
-    f.__name__.strip("_"): f for f in (_patched, _builtin, _unreadable, _modules, _thread, _child)
+    f.__name__.strip("_"): f for f in (_patched, _builtin, _unreadable, _modules, _thread, _held, _child)
 }
 DIRT = {**CURABLE, **INCURABLE}
 
@@ -166,6 +173,17 @@ def test_the_next_job_finds_a_clean_rank(ranks: Any, clean: list[dict[str, Any]]
         assert {k: v for k, v in after.items() if v != expected_of_rank[k]} == {}
     same = [a == b for a, b in zip(before, pool.run(pids, timeout=20), strict=True)]
     assert same == [what in CURABLE] * 2
+
+
+def threads_after_training(rank: int, world: int) -> int:
+    before = len(os.listdir("/proc/self/task"))
+    twin.compare_with_serial(rank, world, twin.Case({"tensor_model_parallel_size": 2}, overlap=True))
+    return before
+
+
+def test_models_and_groups_of_a_job_are_gone_with_it(ranks: Any) -> None:
+    threads = [ranks(2).run(threads_after_training, timeout=60) for _ in range(4)]
+    assert threads[3] == threads[1], "every job leaves something behind"
 
 
 def test_user_code_is_imported_anew_for_every_job(ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
