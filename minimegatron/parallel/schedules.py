@@ -167,7 +167,7 @@ def build_schedule(name: str, p: int, m: int, v: int | None = None, **options: A
 def _nearest(word: str, candidates: Iterable[str]) -> str:
     candidates = list(candidates)
     known = f"there are {', '.join(candidates)}" if candidates else "it has none"
-    return did_you_mean(word, candidates) or known
+    return did_you_mean(word.lower(), candidates) or known
 
 
 def _legal_group(p: int, m: int, v: int, group: int | None) -> int:

@@ -5,13 +5,13 @@ of its weights (W), for which nobody waits before the optimizer. Send B's result
 otherwise be idle. How much longer than the work of one rank a batch takes, if a rank (not a chunk) needs F, B and W
 for a microbatch, and F = B = W = 1 in the last column:
 
-| schedule     | excess                  |         | price                                                             |
-|--------------|-------------------------|---------|-------------------------------------------------------------------|
-| 1F1B         | (p-1)(F + B + W)        | 3(p-1)  |                                                                   |
-| `zb_h1`      | (p-1) max(B, F + B - W) | p-1     | every rank keeps p activations, as rank 0 of 1F1B does            |
-| `zb_v`       | (p-1)/2 F  if F = B = W | (p-1)/2 | 2p half activations on every rank; rank r starts r/2 later and is |
-|              |                         |         | never idle from then on                                           |
-| `dualpipe_v` | (p-1)/2 F  if F = B = W | (p-1)/2 | 2p + 1 half activations on every rank                             |
+| schedule     | excess                     |         | price                                                          |
+|--------------|----------------------------|---------|----------------------------------------------------------------|
+| 1F1B         | (p-1)(F + B + W)           | 3(p-1)  |                                                                |
+| `zb_h1`      | (p-1) max(F, B, F + B - W) | p-1     | every rank keeps p activations, as rank 0 of 1F1B does         |
+| `zb_v`       | (p-1)/2 F  if F = B = W    | (p-1)/2 | 2p half activations on every rank; rank r starts r/2 later and |
+|              |                            |         | is never idle from then on                                     |
+| `dualpipe_v` | (p-1)/2 F  if F = B = W    | (p-1)/2 | 2p + 1 half activations on every rank                          |
 
 `zb_h1` is 1F1B in which rank r does each W r microbatches later: the last ranks, which can go back early, save their
 weight gradients for the time when the first ranks are still busy going back.
