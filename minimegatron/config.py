@@ -23,6 +23,7 @@ import torch
 
 from minimegatron.errors import ConfigError
 from minimegatron.fields import Config, divides, opt, require
+from minimegatron.stages import SCHEDULES, plan_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +158,20 @@ class ParallelConfig(Config):
 
     tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
     pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
+    pipeline_schedule: str | None = opt(
+        None, "order of a pipeline's work; default 1f1b, interleaved with several stages a rank", (None, *SCHEDULES)
+    )
+    num_layers_per_virtual_pipeline_stage: int | None = opt(None, "layers of a stage, of which a rank has several")
+    num_virtual_stages_per_pipeline_rank: int | None = opt(None, "v: stages of a rank; default 1")
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = opt(
+        None, "interleaved: microbatches that pass one stage before the rank turns to its next; default pp"
+    )
+    num_layers_in_first_pipeline_stage: int | None = opt(None, "layers of the first rank; the rest is cut evenly")
+    num_layers_in_last_pipeline_stage: int | None = opt(None, "layers of the last rank; the rest is cut evenly")
+    account_for_embedding_in_pipeline_split: bool = opt(False, "the embedding counts as a layer of the first stage")
+    account_for_loss_in_pipeline_split: bool = opt(False, "the loss counts as a layer of the last stage")
+    pipeline_model_parallel_layout: str | None = opt(None, "every stage written out, e.g. Et*3|(tt|)*2,L")
+    variable_seq_lengths: bool = opt(False, "microbatches of different lengths: stages tell each other the shape")
     context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
     cp_comm_type: str = opt(
         "p2p",
@@ -187,6 +202,7 @@ class ParallelConfig(Config):
             f"order={self.order!r} does not name each of {'-'.join(ORDERED_AXES)} once",
             "for example tp-cp-ep-dp-pp",
         )
+        self._check_pipeline()
         if self.sequence_parallel:
             require(
                 self.tensor_model_parallel_size > 1,
@@ -218,6 +234,37 @@ class ParallelConfig(Config):
         if self.hierarchical_context_parallel_sizes is not None:
             return self.hierarchical_context_parallel_sizes[0], self.hierarchical_context_parallel_sizes[1]
         return 1, self.context_parallel_size
+
+    def _check_pipeline(self) -> None:
+        cuts = (
+            "pipeline_schedule num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank "
+            "microbatch_group_size_per_virtual_pipeline_stage num_layers_in_first_pipeline_stage "
+            "num_layers_in_last_pipeline_stage pipeline_model_parallel_layout"
+        ).split()
+        given = [name for name in cuts if getattr(self, name) is not None]
+        given += [f"account_for_{x}_in_pipeline_split" for x in ("embedding", "loss") if self._accounts_for(x)]
+        if given and self.pipeline_model_parallel_size == 1:
+            raise ConfigError(f"{given[0]} without a pipeline", fix="drop it, or pipeline_model_parallel_size above 1")
+        for name in cuts:
+            value = getattr(self, name)
+            smallest = 0 if name.endswith("pipeline_stage") and "_in_" in name else 1
+            require(not isinstance(value, int) or value >= smallest, f"{name} is {value}", f"at least {smallest}")
+        ways = {
+            "pipeline_model_parallel_layout": self.pipeline_model_parallel_layout is not None,
+            "num_layers_in_first_pipeline_stage or ..._last_...": self.num_layers_in_first_pipeline_stage is not None
+            or self.num_layers_in_last_pipeline_stage is not None,
+            "account_for_..._in_pipeline_split": self._accounts_for("embedding") or self._accounts_for("loss"),
+            "num_layers_per_virtual_pipeline_stage": self.num_layers_per_virtual_pipeline_stage is not None,
+        }
+        used = [way for way, wanted in ways.items() if wanted]
+        require(
+            len(used) <= 1,
+            f"{' and '.join(used)} each say where the layers go",
+            "give one; num_virtual_stages_per_pipeline_rank goes with all but the first and the last of them",
+        )
+
+    def _accounts_for(self, end: str) -> bool:
+        return bool(getattr(self, f"account_for_{end}_in_pipeline_split"))
 
     def data_parallel_size(self, world_size: int) -> int:
         """dp = world / (tp * cp * pp).
@@ -416,7 +463,7 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     check_context_fits(model, parallel)
-    divides(pp, model.num_layers, "pipeline_model_parallel_size", "num_layers")
+    plan_stages(parallel, model.num_layers)
     if seq_length is not None:
         if parallel.sequence_parallel:
             divides(tp, seq_length, "tensor_model_parallel_size (with sequence_parallel)", "seq_length")

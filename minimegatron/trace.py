@@ -56,7 +56,9 @@ class Event:
 
     @property
     def wire_bytes(self) -> float:
-        """Bytes this rank sends if the collective runs as a ring."""
+        """Bytes this rank sends: of a message all, of a collective what it sends if that runs as a ring."""
+        if self.name in ("send", "recv", "ring_shift"):
+            return float(0 if self.name == "recv" else self.nbytes)
         share = (self.size - 1) / self.size
         return self.nbytes * share * (2 if self.name == "all_reduce" else 1)
 

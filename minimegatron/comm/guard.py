@@ -83,6 +83,11 @@ def last_collective() -> tuple[str, Axis] | None:
     return _state.last
 
 
+def note(op: str, axis: Axis) -> None:
+    """Called by `comm.p2p` before it waits for a message: remembers it, for the message of a deadline."""
+    _state.last = (op, axis)
+
+
 def before(op: str, x: torch.Tensor, axis: Axis, extra: str = "", *, comparable: bool = True) -> None:
     """Called by `comm.collectives` before each collective: remembers it, and compares it when fingerprints are on.
 

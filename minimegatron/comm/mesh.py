@@ -21,6 +21,7 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 |------------|--------------------------------------------------|-------------------------------------------------|
 | `tp`       | share every matrix                               | activations, twice a layer and direction        |
 | `cp`       | share every sequence                             | keys and values                                 |
+| `cp_inner`, `cp_outer` | the two factors of cp: neighbours; one of each neighbourhood | heads; keys and values  |
 | `dp`       | same weights, other samples                      | (see dp_cp)                                     |
 | `pp`       | share the layers                                 | activations at stage boundaries                 |
 | `dp_cp`    | same weights, other tokens                       | gradients, token counts                         |
@@ -32,6 +33,7 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 | `edp`      | hold the same experts                            | expert gradients                                |
 | `etp_ep`, `etp_ep_pp` | hold all experts of a layer; of the model | tokens; the gradient norm                    |
 | `embd`     | first and last stage: hold the tied embedding    | its gradient                                    |
+| `pp_up`, `pp_down` | those of `pp`, in groups of their own: messages to higher, to lower ranks (`comm/p2p`) ||
 | `world`    | everybody                                        | decisions                                       |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
@@ -153,6 +155,16 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     return ranks.permute(*fixed, *free).reshape(-1, members).tolist()
 
 
+def context_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
+    """Groups of the two factors of cp: consecutive ranks of a cp group, and one rank of each such neighbourhood."""
+    inner, outer = parallel.context_parallel_factors
+    groups = rank_groups(parallel, world_size, "cp")
+    return {
+        "cp_inner": [group[i * inner : (i + 1) * inner] for group in groups for i in range(outer)],
+        "cp_outer": [group[i::inner] for group in groups for i in range(inner)],
+    }
+
+
 def check_grids_agree(parallel: ParallelConfig, world_size: int) -> None:
     """Refuse an order under which the two grids would cut the pipeline differently."""
     if rank_groups(parallel, world_size, "pp") != rank_groups(parallel, world_size, "pp", "expert"):
@@ -171,6 +183,8 @@ class Mesh:
 
     tp: Axis
     cp: Axis
+    cp_inner: Axis
+    cp_outer: Axis
     dp: Axis
     pp: Axis
     dp_cp: Axis
@@ -183,6 +197,8 @@ class Mesh:
     etp_ep: Axis
     etp_ep_pp: Axis
     embd: Axis
+    pp_up: Axis
+    pp_down: Axis
     world: Axis
 
     def __init__(self, parallel: ParallelConfig, rank: int, device: torch.device, axes: dict[str, Axis]) -> None:
@@ -197,7 +213,7 @@ class Mesh:
         """A mesh of ones: the same code as everywhere, every collective a no-op."""
         parallel = parallel or ParallelConfig()
         parallel.data_parallel_size(1)
-        axes = {name: Axis(name, (0,), 0) for name in [*AXES, "embd"]}
+        axes = {name: Axis(name, (0,), 0) for name in [*AXES, "cp_inner", "cp_outer", "embd", "pp_up", "pp_down"]}
         return cls(parallel, 0, torch.device(device), axes)
 
     @classmethod
@@ -220,11 +236,15 @@ class Mesh:
         axes = {}
         for name, (grid, members) in AXES.items():
             axes[name] = _axis(name, rank_groups(parallel, world, members, grid), rank, made, timeout)
+        for name, groups in context_groups(parallel, world).items():
+            axes[name] = _axis(name, groups, rank, made, timeout)
         pipelines = rank_groups(parallel, world, "pp")
         ends = [sorted({p[0], p[-1]}) for p in pipelines]
         inside = any(rank in pair for pair in ends)
         embd = _axis("embd", ends, rank, made, timeout)
         axes["embd"] = embd if inside else Axis("embd", (rank,), 0)
+        for name in ("pp_up", "pp_down"):  # one sender and one receiver on each edge, so that no two messages cross
+            axes[name] = _axis(name, pipelines, rank, {}, timeout, own=True)
         return cls(parallel, rank, device or default_device(), axes)
 
     def axis(self, name: str) -> Axis:
@@ -289,8 +309,12 @@ def _axis(
     rank: int,
     made: dict[tuple[int, ...], dist.ProcessGroup | None],
     timeout: datetime.timedelta,
+    own: bool = False,
 ) -> Axis:
-    """Create the groups that do not exist yet (every rank creates all of them, in the same order) and find ours."""
+    """Create the groups that do not exist yet (every rank creates all of them, in the same order) and find ours.
+
+    With `own` a group is made even where the ranks are the whole world.
+    """
     mine = Axis(name, (rank,), 0)
     for ranks in map(tuple, groups):
         if ranks not in made:
@@ -298,7 +322,7 @@ def _axis(
             if len(ranks) == 1:
                 made[ranks] = None
             else:
-                made[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks), timeout=timeout)
+                made[ranks] = dist.group.WORLD if whole and not own else dist.new_group(list(ranks), timeout=timeout)
         if rank in ranks:
             mine = Axis(name, ranks, ranks.index(rank), made[ranks])
     return mine

@@ -124,6 +124,9 @@ class Watch(threading.Thread):
             self._ledger.answer(position(sys._current_frames().get(self._main or 0)), certain=False)
 
 
+_WAITING_ROOMS = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))
+
+
 def _pidfds(pids: dict[int, int]) -> dict[int, int]:
     """A descriptor for each process; none where the system has no such thing, which leaves the launcher's eyes."""
     try:
@@ -146,7 +149,7 @@ def position(frame: FrameType | None) -> Position:
             op = f.f_code.co_name
             ranks = tuple(dist.get_process_group_ranks(f.f_locals["group"] or dist.group.WORLD))
             break
-        if last is not None and file.endswith(os.path.join("comm", "collectives.py")):
+        if last is not None and file.endswith(_WAITING_ROOMS):
             op, ranks = last[0], last[1].ranks
             break
     if last is not None and last[1].ranks == ranks:

@@ -39,6 +39,7 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis
+from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 
@@ -58,9 +59,14 @@ class ColumnParallelLinear(nn.Module):
         rows: logical output features, where `output_size` is padded (a vocabulary).
         dtype: of A and b.
 
+    Attributes:
+        deferred: where the backward pass puts dA's product instead of computing it (`layers/deferred.py`), or None.
+
     Raises:
         ConfigError: the output features cannot be cut evenly.
     """
+
+    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -86,7 +92,8 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t]; `weight` replaces A where it is tied to another layer's."""
-        y = column_linear(x, self.weight if weight is None else weight, self.bias, self.tp, self.sequence_parallel)
+        weight = self.weight if weight is None else weight
+        y = column_linear(x, weight, self.bias, self.tp, self.sequence_parallel, self.deferred)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y
@@ -104,7 +111,12 @@ class RowParallelLinear(nn.Module):
         sequence_parallel: return [s/t, b, o] (reduce-scatter) instead of [s, b, o] (all-reduce).
         input_is_parallel: False when x arrives whole and must first be cut.
         dtype: of A and b.
+
+    Attributes:
+        deferred: as in `ColumnParallelLinear`.
     """
+
+    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -133,8 +145,8 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = c.scatter_to_region(x, self.tp)
         if self.tp.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x, self.weight)
+            return column_linear(x, self.weight, self.bias, self.tp, deferred=self.deferred)
+        y = F.linear(x, self.weight) if self.deferred is None else _own(x, self.weight, self.deferred)
         y = (
             c.reduce_scatter_to_sequence_region(y, self.tp)
             if self.sequence_parallel
@@ -144,12 +156,22 @@ class RowParallelLinear(nn.Module):
 
 
 def column_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tp: Axis,
+    sequence_parallel: bool = False,
+    deferred: DeferredGradients | None = None,
 ) -> torch.Tensor:
-    """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed."""
-    if tp.size == 1:
+    """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed, or leaves dW to `deferred`."""
+    if tp.size == 1 and deferred is None:
         return F.linear(x, weight, bias)
-    return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel)  # type: ignore[no-any-return]
+    return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
+
+
+def _own(x: torch.Tensor, weight: torch.Tensor, deferred: DeferredGradients) -> torch.Tensor:
+    """A product that concerns no other rank, its dW deferred."""
+    return _ColumnLinear.apply(x, weight, None, Axis("", (0,), 0), False, deferred)  # type: ignore[no-any-return]
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -157,9 +179,16 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tp: Axis,
+        sequence_parallel: bool,
+        deferred: DeferredGradients | None,
     ) -> torch.Tensor:
         ctx.tp, ctx.sequence_parallel, ctx.has_bias = tp, sequence_parallel, bias is not None
+        ctx.deferred, ctx.parameter = deferred, weight  # a saved leaf comes back as another object under recompute
         ctx.save_for_backward(x, weight)
         return F.linear(c.all_gather(x, tp) if sequence_parallel else x, weight, bias)
 
@@ -168,6 +197,9 @@ class _ColumnLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy, tp = grads[0], ctx.tp
         want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
+        if want_dw and ctx.deferred is not None:
+            ctx.deferred.put(Product(ctx.parameter, x, dy, tp if ctx.sequence_parallel else None))
+            want_dw = False
         gathering = c.all_gather_start(x, tp) if ctx.sequence_parallel and want_dw else None
         sending = None
         if want_dx:
@@ -176,7 +208,6 @@ class _ColumnLinear(torch.autograd.Function):
             sending = c.reduce_scatter_start(dx, tp) if ctx.sequence_parallel else c.all_reduce_start(dx, tp)
         elif gathering:
             x = gathering.wait()
-        rows = dy.reshape(-1, dy.shape[-1])
-        dw = rows.t() @ x.reshape(-1, x.shape[-1]) if want_dw else None
-        db = rows.sum(0) if ctx.has_bias and want_db else None
-        return sending.wait() if sending else None, dw, db, None, None
+        dw = weight_gradient(x, dy) if want_dw else None
+        db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
+        return sending.wait() if sending else None, dw, db, None, None, None

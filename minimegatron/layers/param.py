@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -40,6 +41,7 @@ from minimegatron.comm.mesh import Axis
 from minimegatron.errors import CheckpointError, ConfigError
 
 Ranges = tuple[tuple[int, int], ...]
+_WRAPPERS = re.compile(r"^(module\.)?(chunks\.\d+\.)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,8 @@ class ParamLayout:
         partial: which sum its gradient still needs (see the module docstring).
         rows: rows of dim 0 that mean something; the rest is padding (a vocabulary), kept at 0.
         shared: a second copy of a tied weight; not counted in norms, not saved.
+        copies: axis over which ranks hold copies of a tied weight whose gradients add up; "" where there are none.
+        tied_to: logical name of the weight that this is a copy of; "" for an original.
     """
 
     shape: tuple[int, ...]
@@ -73,6 +77,8 @@ class ParamLayout:
     partial: str = ""
     rows: int | None = None
     shared: bool = False
+    copies: str = ""
+    tied_to: str = ""
 
     @property
     def sharded(self) -> bool:
@@ -134,9 +140,12 @@ def layout_of(param: torch.Tensor) -> ParamLayout:
 
 
 def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(logical name, parameter): names are the same in every layout because layers are named by their global number."""
+    """(logical name, parameter): names are the same in every layout because layers are named by their global number.
+
+    Wrappers and the chunks of a pipeline add nothing to a name, and a tied copy has the name of its original.
+    """
     for name, param in model.named_parameters():
-        yield name.removeprefix("module."), param
+        yield layout_of(param).tied_to or _WRAPPERS.sub("", name), param
 
 
 # ---------------------------------------------------------------------------------------------- initial values
@@ -205,15 +214,20 @@ def gather_logical(tensor: torch.Tensor, layout: ParamLayout, tp: Axis) -> torch
 
 
 @torch.no_grad()
-def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage: bool = False) -> None:
     """Fill the model from logical tensors; every parameter must be there, with its exact shape, and nothing else.
+
+    Args:
+        model: a whole model, or with `stage` the stages of a pipeline that are on this rank: then tensors of other
+            stages are passed over.
+        tensors: logical name -> tensor, padding rows left out.
 
     Raises:
         CheckpointError: listing every missing, unexpected and misshapen tensor at once.
     """
     params = dict(logical_parameters(model))
     problems = [f"missing {n}" for n in params if n not in tensors]
-    problems += [f"unexpected {n} {tuple(tensors[n].shape)}" for n in tensors if n not in params]
+    problems += [f"unexpected {n} {tuple(tensors[n].shape)}" for n in tensors if n not in params and not stage]
     for name in params.keys() & tensors.keys():
         layout = layout_of(params[name])
         want = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])

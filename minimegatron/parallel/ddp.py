@@ -24,7 +24,8 @@ Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,10 +57,11 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.mesh, self.overlap = module, mesh, overlap
-        self._sync = True
+        self._sync: Collection[str] | None = None  # parameters whose gradient is now complete; None means all
         size = (bucket_size or max(DEFAULT_BUCKET_SIZE, 1_000_000 * mesh.dp_cp.size)) if overlap else None
         trainable = [(n, p) for n, p in logical_parameters(module) if p.requires_grad]
         self.buffer = GradBuffer(trainable, size, grad_dtype)
+        self._names = {param: name for name, param in trainable}
         for name, param in trainable:
             param.register_post_accumulate_grad_hook(self._collect(name))
 
@@ -67,19 +69,48 @@ class DistributedDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def _collect(self, name: str) -> Callable[[torch.Tensor], None]:
+        # Weakly: a parameter keeps its hooks where the garbage collector does not look, so a hook that held the wrapper
+        # would keep the model, the buffer and every process group alive for ever.
+        wrapper = weakref.ref(self)
+
         def hook(param: torch.Tensor) -> None:
+            ddp = wrapper()
+            assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
             assert param.grad is not None, "the hook runs after accumulation"
-            param.main_grad.add_(param.grad)  # type: ignore[attr-defined]
+            ddp._add(name, param, param.grad)
             param.grad = None
-            if self._sync and self.overlap:
-                self.buffer.ready(name, self.mesh.dp_cp)
 
         return hook
+
+    def _add(self, name: str, param: torch.Tensor, grad: torch.Tensor) -> None:
+        param.main_grad.add_(grad)  # type: ignore[attr-defined]
+        if self._sync is None or name in self._sync:
+            self.ready((name,))
+
+    def accumulate(self, param: torch.Tensor, grad: torch.Tensor) -> None:
+        """Add a gradient that autograd has not computed (a pipeline's W), as if it had."""
+        self._add(self.name_of(param), param, grad)
+
+    def ready(self, names: Iterable[str]) -> None:
+        """These gradients are complete: with `overlap` their buckets may travel."""
+        if self.overlap:
+            for name in names:
+                self.buffer.ready(name, self.mesh.dp_cp)
+
+    def name_of(self, param: torch.Tensor) -> str:
+        """The logical name of one of the trainable parameters."""
+        return self._names[param]  # type: ignore[index]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only accumulate; for every microbatch of a step but the last."""
-        self._sync, before = False, self._sync
+        with self.sync_only(()):
+            yield
+
+    @contextlib.contextmanager
+    def sync_only(self, names: Collection[str]) -> Iterator[None]:
+        """Only accumulate, but for these parameters, whose last gradient of the step is computed in the block."""
+        self._sync, before = names, self._sync
         try:
             yield
         finally:

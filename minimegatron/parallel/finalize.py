@@ -16,6 +16,10 @@ parameter is created. All flagged gradients travel in one flat message.
 Then every gradient is divided once by the number of tokens that counted in the whole batch: over all microbatches, all
 dp ranks, all cp ranks. That makes the gradient independent of how the batch was cut.
 
+A tied embedding of a pipeline lives twice, on the first stage and on the last, and each has the gradient of its own use:
+they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank the
+matrix is one tensor, and autograd has added up already.
+
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
 """
@@ -49,13 +53,22 @@ def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
             grad.copy_(total.view_as(grad))
 
 
+def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+    """Add up the gradients of the copies of a tied weight on several pipeline stages."""
+    for param in model.buffer.params.values():
+        copies = layout_of(param).copies
+        if copies:
+            grad = param.main_grad  # type: ignore[attr-defined]
+            grad.copy_(all_reduce(grad.clone(memory_format=torch.contiguous_format), mesh.axis(copies)))
+
+
 def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
     """Make every `main_grad` the gradient of the mean loss per token of the whole batch.
 
     Args:
         model: after the last backward pass of the step, its loss having been a *sum* over tokens.
         mesh: the layout.
-        num_tokens: how many tokens counted in this rank's sum (a scalar).
+        num_tokens: how many tokens counted in this rank's sum (a scalar); 0 on all pipeline stages but the last.
 
     Returns:
         The global token count, a scalar in fp64; at least 1, so that a batch without any counted token gives zero
@@ -63,6 +76,8 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     """
     model.finish_grad_sync()
     sum_partial_gradients(model, mesh)
-    total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp).clamp(min=1.0)
+    sum_tied_gradients(model, mesh)
+    total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
+    total = all_reduce(total, mesh.pp).clamp(min=1.0)
     model.buffer.data.div_(total.to(model.buffer.data.dtype))
     return total

@@ -1,0 +1,228 @@
+"""Messages between two ranks of a pipeline: sent and forgotten, received in order, waited for with a deadline.
+
+The problem in a sentence: rank 1 sends an activation to rank 2 while rank 2 sends a gradient to rank 1, and if each
+waits until the other has taken its message, both wait for ever.
+
+So a sender never waits. `send` starts the transfer, keeps the tensor until it has left, and returns; `drain` at the end
+of a batch waits for what is still under way. A receiver posts its receives in the order in which the sender sends, and
+may post one before it needs it: then the next input travels while this one is being computed. What can still go wrong
+is an order of *work* that waits for itself, and that is found before anything runs (`parallel/schedule_check`).
+
+**No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
+tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,
+and a receive posted for one can be given the other: same shape, no error, wrong numbers. Two process groups, one for
+messages to higher ranks and one for those to lower ranks, leave one sender and one receiver on every edge, and one
+order: that in which the sender produces.
+
+    rank 0 --- pp_up ---> rank 1 --- pp_up ---> rank 2          and from 0 to 2, when the ring closes, as well
+    rank 0 <-- pp_down -- rank 1 <-- pp_down -- rank 2
+
+| what travels            | bytes                          | when                                        |
+|-------------------------|--------------------------------|---------------------------------------------|
+| an activation           | its elements                   | `send`                                      |
+| its header              | 8 * `HEADER` before it         | only where the receiver cannot know a shape |
+| the gradient            | like the activation, no header | the sender of y knows the shape of dy       |
+
+Megatron-LM: `megatron/core/pipeline_parallel/p2p_communication.py`, which fuses a send with a receive to the same end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+
+import torch
+import torch.distributed as dist
+
+from minimegatron import trace
+from minimegatron.comm import guard
+from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.errors import ConfigError
+
+HEADER = 8  # numbers of a header: dims, dtype, up to six sizes
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
+
+
+@dataclasses.dataclass
+class Sending:
+    """A message on its way, and its header if it has one; the tensors are kept until they have left."""
+
+    parts: list[tuple[torch.Tensor, dist.Work]]
+
+    def wait(self, deadline: datetime.timedelta) -> None:
+        for _, work in self.parts:
+            work.wait(deadline)
+
+
+class Receiving:
+    """A posted receive. `wait()` returns the tensor.
+
+    Args:
+        source: position of the sender on the axis.
+        what: for the record and the message of a deadline.
+        shape, dtype: of the tensor; None where a header says it.
+    """
+
+    def __init__(
+        self, mail: PointToPoint, source: int, what: str, shape: torch.Size | None, dtype: torch.dtype | None
+    ) -> None:
+        self._mail, self._source, self.what, self._posted = mail, source, what, time.monotonic()
+        self._header: torch.Tensor | None = None
+        if shape is None:
+            self._header = torch.empty(HEADER, dtype=torch.int64, device=mail.device)
+            self._post(self._header)
+        else:
+            self._payload = torch.empty(shape, dtype=dtype, device=mail.device)
+            self._post(self._payload)
+
+    @property
+    def opened(self) -> bool:
+        """Whether the tensor itself is posted; before that nothing else may be posted from the same sender."""
+        return self._header is None
+
+    def open(self) -> None:
+        """Wait for the header, if there is one, and post the tensor."""
+        if self._header is not None:
+            self._await()
+            dims, dtype, *sizes = self._header.tolist()
+            self._header = None
+            self._payload = torch.empty(sizes[:dims], dtype=_DTYPES[dtype], device=self._mail.device)
+            self._post(self._payload)
+
+    def wait(self) -> torch.Tensor:
+        """Block until the tensor is here (on a GPU: until the current stream may use it).
+
+        Raises:
+            RuntimeError: the sender has gone, or did not send within the deadline.
+        """
+        self.open()
+        self._await()
+        nbytes = self._payload.numel() * self._payload.element_size()
+        trace.emit("recv", "comm", self._posted, time.monotonic(), axis="pp", nbytes=nbytes, size=2, note=self.what)
+        return self._payload
+
+    def _post(self, x: torch.Tensor) -> None:
+        axis = self._mail.edge(self._source, self._mail.pp.rank)
+        work = dist.irecv(x, src=axis.ranks[self._source], group=axis.group)
+        assert work is not None, "both ends are members of the group"
+        self._work = work
+
+    def _await(self) -> None:
+        mail, sender = self._mail, self._mail.pp.ranks[self._source]
+        pair = Axis("pp", tuple(sorted((sender, mail.pp.ranks[mail.pp.rank]))), 0)
+        guard.note(f"receive {self.what} from rank {sender}", pair)
+        begun = time.monotonic()
+        try:
+            self._work.wait(mail.deadline)
+        except RuntimeError as error:
+            error.add_note(f"while rank {mail.pp.ranks[mail.pp.rank]} waited for {self.what} from rank {sender}")
+            raise
+        trace.emit("wait", "wait", begun, time.monotonic(), axis="pp", note=self.what)
+
+
+class PointToPoint:
+    """This rank's mail in its pipeline.
+
+    Args:
+        mesh: whose `pp_up` and `pp_down` groups carry the messages.
+
+    Attributes:
+        pp: the ranks of the pipeline; senders and receivers are positions on it.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.pp, self._up, self._down, self.device = mesh.pp, mesh.pp_up, mesh.pp_down, mesh.device
+        self.deadline = datetime.timedelta(seconds=mesh.parallel.distributed_timeout_seconds)
+        self._sending: dict[int, list[Sending]] = {}
+        self._connected: set[tuple[int, int]] = set()
+
+    def edge(self, source: int, destination: int) -> Axis:
+        """The group that carries messages from one position of the pipeline to another."""
+        return self._up if destination > source else self._down
+
+    def connect(self, edges: list[tuple[int, int]]) -> None:
+        """Open these connections; every rank of the pipeline passes the same edges, in the same order.
+
+        NCCL makes a connection at its first message, and *that* waits for the other end: in an order of its own it can
+        close a circle of ranks that wait. So it is done once, edge by edge. gloo connects when a group is made.
+        """
+        if self._up.group is None or dist.get_backend(self._up.group) != "nccl":
+            return
+        for source, destination in edges:
+            if (source, destination) not in self._connected and self.pp.rank in (source, destination):
+                axis, x = self.edge(source, destination), torch.zeros(1, device=self.device)
+                other = axis.ranks[destination if self.pp.rank == source else source]
+                call = dist.isend if self.pp.rank == source else dist.irecv
+                work = call(x, other, group=axis.group)
+                assert work is not None, "both ends are members of the group"
+                work.wait(self.deadline)
+            self._connected.add((source, destination))
+
+    def send(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
+        """Start sending `x` to position `to`, and go on.
+
+        Args:
+            x: must not be changed before `drain`.
+            to: position of the receiver.
+            what: for the record.
+            header: say shape and dtype first.
+
+        Raises:
+            ConfigError: a tensor that a header cannot describe.
+        """
+        axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()
+        parts = [_header(x).to(self.device), x] if header else [x]
+        self._sending.setdefault(to, []).append(Sending([(part, _isend(part, to, axis)) for part in parts]))
+        now = time.monotonic()
+        trace.emit("send", "comm", now, now, axis="pp", nbytes=x.numel() * x.element_size(), size=2, note=what)
+
+    def receive(
+        self, source: int, what: str, shape: torch.Size | None = None, dtype: torch.dtype | None = None
+    ) -> Receiving:
+        """Post a receive of the next message from position `source`; without a shape its header is awaited first."""
+        return Receiving(self, source, what, shape, dtype)
+
+    def taken(self, to: int, count: int) -> None:
+        """The first `count` messages to `to` that are kept have arrived, as the caller knows: let go of them.
+
+        gloo tells nobody that a send has ended, but a message from a rank proves that it has had all it needed for it.
+        """
+        for sending in self._sending.get(to, [])[:count]:
+            sending.wait(self.deadline)
+        self._sending[to] = self._sending.get(to, [])[count:]
+
+    def kept(self) -> int:
+        """Messages that are kept because they may still be on their way."""
+        return sum(map(len, self._sending.values()))
+
+    def drain(self) -> None:
+        """Wait until everything that was sent has left.
+
+        Raises:
+            RuntimeError: a receiver has gone, or did not take its messages within the deadline.
+        """
+        for to in sorted(self._sending):
+            guard.note(f"deliver to rank {self.pp.ranks[to]}", Axis("pp", (self.pp.ranks[to],), 0))
+            self.taken(to, len(self._sending[to]))
+
+
+def _isend(x: torch.Tensor, to: int, axis: Axis) -> dist.Work:
+    work = dist.isend(x, dst=axis.ranks[to], group=axis.group)
+    assert work is not None, "both ends are members of the group"
+    return work
+
+
+def _header(x: torch.Tensor) -> torch.Tensor:
+    """[dims, dtype, sizes..., 0...] in int64.
+
+    Raises:
+        ConfigError: more dims, or another dtype, than a header has room for.
+    """
+    if x.dim() > HEADER - 2 or x.dtype not in _DTYPES:
+        raise ConfigError(
+            f"a stage returned a tensor of {x.dim()} dims in {x.dtype}, which no header describes",
+            fix=f"at most {HEADER - 2} dims, of {', '.join(str(d).removeprefix('torch.') for d in _DTYPES)}",
+        )
+    numbers = [x.dim(), _DTYPES.index(x.dtype), *x.shape]
+    return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)

@@ -1,0 +1,148 @@
+"""A pipeline stage made of an autograd graph per microbatch.
+
+    forward    y = f(mb, x), x a leaf                keep x and the graph of y
+    backward   the graph of y, with dy -> x.grad     let go of both
+    weights    the products that the linear layers have put off (layers/deferred)
+
+Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and nobody here reads it again:
+Megatron-LM empties it for the same reason (`deallocate_output_tensor`); holding on to the graph's edge needs no trick.
+
+Gradients of the whole step. The data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
+that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
+tied matrix belongs to two chunks of a V-shaped placement, and is ready after the second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from minimegatron import trace
+from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, defer
+from minimegatron.layers.param import logical_parameters
+from minimegatron.parallel.actions import Action, Schedule
+from minimegatron.parallel.ddp import DistributedDataParallel
+
+Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
+
+
+class ModuleStage:
+    """The stage that computes `forward(microbatch, x)`.
+
+    Args:
+        forward: output of the stage, or on the last stage the scaled loss of the microbatch.
+        module: what it runs; its linear layers defer their weights' gradients where the schedule splits.
+        schedule, rank, chunk: which list this is a part of.
+        ddp: where deferred gradients go, and who reduces them; without it they go to `param.grad`.
+        last: (kind, microbatch) -> parameters whose last gradient of the step comes in this action of this chunk.
+
+    Attributes:
+        live_bytes: what autograd has saved for microbatches under way; counted while a trace is recorded.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        module: nn.Module,
+        schedule: Schedule,
+        rank: int = 0,
+        chunk: int = 0,
+        ddp: DistributedDataParallel | None = None,
+        last: dict[tuple[str, int], frozenset[str]] | None = None,
+    ) -> None:
+        self._forward, self._module, self._schedule, self._ddp, self._last = forward, module, schedule, ddp, last or {}
+        self._stage = schedule.stage_of(rank, chunk)
+        row = schedule.actions[rank]
+        splits = any(a.kind == "W" and a.chunk == chunk for a in row)
+        self._queue = DeferredGradients() if splits else None
+        self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge]] = {}
+        self._products: dict[int, list[Product]] = {}
+        self._bytes: dict[int, int] = {}
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self._bytes.values())
+
+    def forward(self, microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
+        """See `pipeline.Stage`."""
+        if self._schedule.forward_only:
+            return self._forward(microbatch, x)
+        if x is not None:
+            x = x.detach().requires_grad_()
+        defer(self._module, self._queue)
+        with self._counting(microbatch):
+            y = self._forward(microbatch, x)
+        self._graphs[microbatch] = x, torch.autograd.graph.get_gradient_edge(y)
+        return y.detach()
+
+    def backward(self, microbatch: int, dy: torch.Tensor | None) -> torch.Tensor | None:
+        """See `pipeline.Stage`."""
+        x, y = self._graphs.pop(microbatch)
+        defer(self._module, self._queue)  # layers that are computed again defer as well
+        split = self._schedule.is_split(microbatch, self._stage)
+        with self._completing("B", microbatch):
+            torch.autograd.backward(y, dy)
+            if self._queue is not None:
+                self._products[microbatch] = self._queue.take()
+                if not split:
+                    self._compute(microbatch)
+        if not split:
+            self._bytes.pop(microbatch, None)
+        return None if x is None else x.grad
+
+    def weights(self, microbatch: int) -> None:
+        """See `pipeline.Stage`."""
+        with self._completing("W", microbatch):
+            self._compute(microbatch)
+        self._bytes.pop(microbatch, None)
+
+    def _compute(self, microbatch: int) -> None:
+        compute(self._products.pop(microbatch), self._ddp.accumulate if self._ddp is not None else add_to_grad)
+
+    def _completing(self, kind: str, microbatch: int) -> contextlib.AbstractContextManager[None]:
+        """Around an action: the gradients that are complete with it may travel."""
+        if self._ddp is None:
+            return contextlib.nullcontext()
+        names = self._last.get((kind, microbatch), frozenset())
+        if kind == "W" and names:  # those that are not deferred have been complete since the last B
+            deferred = {self._ddp.name_of(p.weight) for p in self._products[microbatch]}
+            self._ddp.ready(names - deferred)
+        return self._ddp.sync_only(names)
+
+    @contextlib.contextmanager
+    def _counting(self, microbatch: int):  # type: ignore[no-untyped-def]
+        """Count the bytes that autograd saves, without the parameters, each storage once."""
+        if not trace.recording():
+            yield
+            return
+        weights = {p.untyped_storage().data_ptr() for p in self._module.parameters()}
+        seen: dict[int, int] = {}
+
+        def count(x: torch.Tensor) -> torch.Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in weights:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            yield
+        self._bytes[microbatch] = sum(seen.values())
+
+
+def last_gradients(
+    schedule: Schedule, rank: int, chunks: Sequence[nn.Module]
+) -> list[dict[tuple[str, int], frozenset[str]]]:
+    """For each chunk of a rank: (kind, microbatch) of an action -> parameters whose last gradient it produces."""
+    names = [{name for name, _ in logical_parameters(chunk)} for chunk in chunks]
+    left = set[str]().union(*names)
+    found: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
+    row: tuple[Action, ...] = schedule.actions[rank]
+    for action in reversed(row):
+        ended = left & names[action.chunk]
+        if action.kind != "F" and ended:
+            found[action.chunk][action.kind, action.microbatch] = frozenset(ended)
+            left -= ended
+    return found
