@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from minimegatron.comm import procs
 from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
 from tests import twin
+
+
+# No test measures time: an example may take as long as the machine is busy.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

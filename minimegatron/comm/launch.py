@@ -187,11 +187,11 @@ def launch(
             _supervise(process, run, folder, start_seconds)
         except KeyboardInterrupt:
             process.terminate()
-            process.wait(GRACE_SECONDS)
+            _wait_or_kill(process)
             raise
         finally:
             procs.end_marked(token)
-            process.wait(GRACE_SECONDS)
+            _wait_or_kill(process)
     run.seconds = time.monotonic() - begun
     run.agent_ended = procs.how_it_ended(process.returncode)
     run.returncode = 7 if run.hung else process.returncode if process.returncode >= 0 else 5
@@ -246,9 +246,18 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
         elif now - checked_in > run.timeout:
             run.hung = True
             _dump_and_end(process.pid)
-            process.wait(GRACE_SECONDS)
+            _wait_or_kill(process)
             return
         time.sleep(POLL_SECONDS)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    """Give the agent time to take note of what happened; on a machine that is too busy for that, end it."""
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(GRACE_SECONDS)
 
 
 def _dump_and_end(agent_pid: int) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
 from minimegatron.errors import ConfigError, DeadlineError, RankError
+from tests.faults import helpers
 
 
 def add_up(rank: int, world: int, x: torch.Tensor, times: int = 1) -> list[float]:
@@ -176,7 +177,7 @@ def test_ctrl_c_ends_the_job_and_the_pool_goes_on(ranks: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, timer)
     assert works(pool)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+    helpers.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in before), 10, "the ranks to end")
 
 
 def test_a_pool_ends_its_ranks_and_is_then_closed() -> None:
