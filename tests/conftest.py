@@ -16,7 +16,6 @@ from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
 from tests import twin
 
-
 # No test measures time: an example may take as long as the machine is busy.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -30,7 +30,6 @@ import torch
 from minimegatron import trace
 from minimegatron.comm import procs
 
-
 THREADS = 24  # of the kernel's, more than at the start: a few groups may linger until the next collection
 
 
