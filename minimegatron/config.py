@@ -117,6 +117,11 @@ class TransformerConfig(Config):
             )
         if self.sliding_window is not None:
             require(self.sliding_window >= 1, f"sliding_window is {self.sliding_window}", "must be at least 1")
+        require(
+            self.attention_backend != "local" or self.attention_dropout == 0.0,
+            f"attention_backend local with attention_dropout={self.attention_dropout}: it drops no weights",
+            "attention_dropout=0, or attention_backend sdpa",
+        )
         unknown = set(self.recompute_modules) - {"core_attn", "mlp", "layernorm"}
         require(not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, layernorm")
 
@@ -221,7 +226,7 @@ class ParallelConfig(Config):
             return
         require(
             sizes is not None and len(sizes) == 2 and min(sizes) >= 1 and math.prod(sizes) == cp,
-            f"cp_comm_type a2a+p2p needs two hierarchical_context_parallel_sizes whose product is cp ({cp}), not {sizes}",
+            f"cp_comm_type a2a+p2p: hierarchical_context_parallel_sizes={sizes} are not two factors of cp ({cp})",
             "first the ranks of an all-to-all, then those of a ring, for example "
             f"--hierarchical-context-parallel-sizes {2 if cp % 2 == 0 else cp} {cp // 2 if cp % 2 == 0 else 1}",
         )
@@ -251,8 +256,10 @@ class ParallelConfig(Config):
             require(not isinstance(value, int) or value >= smallest, f"{name} is {value}", f"at least {smallest}")
         ways = {
             "pipeline_model_parallel_layout": self.pipeline_model_parallel_layout is not None,
-            "num_layers_in_first_pipeline_stage or ..._last_...": self.num_layers_in_first_pipeline_stage is not None
-            or self.num_layers_in_last_pipeline_stage is not None,
+            "num_layers_in_first_pipeline_stage or ..._last_...": any(
+                n is not None
+                for n in (self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage)
+            ),
             "account_for_..._in_pipeline_split": self._accounts_for("embedding") or self._accounts_for("loss"),
             "num_layers_per_virtual_pipeline_stage": self.num_layers_per_virtual_pipeline_stage is not None,
         }
@@ -446,11 +453,7 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     Raises:
         ConfigError: with the two values, the rule and the values that would work.
     """
-    tp, pp, cp = (
-        parallel.tensor_model_parallel_size,
-        parallel.pipeline_model_parallel_size,
-        parallel.context_parallel_size,
-    )
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
     divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
     groups = model.num_query_groups

@@ -21,8 +21,10 @@ reduction.
 | packed qkv      | [s, b, g/t * (a/g + 2) * d]  |
 | q; k, v; o      | [s, b, a/t, d]; [s, b, max(1, g/t), d]; [s, b, a/t, d] |
 
-Which query sees which key: its own past (causal), at most `sliding_window` tokens including itself, and only its own
-document when `document_ids` are given.
+With context parallelism s is s/cp everywhere here; only the core attention needs the other ranks' tokens
+(`layers/context.py`). Which query sees which key is an `AttentionMask` (`layers/mask.py`): its own past (causal), at
+most `sliding_window` tokens including itself, and only its own document when there are `document_ids`. Who computes it
+is `--attention-backend` (`layers/core_attention.py`).
 
 Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
 `dot_product_attention.py`.
@@ -31,17 +33,16 @@ Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megat
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
-from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.recompute import recompute
@@ -50,86 +51,15 @@ from minimegatron.layers.rope import apply_rotary
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What every layer's attention needs to know about the batch; computed once per forward pass.
+    """What every layer's attention needs to know about the batch; made once per forward pass.
 
     Attributes:
-        rotary: cos and sin, [s, b, 1, d/2] each, or None without RoPE.
-        mask: [b or 1, 1, s, s] bool, True where a query (row) may see a key (column); None means plain causal.
+        rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
+        mask: who sees whom, in places of the whole sequence.
     """
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
-    mask: torch.Tensor | None = None
-
-
-def attention_mask(
-    s: int, window: int | None = None, document_ids: torch.Tensor | None = None, device: torch.device | None = None
-) -> torch.Tensor | None:
-    """The mask of `AttentionContext`.
-
-    Args:
-        s: tokens of the sequence.
-        window: a query sees itself and `window - 1` tokens before.
-        document_ids: [b, s]; a query sees only keys with its own id.
-        device: of the mask.
-
-    Returns:
-        None where plain causal attention says the same, so that the fast path can be taken.
-    """
-    if document_ids is None and (window is None or window >= s):
-        return None
-    i = torch.arange(s, device=device)
-    distance = i[:, None] - i[None, :]
-    mask = (distance >= 0) & (distance < (window or s))
-    mask = mask[None, None]
-    if document_ids is not None:
-        mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
-    return mask
-
-
-class CoreAttention(nn.Module):
-    """softmax(q k^T / sqrt(d) + mask) v, by the backend named in the config.
-
-    Args:
-        config: backend, head width, attention dropout.
-        mesh: unused by the local backends; context parallelism and others want it.
-        rng: streams for the dropout of attention weights.
-    """
-
-    def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
-        super().__init__()
-        self.config, self.scale = config, 1.0 / math.sqrt(config.kv_channels)
-        self.dropout = Dropout(config.attention_dropout, rng)
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a' * d]."""
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        run = self._reference if self.config.attention_backend == "reference" else self._sdpa
-        out = run(q, k, v, mask)
-        return out.permute(2, 0, 1, 3).flatten(2)
-
-    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        p = self.dropout.p if self.training else 0.0
-        with self.dropout.stream(different_over_tp=True):
-            return F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                dropout_p=p,
-                is_causal=mask is None,
-                scale=self.scale,
-                enable_gqa=k.shape[1] != q.shape[1],
-            )
-
-    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """The slow twin of SDPA: what the formula says, softmax in fp32."""
-        repeat = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        if mask is None:
-            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(q.dtype)
-        return self.dropout(weights, different_over_tp=True) @ v
+    mask: AttentionMask = AttentionMask()
 
 
 class SelfAttention(nn.Module):

@@ -7,7 +7,8 @@ One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`mod
 context parallelism cannot each average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
-output layer is. A tied output layer uses the embedding's matrix itself.
+output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
+(`models/chunks.py`).
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
 all-reduces of `[s, b]` for the loss. The backward pass mirrors it.
@@ -17,6 +18,7 @@ Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -25,14 +27,17 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
+from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config import TransformerConfig, check_model_fits
 from minimegatron.errors import DataError
-from minimegatron.layers.attention import AttentionContext, attention_mask
+from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
-from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, column_linear
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
-from minimegatron.layers.param import Init, initialize
+from minimegatron.layers.mask import AttentionMask
+from minimegatron.layers.param import Init, initialize, layout_of
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
@@ -50,9 +55,14 @@ class GPTModel(nn.Module):
         layer_numbers: global numbers of the layers that are here; default all.
         rng: dropout streams; needed when the model has dropout.
 
+    Attributes:
+        deferred: as in `ColumnParallelLinear`, for a tied output layer.
+
     Raises:
         ConfigError: the model does not fit the layout.
     """
+
+    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -75,7 +85,8 @@ class GPTModel(nn.Module):
         self.rotary = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
         self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
         self.output_layer = None
-        if post_process and config.untie_embeddings_and_output_weights:
+        self._input: torch.Tensor | None = None
+        if post_process and (config.untie_embeddings_and_output_weights or not pre_process):
             self.output_layer = ColumnParallelLinear(
                 config.hidden_size,
                 config.padded_vocab_size(mesh.tp.size),
@@ -86,6 +97,23 @@ class GPTModel(nn.Module):
                 rows=config.vocab_size,
                 dtype=config.dtype,
             )
+        if not config.untie_embeddings_and_output_weights and pre_process != post_process:
+            self._declare_copy()
+
+    def _declare_copy(self) -> None:
+        """The tied matrix is on another stage as well: the last one's is the copy, drawn from the original's name."""
+        if self.embedding is not None:
+            weight = self.embedding.word_embeddings.weight
+            weight.param_layout = dataclasses.replace(layout_of(weight), copies="embd")  # type: ignore[attr-defined]
+        if self.output_layer is not None:
+            weight = self.output_layer.weight
+            original = "embedding.word_embeddings.weight"
+            layout = dataclasses.replace(layout_of(weight), copies="embd", shared=True, tied_to=original)
+            weight.param_layout = layout  # type: ignore[attr-defined]
+
+    def set_input_tensor(self, hidden: torch.Tensor | None) -> None:
+        """The output [s, b, h] of the stage before, for the next `forward` (Megatron's name)."""
+        self._input = hidden
 
     def forward(
         self,
@@ -96,14 +124,14 @@ class GPTModel(nn.Module):
         document_ids: torch.Tensor | None = None,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run this stage.
+        """Run this stage. With context parallelism s below is s / cp, this rank's tokens (`comm/sequence.cut_batch`).
 
         Args:
             tokens: [b, s] ids; on later stages only their shape matters.
-            position_ids: [b, s]; default 0 .. s-1.
+            position_ids: [b, s]; default the tokens' places in the sequence.
             labels: [b, s] ids of the next tokens.
-            document_ids: [b, s]; tokens attend only inside their document.
-            hidden: [s, b, h] from the stage before (without `pre_process`).
+            document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
+            hidden: [s, b, h] from the stage before (without `pre_process`); default what `set_input_tensor` was given.
 
         Returns:
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
@@ -112,14 +140,16 @@ class GPTModel(nn.Module):
         Raises:
             DataError: an id outside the vocabulary.
         """
-        b, s = tokens.shape
+        b, n = tokens.shape
         if position_ids is None:
-            position_ids = torch.arange(s, device=tokens.device).expand(b, s)
+            position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
         if self.embedding is not None:
             hidden = self.embedding(tokens, position_ids)
+        elif hidden is None:
+            hidden, self._input = self._input, None
         assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
         rotary = self.rotary(position_ids) if self.rotary is not None else None
-        mask = attention_mask(s, self.config.sliding_window, document_ids, tokens.device)
+        mask = AttentionMask(window=self.config.sliding_window, document_ids=document_ids)
         hidden = self.decoder(hidden, AttentionContext(rotary, mask))
         if not self.post_process:
             return hidden
@@ -133,16 +163,15 @@ class GPTModel(nn.Module):
         if self.output_layer is not None:
             return self.output_layer(hidden)
         assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
-        from minimegatron.layers.linear import column_linear
-
-        return column_linear(
-            hidden, self.embedding.word_embeddings.weight, None, self.mesh.tp, self.mesh.sequence_parallel
-        )
+        weight = self.embedding.word_embeddings.weight
+        return column_linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.deferred)
 
     def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of every word on every tp rank, [b, s, V]; for evaluation and tests."""
-        logits = c.gather_from_region(self(tokens, position_ids), self.mesh.tp)
-        return logits[..., : self.config.vocab_size].transpose(0, 1)
+        """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp."""
+        if position_ids is not None:
+            position_ids = local_tokens(position_ids, self.mesh, position_ids.dim() - 1)
+        logits = c.gather_from_region(self(local_tokens(tokens, self.mesh, 1), position_ids), self.mesh.tp)
+        return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)
 
 
 def check_ids(tokens: torch.Tensor, vocab_size: int, where: str = "") -> None:

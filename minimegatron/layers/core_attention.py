@@ -1,0 +1,203 @@
+"""softmax(q k^T / sqrt(d) + mask) v, by one of five programs behind one switch.
+
+The problem in a sentence: the same formula has an implementation for every machine, and a model should not change when
+another one is chosen.
+
+| backend     | what computes                                                    | where                      |
+|-------------|------------------------------------------------------------------|----------------------------|
+| `reference` | the formula: the whole matrix of weights, softmax in fp32        | anywhere; s x s memory     |
+| `local`     | `layers/flash.py`, blockwise, in plain torch                     | anywhere; no dropout       |
+| `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
+| `flash`     | the flash-attn package                                           | GPU, 16 bits               |
+| `te`        | Transformer Engine's `DotProductAttention`                       | GPU, 16 bits; no documents |
+| `auto`      | `flash` where it is installed and applies, else `sdpa`           |                            |
+
+Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
+enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
+over; what it needs of a backend is attention over *some* of the keys.
+
+Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig
+from minimegatron.data.masking import cu_seqlens
+from minimegatron.errors import ConfigError
+from minimegatron.layers.context import context_attention
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.flash import flash_attention
+from minimegatron.layers.mask import AttentionMask
+
+PACKAGES = {"flash": ("flash_attn", "flash-attn"), "te": ("transformer_engine", "transformer-engine[pytorch]")}
+
+
+def installed(backend: str) -> bool:
+    """Whether the package that a backend needs is there."""
+    return backend not in PACKAGES or importlib.util.find_spec(PACKAGES[backend][0]) is not None
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend whose package is missing.
+
+    Raises:
+        ConfigError: saying what to install.
+    """
+    if not installed(backend):
+        package = PACKAGES[backend][1]
+        raise ConfigError(
+            f"attention_backend {backend!r} needs the package {package}, which is not installed",
+            fix=f"pip install '{package}' on a machine with a GPU, or choose attention_backend auto",
+        )
+
+
+def choose_backend(config: TransformerConfig, mesh: Mesh) -> str:
+    """The backend that computes: `config.attention_backend` with `auto` resolved.
+
+    Raises:
+        ConfigError: its package is not installed, or it does not run on this device or in this dtype.
+    """
+    name, half = config.attention_backend, config.dtype in (torch.bfloat16, torch.float16)
+    on_gpu = mesh.device.type == "cuda"
+    if name == "auto":
+        return "flash" if on_gpu and half and mesh.cp_outer.size == 1 and installed("flash") else "sdpa"
+    check_backend(name)
+    if name in PACKAGES and not (on_gpu and half):
+        raise ConfigError(
+            f"attention_backend {name!r} runs on a GPU in bf16 or fp16; this model is {config.params_dtype} on "
+            f"{mesh.device.type}",
+            fix="params_dtype=bf16 on a GPU, or attention_backend auto",
+        )
+    return name
+
+
+class CoreAttention(nn.Module):
+    """Attention of queries to keys and values, on this rank's heads.
+
+    Args:
+        config: backend, head width, attention dropout.
+        mesh: whose cp axes share the sequence.
+        rng: streams for the dropout of attention weights.
+
+    Raises:
+        ConfigError: see `choose_backend`.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
+        super().__init__()
+        self.config, self.mesh, self.scale = config, mesh, 1.0 / math.sqrt(config.kv_channels)
+        self.backend = choose_backend(config, mesh)
+        self.dropout = Dropout(config.attention_dropout, rng)
+        self._te: Any = None
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask | None = None
+    ) -> torch.Tensor:
+        """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
+        mask = mask or AttentionMask()
+        if self.mesh.cp.size > 1:
+            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.whole)
+        else:
+            out = self.whole(q, k, v, mask)
+        return out.flatten(2)
+
+    def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
+        if self.backend == "flash":
+            return self._flash_attn(q, k, v, mask)
+        if self.backend == "te":
+            return self._transformer_engine(q, k, v, mask)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+        if self.backend == "local":
+            out = flash_attention(q, k, v, mask, self.scale)
+        else:
+            out = (self._reference if self.backend == "reference" else self._sdpa)(q, k, v, mask)
+        return out.permute(2, 0, 1, 3)
+
+    @property
+    def _dropout_p(self) -> float:
+        return self.dropout.p if self.training else 0.0
+
+    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        table = mask.dense(q.shape[2], q.device)
+        with self.dropout.stream(different_over_tp=True):
+            return F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=table,
+                dropout_p=self._dropout_p,
+                is_causal=table is None and mask.causal,
+                scale=self.scale,
+                enable_gqa=k.shape[1] != q.shape[1],
+            )
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """The slow twin of all others: what the formula says, softmax in fp32."""
+        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
+        return self.dropout(weights, different_over_tp=True) @ v
+
+    def _flash_attn(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+        s, b = q.shape[:2]
+        q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))  # [b, s, heads, d]
+        options = {
+            "dropout_p": self._dropout_p,
+            "softmax_scale": self.scale,
+            "causal": mask.causal,
+            "window_size": _reach(mask),
+        }
+        with self.dropout.stream(different_over_tp=True):
+            if mask.document_ids is None:
+                out = flash_attn_func(q, k, v, **options)
+            else:
+                borders, longest = cu_seqlens(mask.document_ids)
+                borders = borders.to(q.device)
+                rows = (t.flatten(0, 1) for t in (q, k, v))
+                out = flash_attn_varlen_func(*rows, borders, borders, longest, longest, **options).unflatten(0, (b, s))
+        return out.transpose(0, 1)
+
+    def _transformer_engine(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask
+    ) -> torch.Tensor:
+        if mask.document_ids is not None:
+            raise ConfigError(
+                "attention_backend te with reset_attention_mask: its masks know no document ids",
+                fix="attention_backend auto",
+            )
+        if self._te is None:
+            from transformer_engine.pytorch import DotProductAttention
+
+            self._te = DotProductAttention(
+                num_attention_heads=q.shape[2],
+                kv_channels=q.shape[3],
+                num_gqa_groups=k.shape[2],
+                attention_dropout=self.dropout.p,
+                qkv_format="sbhd",
+                attn_mask_type="causal" if mask.causal else "no_mask",
+                window_size=_reach(mask),
+                softmax_scale=self.scale,
+            )
+        self._te.train(self.training)
+        with self.dropout.stream(different_over_tp=True):
+            return self._te(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
+
+
+def _reach(mask: AttentionMask) -> tuple[int, int]:
+    """How many keys before and after itself a query sees, -1 for all: the packages' `window_size`."""
+    back = -1 if mask.window is None else mask.window - 1
+    return back, 0 if mask.causal else back

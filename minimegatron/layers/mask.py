@@ -1,0 +1,179 @@
+"""Who sees whom, as a rule: no table of s x s entries, and work only where something is visible.
+
+The problem in a sentence: at 128 k tokens a table of who sees whom has 17 G entries, nearly all of which follow from
+three numbers.
+
+    query i sees key j   if   0 <= i - j  (causal),   |i - j| < window,   document(i) = document(j)
+
+For two consecutive pieces of the sequence, queries [a, b) and keys [c, d), the smallest and the largest distance
+i - j decide at once whether a table is needed at all:
+
+| relation   | which pairs are visible              | how it is computed                    |
+|------------|--------------------------------------|---------------------------------------|
+| `NONE`     | none                                 | not at all                            |
+| `FULL`     | all                                  | attention without a mask              |
+| `DIAGONAL` | key not after query, same piece      | causal attention                      |
+| `PARTIAL`  | a window's edge, a document's border | blockwise, a small table for each block |
+
+`tiles` cuts the queries and the keys of a step, each one or two pieces of the sequence, into as few rectangles as
+possible. For zigzag pieces A (early) and B (late) that reproduces the three cases of ring attention: the own block is
+one causal square, an earlier rank's block counts with its A alone, a later rank's block is seen by B alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from minimegatron.comm.sequence import Spans
+
+Span = tuple[int, int]
+NONE, FULL, DIAGONAL, PARTIAL = "none", "full", "diagonal", "partial"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A rectangle of queries x keys.
+
+    Attributes:
+        rows, cols: which of the local queries and keys, as [start, stop).
+        relation: `FULL`, `DIAGONAL` or `PARTIAL`.
+        q_start, k_start: for `PARTIAL`, where the first row and column stand in the sequence.
+    """
+
+    rows: Span
+    cols: Span
+    relation: str
+    q_start: int = 0
+    k_start: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AttentionMask:
+    """The rule.
+
+    Args:
+        causal: a query sees no key after it.
+        window: keys at a distance of this or more are not seen; 1 leaves the token itself.
+        document_ids: [b, s] of the *whole* sequence; only keys with the query's own id are seen.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    document_ids: torch.Tensor | None = None
+    _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by all layers of a pass
+
+    def relation(self, q: Span, k: Span) -> str:
+        """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
+        nearest, farthest = q[0] - (k[1] - 1), q[1] - 1 - k[0]  # of the signed distance i - j
+        reach = float("inf") if self.window is None else self.window - 1
+        least = 0 if self.causal else -reach
+        if farthest < least or nearest > reach:
+            return NONE
+        documents = self._documents(q, k)
+        if documents != FULL:
+            return documents
+        if nearest >= least and farthest <= reach:
+            return FULL
+        return DIAGONAL if self.causal and q == k and farthest <= reach else PARTIAL
+
+    def table(self, q: Span, k: Span, device: torch.device | None = None) -> torch.Tensor:
+        """[b or 1, 1, b - a, d - c] bool, True where the query (row) sees the key (column)."""
+        distance = torch.arange(*q, device=device)[:, None] - torch.arange(*k, device=device)[None, :]
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        if self.window is not None:
+            seen = seen & (distance.abs() < self.window)
+        seen = seen[None, None]
+        if self.document_ids is not None:
+            of_q, of_k = self.document_ids[:, q[0] : q[1]], self.document_ids[:, k[0] : k[1]]
+            seen = seen & (of_q[:, None, :, None] == of_k[:, None, None, :])
+        return seen
+
+    def dense(self, s: int, device: torch.device | None = None) -> torch.Tensor | None:
+        """The whole table, or None where plain causal attention says the same."""
+        if self.causal and self.document_ids is None and (self.window is None or self.window >= s):
+            return None
+        if ("dense", s) not in self._cache:
+            self._cache["dense", s] = self.table((0, s), (0, s), device)
+        return self._cache["dense", s]
+
+    def tiles(self, q_spans: Spans, k_spans: Spans) -> list[Tile]:
+        """The rectangles in which queries at `q_spans` see keys at `k_spans`; local rows and columns follow the spans.
+
+        The rectangles are disjoint, and every visible pair is in one of them.
+        """
+        plain = self.causal and self.document_ids is None
+        length = sum(b - a for a, b in q_spans)
+        if plain and q_spans == k_spans and (self.window is None or q_spans[-1][1] - q_spans[0][0] <= self.window):
+            return [Tile((0, length), (0, length), DIAGONAL)]  # local order is the order of the sequence
+        found: list[Tile] = []
+        at_k = 0
+        for k in k_spans:
+            for piece in _cut_at(k, q_spans) if self.causal else [k]:
+                columns = at_k + piece[0] - k[0], at_k + piece[1] - k[0]
+                at_q = 0
+                for q in q_spans:
+                    relation = self.relation(q, piece)
+                    if relation != NONE:
+                        found.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
+                    at_q += q[1] - q[0]
+            at_k += k[1] - k[0]
+        return _merge(_merge(found, "rows", "cols"), "cols", "rows")
+
+    def pairs(self, tiles: list[Tile]) -> int:
+        """How many pairs of a query and a key are computed and visible, of one sample."""
+        total = 0
+        for tile in tiles:
+            n, m = tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0]
+            if tile.relation == PARTIAL:
+                total += int(
+                    self.table((tile.q_start, tile.q_start + n), (tile.k_start, tile.k_start + m))[0].sum().item()
+                )
+            else:
+                total += n * m if tile.relation == FULL else n * (n + 1) // 2
+        return total
+
+    def _documents(self, q: Span, k: Span) -> str:
+        """What document ids alone say of a rectangle: `NONE`, `FULL` or `PARTIAL`."""
+        if self.document_ids is None:
+            return FULL
+        of_q, of_k = self._range(q), self._range(k)
+        if all(a_hi < b_lo or b_hi < a_lo for (a_lo, a_hi), (b_lo, b_hi) in zip(of_q, of_k, strict=True)):
+            return NONE
+        one = all(a == b and a[0] == a[1] for a, b in zip(of_q, of_k, strict=True))
+        return FULL if one else PARTIAL
+
+    def _range(self, span: Span) -> list[Span]:
+        """Smallest and largest id of each sample in a piece of the sequence."""
+        assert self.document_ids is not None, "asked only where there are ids"
+        if "ids" not in self._cache:
+            self._cache["ids"] = self.document_ids.cpu()  # one copy from the device, not one for each piece
+        if span not in self._cache:
+            ids = self._cache["ids"][:, span[0] : span[1]]
+            self._cache[span] = list(zip(ids.amin(1).tolist(), ids.amax(1).tolist(), strict=True))
+        return self._cache[span]
+
+
+def _cut_at(k: Span, q_spans: Spans) -> list[Span]:
+    """`k` cut where a span of the queries begins or ends, so that causal masks are needed on squares alone."""
+    inside = sorted({edge for q in q_spans for edge in q if k[0] < edge < k[1]})
+    return list(zip([k[0], *inside], [*inside, k[1]], strict=True))
+
+
+def _merge(tiles: list[Tile], along: str, across: str) -> list[Tile]:
+    """Join `FULL` rectangles that are neighbours along one dim and equal across it."""
+    out: list[Tile] = []
+    for tile in sorted(tiles, key=lambda t: (getattr(t, across), getattr(t, along))):
+        last = out[-1] if out else None
+        if (
+            last is not None
+            and last.relation == tile.relation == FULL
+            and getattr(last, across) == getattr(tile, across)
+            and getattr(last, along)[1] == getattr(tile, along)[0]
+        ):
+            out[-1] = dataclasses.replace(last, **{along: (getattr(last, along)[0], getattr(tile, along)[1])})
+        else:
+            out.append(tile)
+    return out
