@@ -5,6 +5,7 @@
 | `mesh`       | the grid of ranks, the groups along any axis, which rank holds which shard   |
 | `collective` | each collective before and after                                            |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
+| `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
 | `volume`     | bytes predicted beside bytes measured                                       |
 
 All of them are static, use the one style file beside this module, and can be read in greyscale: colours differ in

@@ -89,35 +89,43 @@ def hidden_share(events: Sequence[Event]) -> float:
     return both / total if total > 0 else 0.0
 
 
-def chrome_trace(events: Sequence[Event], path: str | Path) -> Path:
-    """Write the events in Chrome's trace format (JSON) for Perfetto: a process a rank, a thread a kind, times in µs."""
-    origin = min((e.start for e in events), default=0.0)
+def chrome_trace(events: Sequence[Event], path: str | Path, predicted: Sequence[Event] = ()) -> Path:
+    """Write the events in Chrome's trace format (JSON) for Perfetto: a process a rank, a thread a kind, times in µs.
+
+    Args:
+        predicted: what was expected: more processes, `rank 0, predicted` and so on, their clock starting with the
+            measured one.
+    """
     records: list[dict[str, object]] = []
-    for rank in sorted({e.rank for e in events}):
-        records.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-        kinds = [k for k in KINDS if any(e.rank == rank and e.kind == k for e in events)]
-        records += [
-            {"name": "thread_name", "ph": "M", "pid": rank, "tid": KINDS.index(k), "args": {"name": k}} for k in kinds
-        ]
-    for e in events:
-        args = {"axis": e.axis, "nbytes": e.nbytes, "size": e.size, "note": e.note}
-        where = {
-            "name": e.name,
-            "cat": e.kind,
-            "pid": e.rank,
-            "tid": _kind(e),
-            "ts": (e.start - origin) * 1e6,
-            "args": args,
-        }
-        records.append(
-            {**where, "ph": "X", "dur": e.seconds * 1e6} if e.end > e.start else {**where, "ph": "i", "s": "t"}
-        )
+    first_process = 1 + max((e.rank for e in events), default=-1)
+    for panel, offset, suffix in ((events, 0, ""), (predicted, first_process, ", predicted")):
+        origin = min((e.start for e in panel), default=0.0)
+        for rank in sorted({e.rank for e in panel}):
+            records += _processes([e for e in panel if e.rank == rank], rank + offset, f"rank {rank}{suffix}")
+        records += [_record(e, origin, e.rank + offset) for e in panel]
     path = Path(path)
     path.write_text(json.dumps({"traceEvents": records, "displayTimeUnit": "ms"}))
     return path
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _processes(events: Sequence[Event], process: int, name: str) -> list[dict[str, object]]:
+    """The names of one rank's process and of its threads, one per kind of event that occurs."""
+    kinds = [k for k in KINDS if any(e.kind == k for e in events)]
+    threads = [
+        {"name": "thread_name", "ph": "M", "pid": process, "tid": KINDS.index(k), "args": {"name": k}} for k in kinds
+    ]
+    return [{"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}, *threads]
+
+
+def _record(e: Event, origin: float, process: int) -> dict[str, object]:
+    """A bar, or an instant where the event has no length."""
+    args = {"axis": e.axis, "nbytes": e.nbytes, "size": e.size, "note": e.note}
+    where = {"name": e.name, "cat": e.kind, "pid": process, "tid": _kind(e), "ts": (e.start - origin) * 1e6}
+    shape = {"ph": "X", "dur": e.seconds * 1e6} if e.end > e.start else {"ph": "i", "s": "t"}
+    return {**where, **shape, "args": args}
 
 
 def _kind(event: Event) -> int:

@@ -81,3 +81,14 @@ def test_mistakes_are_named():
         gantt([])
     with pytest.raises(ConfigError, match="by='rank'"):
         gantt([compute(0, 1)], by="rank")
+
+
+def test_predicted_and_measured_go_into_one_chrome_trace(tmp_path):
+    measured = [compute(100.0, 100.5, rank) for rank in (0, 1)]
+    predicted = [compute(0.0, 0.4, rank) for rank in (0, 1)]
+    records = json.loads(chrome_trace(measured, tmp_path / "t.json", predicted).read_text())["traceEvents"]
+    names = {r["pid"]: r["args"]["name"] for r in records if r["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1", 2: "rank 0, predicted", 3: "rank 1, predicted"}
+    bars = {r["pid"]: (r["ts"], r["dur"]) for r in records if r["ph"] == "X"}
+    assert bars[0] == bars[1] == pytest.approx((0, 5e5))
+    assert bars[2] == bars[3] == pytest.approx((0, 4e5)), "both clocks start at zero"
