@@ -119,8 +119,8 @@ def _curve(row: list[Event], live: Sequence[int], y: int, scale: float, highest:
     unit, floor = (CURVE - 2) / highest, y + CURVE
     points = [f"M{_px(LEFT + row[0].start * scale)} {floor}"] if row else ["M0 0"]
     for event, count in zip(row, live, strict=True):
-        level = _px(floor - count * unit)
-        points.append(f"L{_px(LEFT + event.start * scale)} {level}H{_px(LEFT + event.end * scale)}")
+        idle, level = (_px(floor - n * unit) for n in (count - (event.name == "F"), count))
+        points.append(f"V{idle}H{_px(LEFT + event.start * scale)}V{level}H{_px(LEFT + event.end * scale)}")
     points.append(f"V{floor}Z")
     words = f'<text x="{WIDTH - RIGHT + 6}" y="{y + CURVE - 2}" fill="{INK}">live {max(live, default=0)}</text>'
     return f'<path d="{"".join(points)}" fill="{FAINT}" fill-opacity="0.5"/>' + words

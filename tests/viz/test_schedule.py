@@ -63,11 +63,13 @@ def test_live_activations_are_a_curve_under_the_bars() -> None:
     assert "live 2" in texts and "live 1" in texts and "rank 1" in texts and "9" in texts
     curves = [p.get("d") for p in ElementTree.fromstring(svg).iter(f"{SVG}path") if p.get("d").endswith("Z")]
     assert len(curves) == 2
-    tops = [{float(step.split("H")[0].split()[1]) for step in curve.split("L")[1:]} for curve in curves]
+    tops = [{float(step.split("H")[0]) for step in curve.split("V")[2:-1:2]} for curve in curves]
     rows = sorted({y for _, _, y, _, _ in bars(svg)})
     floors = [y + BAR + 14 for y in rows]
     heights = [{round(floor - top, 2) for top in levels} for floor, levels in zip(floors, tops, strict=True)]
     assert heights == [{6, 12}, {6}], "one unit of height an activation, on every rank the same"
+    idle = float(curves[0].split("V")[5].split("H")[0])
+    assert round(floors[0] - idle, 2) == 12, "rank 0 keeps both while it waits for B2"
 
 
 def test_later_chunks_are_darker_and_titles_are_text() -> None:
