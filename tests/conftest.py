@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -49,7 +50,8 @@ def assert_same_as_serial(ranks: Callable[..., WarmPool]) -> Callable[..., None]
     """
 
     def check(case: twin.Case, dp: int = 1, tolerance: float | None = None) -> None:
-        world = dp * case.layout.get("tensor_model_parallel_size", 1)
+        sizes = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
+        world = dp * math.prod(case.layout.get(size, 1) for size in sizes)
         for report in ranks(world).run(twin.compare_with_serial, case):
             assert twin.problems(report, tolerance or (1e-10 if case.double else 1e-5)) == []
 

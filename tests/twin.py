@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from minimegatron.comm import collectives as c
+from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers.param import Init, draw, gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.training.step import forward_backward, forward_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +32,14 @@ class Case:
     """What to train, and how it is cut.
 
     Attributes:
-        layout: fields of `ParallelConfig`.
+        layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
         overlap, bucket_size: of the data-parallel wrapper.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
+        documents: samples are made of documents that do not see each other.
     """
 
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -45,6 +50,7 @@ class Case:
     double: bool = False
     seed: int = 0
     empty_rank: int | None = None
+    documents: bool = False
     seq_length: int = 16
     micro_batch_size: int = 2
 
@@ -84,11 +90,20 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
     ids = torch.randint(0, case.config.vocab_size, (case.micro_batch_size, case.seq_length + 1), generator=generator)
     keep = 0.25 + 0.6 * torch.rand((), generator=generator)
     mask = (torch.rand(ids[:, 1:].shape, generator=generator) < keep).float()
-    return {
+    batch = {
         "tokens": ids[:, :-1],
         "labels": ids[:, 1:],
         "loss_mask": mask * (0.0 if dp_rank == case.empty_rank else 1.0),
     }
+    if case.documents:
+        begins = torch.rand(mask.shape, generator=generator) < 0.2
+        batch["document_ids"] = begins.cumsum(1)
+    return batch
+
+
+def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Loss of every token that counts, [b, s]; 0 for the others."""
+    return model(batch["tokens"], labels=batch["labels"], document_ids=batch.get("document_ids")) * batch["loss_mask"]
 
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:
@@ -97,8 +112,8 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     load_logical(model, weights(case.config, case.seed))
     model = model.double() if case.double else model
     batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
-    losses = [(model(b["tokens"], labels=b["labels"]) * b["loss_mask"]).sum() for b in batches]
-    loss = torch.stack(losses).sum() / max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
+    count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
+    loss = torch.stack([losses(model, b).sum() for b in batches]).sum() / count
     loss.backward()
     return loss.item(), {
         n: gather_logical(_grad(p), layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)
@@ -110,9 +125,9 @@ def _grad(p: torch.Tensor) -> torch.Tensor:
 
 
 def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
-    """The case's model with its weights, wrapped."""
-    model = GPTModel(case.config, mesh)
-    load_logical(model, weights(case.config, case.seed))
+    """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
+    model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
+    load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
     model = model.double() if case.double else model
     dtype = torch.float64 if case.double else torch.float32
     return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype)
@@ -121,16 +136,27 @@ def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
 def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
     """Forward and backward over this rank's microbatches, then the last sums; returns the mean loss per token."""
     ddp.zero_grad_buffer()
+    if isinstance(ddp.module, ModelChunks):
+        return _accumulate_pipelined(ddp, case, mesh)
     total, count = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for i in range(case.accumulation):
-        batch = microbatch(case, mesh.dp.rank, i)
+        batch = cut_batch(microbatch(case, mesh.dp.rank, i), mesh)
         with ddp.no_sync() if i < case.accumulation - 1 else contextlib.nullcontext():
-            loss = (ddp(batch["tokens"], labels=batch["labels"]) * batch["loss_mask"]).sum()
+            loss = losses(ddp, batch).sum()
             loss.backward()
         total += loss.detach()
         count += batch["loss_mask"].sum()
     tokens = finalize_model_grads(ddp, mesh, count)
     return (c.all_reduce(total, mesh.dp_cp) / tokens).item()
+
+
+def _accumulate_pipelined(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+    batches = (cut_batch(microbatch(case, mesh.dp.rank, i), mesh) for i in range(case.accumulation))
+    count, reports = forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss)
+    assert bool(reports) == any(chunk.post_process for _, chunk in ddp.module.stages()), "the last stage reports"
+    tokens = finalize_model_grads(ddp, mesh, count)
+    total = reports["lm loss"][0].clone() if reports else torch.zeros((), dtype=torch.float64)
+    return (c.all_reduce(c.all_reduce(total, mesh.dp_cp), mesh.pp) / tokens).item()
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -145,14 +171,18 @@ def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
     got = {n: gather_logical(p.main_grad, layout_of(p), mesh.tp) for n, p in ddp.buffer.params.items()}
-    norms = [torch.stack([g.double().norm() for g in grads.values()]).norm().item() for grads in (got, want)]
+    counted = [g for n, g in got.items() if not layout_of(ddp.buffer.params[n]).shared]
+    squares = sum((g.double().square().sum() for g in counted), torch.zeros((), dtype=torch.float64))
+    norm = c.all_reduce(squares, mesh.pp).sqrt().item()
+    want_norm = torch.stack([g.double().norm() for g in want.values()]).norm().item()
+    held = {name for names in gather_objects(list(got), mesh.pp) for name in names}
     differ, equal = [], []
     for name, param in ddp.buffer.params.items():
         for what, tensor in ((name, param), (f"{name}.grad", param.main_grad)):
-            over_dp = c.all_gather(tensor.detach()[None], mesh.dp)
+            over_dp = c.all_gather(tensor.detach()[None], mesh.dp_cp)
             over_tp = c.all_gather(tensor.detach()[None], mesh.tp)
             if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):
-                differ.append(f"{what} over dp")
+                differ.append(f"{what} over dp_cp")
             same = all(torch.equal(over_tp[0], other) for other in over_tp[1:])
             if layout_of(param).sharded and same and mesh.tp.size > 1:
                 equal.append(what)
@@ -160,8 +190,9 @@ def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
                 differ.append(f"{what} over tp")
     return {
         "loss": abs(loss - want_loss) / abs(want_loss) if want_loss else abs(loss),
-        "grad_norm": abs(norms[0] - norms[1]) / max(norms[1], 1e-12),
-        "grads": {n: distance(got[n], want[n]) for n in want},
+        "grad_norm": abs(norm - want_norm) / max(want_norm, 1e-12),
+        "grads": {n: distance(got[n], want[n]) for n in got},
+        "on_no_stage": sorted(want.keys() - held),
         "replicas_that_differ": differ,
         "shards_that_are_equal": equal,
     }
@@ -171,6 +202,7 @@ def problems(report: dict[str, Any], tolerance: float) -> list[str]:
     """What is wrong, in words; empty when the layout is the same as serial."""
     found = [f"{key} is off by {report[key]:.2e}" for key in ("loss", "grad_norm") if not report[key] <= tolerance]
     found += [f"gradient of {name} is off by {d:.2e}" for name, d in report["grads"].items() if not d <= tolerance]
+    found += [f"no rank has {name}" for name in report["on_no_stage"]]
     found += [f"replicas differ: {what}" for what in report["replicas_that_differ"]]
     found += [f"tp shards are equal: {what}" for what in report["shards_that_are_equal"]]
     return found

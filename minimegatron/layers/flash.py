@@ -25,8 +25,8 @@ The backward pass computes P again from one number a row, `P = exp(S - lse)`, an
 | lse                        | [b, a, s]        | P, [b, a, s, s]       |
 
 The price is the second QK^T: 7 matrix products instead of 6. Blocks in which nothing is visible are skipped, so a
-causal mask halves the work and a window makes it linear. Grouped queries need no copies of K and V: the a/g query heads of a
-group are rows of one product. Everything inside is in fp32 (fp64 for fp64 inputs).
+causal mask halves the work and a window makes it linear. Grouped queries need no copies of K and V: the a/g query heads
+of a group are rows of one product. Everything inside is in fp32 (fp64 for fp64 inputs).
 
 `lse` is what lets pieces computed apart be joined (`layers/tiles.py`): that is ring attention.
 

@@ -120,7 +120,7 @@ class AttentionMask:
                         found.append(Tile((at_q, at_q + q[1] - q[0]), columns, relation, q[0], piece[0]))
                     at_q += q[1] - q[0]
             at_k += k[1] - k[0]
-        return _merge(_merge(found, "rows", "cols"), "cols", "rows")
+        return _merge(_merge(found, "rows"), "cols")
 
     def pairs(self, tiles: list[Tile]) -> int:
         """How many pairs of a query and a key are computed and visible, of one sample."""
@@ -162,18 +162,17 @@ def _cut_at(k: Span, q_spans: Spans) -> list[Span]:
     return list(zip([k[0], *inside], [*inside, k[1]], strict=True))
 
 
-def _merge(tiles: list[Tile], along: str, across: str) -> list[Tile]:
-    """Join `FULL` rectangles that are neighbours along one dim and equal across it."""
+def _merge(tiles: list[Tile], along: str) -> list[Tile]:
+    """Join `FULL` rectangles that are neighbours along one dim ("rows" or "cols") and equal across it."""
+    across = "cols" if along == "rows" else "rows"
     out: list[Tile] = []
     for tile in sorted(tiles, key=lambda t: (getattr(t, across), getattr(t, along))):
-        last = out[-1] if out else None
-        if (
-            last is not None
-            and last.relation == tile.relation == FULL
-            and getattr(last, across) == getattr(tile, across)
-            and getattr(last, along)[1] == getattr(tile, along)[0]
-        ):
-            out[-1] = dataclasses.replace(last, **{along: (getattr(last, along)[0], getattr(tile, along)[1])})
+        last = out[-1] if out else tile
+        (start, end), (begin, stop) = getattr(last, along), getattr(tile, along)
+        joins = last.relation == tile.relation == FULL and getattr(last, across) == getattr(tile, across)
+        if joins and end == begin:
+            whole = (start, stop)
+            out[-1] = Tile(whole, tile.cols, FULL) if along == "rows" else Tile(tile.rows, whole, FULL)
         else:
             out.append(tile)
     return out

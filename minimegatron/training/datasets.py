@@ -23,6 +23,7 @@ import torch
 
 from minimegatron.comm.guard import on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import cut_batch
 from minimegatron.data.builder import Dataset, build_datasets, read_data_args
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.data.gpt_dataset import GPTDatasetConfig
@@ -123,15 +124,16 @@ def _vocab_size(tokenizer: Tokenizer, chosen: int | None) -> int:
 def microbatches(
     dataset: Dataset, micro_batch_size: int, mesh: Mesh, consumed_samples: int, device: torch.device
 ) -> Iterator[Batch]:
-    """This rank's microbatches on its device; the ranks of a tp or cp group get the same ones.
+    """This rank's microbatches on its device, cut over cp; the ranks of a tp or cp group read the same ones.
 
     Args:
         dataset: the samples, in order.
         micro_batch_size: samples of a microbatch.
-        mesh: whose `dp` axis shares the samples.
+        mesh: whose `dp` axis shares the samples, and whose cp axes share each sequence.
         consumed_samples: of all ranks, so far.
         device: where the tensors go.
     """
     loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
     for batch in loader:
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        mine = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in mine.items()}

@@ -48,6 +48,9 @@ def window_of(text: str) -> int:
 RENAMED: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--norm-epsilon": ("layernorm_epsilon", float, "X"),
     "--window-size": ("sliding_window", window_of, "LEFT,0"),
+    "--decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", int, "N"),
+    "--decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", int, "N"),
+    "--microbatch-group-size-per-vp-stage": ("microbatch_group_size_per_virtual_pipeline_stage", int, "N"),
     "--distributed-timeout-minutes": ("distributed_timeout_seconds", lambda text: 60.0 * float(text), "X"),
     "--check-weight-hash-across-dp-replicas-interval": ("check_replicas_interval", int, "N"),
 }
@@ -57,13 +60,8 @@ SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear"}
 
 # Values of Megatron's that have another name here.
 VALUES = {
-    "attention_backend": {
-        "auto": "sdpa",
-        "flash": "sdpa",
-        "fused": "sdpa",
-        "unfused": "reference",
-        "local": "reference",
-    }
+    "attention_backend": {"fused": "sdpa", "unfused": "reference"},
+    "cp_comm_type": {"all_gather": "allgather"},
 }
 
 # flag -> (values it may have; () for a switch, None for any; why it changes nothing)
@@ -91,6 +89,7 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--log-loss-scale-to-tensorboard": ((), "TensorBoard gets it"),
     "--log-validation-ppl-to-tensorboard": ((), "TensorBoard gets it"),
     "--log-memory-to-tensorboard": ((), "TensorBoard gets it"),
+    "--overlap-p2p-communication-warmup-flush": ((), "messages between stages always overlap"),
     "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
@@ -135,11 +134,7 @@ REFUSED: dict[str, str] = {
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),
     "other optimizers": "muon-* lion-* decoupled-lr decoupled-min-lr head-lr-mult no-weight-decay-cond* apply-wd-*",
-    "interleaved and uneven pipelines": (
-        "num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout "
-        "*-pipeline-num-layers no-overlap-p2p-communication account-for-*"
-    ),
-    "context-parallel communication": "cp-comm-type hierarchical-context-parallel-sizes",
+    "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",
     "FP8 and FP4": (

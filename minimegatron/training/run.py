@@ -19,6 +19,7 @@ from minimegatron.config import (
     check_model_fits,
 )
 from minimegatron.errors import ConfigError
+from minimegatron.layers.core_attention import check_backend
 from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
 
 SECTIONS: dict[str, Any] = {
@@ -64,7 +65,6 @@ def check_run(run: RunConfig, world_size: int) -> None:
     """
     later = {
         "pipeline_model_parallel_size": "pipeline",
-        "context_parallel_size": "context",
         "expert_model_parallel_size": "expert",
     }
     for field, kind in later.items():
@@ -72,10 +72,11 @@ def check_run(run: RunConfig, world_size: int) -> None:
         if size > 1:
             raise ConfigError(
                 f"{field} is {size}, and the training loop has no {kind} parallelism yet",
-                fix=f"{field}=1; tensor, sequence and data parallelism work",
+                fix=f"{field}=1; tensor, sequence, context and data parallelism work",
             )
     dp = run.parallel.data_parallel_size(world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
+    check_backend(run.model.attention_backend)
     batch_sizes(run.training, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")

@@ -1,0 +1,55 @@
+"""A model whose sequence is on several ranks has the gradients of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.twin import Case
+
+CP, TP, SP = "context_parallel_size", "tensor_model_parallel_size", "sequence_parallel"
+KIND, SIZES = "cp_comm_type", "hierarchical_context_parallel_sizes"
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["p2p", "allgather", "a2a"])
+def test_two_ranks(assert_same_as_serial, kind, family, documents):
+    model: dict[str, Any] = {"family": family}
+    if family == "mistral":
+        model |= {"sliding_window": 5}
+    for double in (False, True):
+        assert_same_as_serial(Case({CP: 2, KIND: kind}, model, 2, double=double, documents=documents))
+
+
+@pytest.mark.parametrize("kind", ["p2p", "allgather", "a2a", "a2a+p2p"])
+def test_four_ranks(assert_same_as_serial, kind):
+    layout: dict[str, Any] = {CP: 4, KIND: kind} | ({SIZES: (2, 2)} if "+" in kind else {})
+    for documents in (False, True):
+        assert_same_as_serial(Case(layout, {"family": "qwen3"}, double=True, documents=documents, overlap=documents))
+
+
+@pytest.mark.parametrize("kind", ["p2p", "allgather", "a2a"])
+def test_with_tensor_sequence_and_data_parallelism(assert_same_as_serial, kind):
+    case = Case({CP: 2, TP: 2, SP: True, KIND: kind}, {"family": "qwen2"}, accumulation=2, double=True, documents=True)
+    assert_same_as_serial(case)
+    assert_same_as_serial(Case({CP: 2, KIND: kind}, accumulation=2, double=True, empty_rank=1), dp=2)
+
+
+def test_eight_ranks(assert_same_as_serial):
+    assert_same_as_serial(Case({CP: 2, TP: 2, SP: True}, accumulation=2, double=True), dp=2)
+
+
+def test_learned_positions_and_recompute(assert_same_as_serial):
+    model: dict[str, Any] = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
+    for granularity in ("selective", "full"):
+        case = Case({CP: 2, TP: 2, SP: True}, {**model, "recompute_granularity": granularity}, double=True)
+        assert_same_as_serial(case)
+
+
+@pytest.mark.parametrize("heads,groups", [(3, 3), (3, 1), (6, 3)])
+def test_odd_numbers_of_heads(assert_same_as_serial, heads, groups):
+    model = {"num_attention_heads": heads, "num_query_groups": groups, "kv_channels": 6}
+    for kind in ("p2p", "allgather", "a2a") if heads == 6 else ("p2p", "allgather"):
+        assert_same_as_serial(Case({CP: 2, KIND: kind}, model, double=True))
