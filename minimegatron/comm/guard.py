@@ -159,6 +159,14 @@ def bit_sum(tensor: torch.Tensor, chunk: int = 1 << 20) -> int:
     return total & _MASK
 
 
+def gather_objects(item: T, axis: Axis) -> list[T]:
+    """What every rank of `axis` passes, by rank; it must be picklable, and small."""
+    items: list[T] = [item] * axis.size
+    if axis.size > 1:
+        dist.all_gather_object(items, item, group=axis.group)
+    return items
+
+
 def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:
     """Run `fn` on every rank of `axis`; when it raises on one, raise on all of them, together.
 

@@ -10,7 +10,7 @@ The backward of a linear layer `y = x A^T + b` is two matrix products of equal s
 
 With a `DeferredGradients` at hand (`ColumnParallelLinear.deferred`) a linear layer computes dx and puts (A, x, dy) in
 the queue; `compute` does the other product whenever the schedule says. The price is memory: x and dy of every linear
-layer stay until then. With sequence parallelism x is kept cut over the sequence, and gathered when dA is computed; under
+layer stay until then. With sequence parallelism x is kept cut over the sequence and gathered when dA is computed; under
 recompute it is the recomputed x. Norms, embeddings and biases are cheap and stay in B.
 
 The queue is an object that the owner of the layers passes to them; nothing is global.

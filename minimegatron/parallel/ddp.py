@@ -76,9 +76,9 @@ class DistributedDataParallel(nn.Module):
         def hook(param: torch.Tensor) -> None:
             ddp = wrapper()
             assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
-            assert param.grad is not None, "the hook runs after accumulation"
-            ddp._add(name, param, param.grad)
-            param.grad = None
+            if param.grad is not None:  # else it was deferred, and comes through `accumulate`
+                ddp._add(name, param, param.grad)
+                param.grad = None
 
         return hook
 

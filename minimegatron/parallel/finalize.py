@@ -16,9 +16,9 @@ parameter is created. All flagged gradients travel in one flat message.
 Then every gradient is divided once by the number of tokens that counted in the whole batch: over all microbatches, all
 dp ranks, all cp ranks. That makes the gradient independent of how the batch was cut.
 
-A tied embedding of a pipeline lives twice, on the first stage and on the last, and each has the gradient of its own use:
-they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank the
-matrix is one tensor, and autograd has added up already.
+A tied embedding of a pipeline lives twice, on the first stage and on the last, and each has the gradient of its own
+use: they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank
+the matrix is one tensor, and autograd has added up already.
 
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
@@ -58,8 +58,7 @@ def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
     for param in model.buffer.params.values():
         copies = layout_of(param).copies
         if copies:
-            grad = param.main_grad  # type: ignore[attr-defined]
-            grad.copy_(all_reduce(grad.clone(memory_format=torch.contiguous_format), mesh.axis(copies)))
+            all_reduce(param.main_grad, mesh.axis(copies))  # type: ignore[attr-defined]
 
 
 def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,10 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
+from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.training.step import ForwardStep, reduce_reports
+from minimegatron.training.pipelined import forward_only
+from minimegatron.training.step import ForwardStep, on_every_stage, reduce_reports
 
 
 @torch.no_grad()
@@ -49,11 +51,14 @@ def evaluate(
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        for _ in range(num_microbatches):
-            output, summed = forward_step(data_iterator, model)
-            for name, pair in summed(output)[2].items():
-                reports[name] = reports.get(name, 0.0) + pair.double()
+        if isinstance(model.module, ModelChunks):
+            reports = forward_only(forward_step, data_iterator, model, num_microbatches)
+        else:
+            for _ in range(num_microbatches):
+                output, summed = forward_step(data_iterator, model)
+                for name, pair in summed(output)[2].items():
+                    reports[name] = reports.get(name, 0.0) + pair.double()
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return reduce_reports(reports, mesh)[0]
+    return reduce_reports(on_every_stage(reports, mesh), mesh)[0]

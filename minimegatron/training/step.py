@@ -15,7 +15,8 @@ would divide 0 by 0; here it contributes 0 to both sums.
 
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
-| token count (finalize)              | `dp_cp` | 8                                 |
+| token count (finalize)              | `dp_cp` | 8; in a pipeline over `pp` too    |
+| names of the losses                 | `pp`    | a few, in a pipeline              |
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 
@@ -46,13 +47,16 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.collectives import all_gather, all_reduce
+from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.errors import NumericsError
+from minimegatron.models.chunks import ModelChunks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.training import pipelined
 from minimegatron.training.metrics import StepReport
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
@@ -94,7 +98,7 @@ def forward_backward(
     num_microbatches: int,
     scale: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Accumulate the gradients of all microbatches of this rank; without a pipeline, one after the other.
+    """Accumulate the gradients of all microbatches of this rank: one after the other, or through a pipeline.
 
     Args:
         forward_step: the model and its loss.
@@ -104,8 +108,11 @@ def forward_backward(
         scale: applied to the summed loss before `backward`.
 
     Returns:
-        This rank's token count and reports, name -> [sum, count], in fp64.
+        This rank's token count and reports, name -> [sum, count], in fp64; on the stages of a pipeline before the last
+        one 0 and {}.
     """
+    if isinstance(model.module, ModelChunks):
+        return pipelined.forward_backward(forward_step, data_iterator, model, num_microbatches, scale)
     tokens = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
     reports: dict[str, torch.Tensor] = {}
     for index in range(num_microbatches):
@@ -122,13 +129,22 @@ def forward_backward(
     return tokens, reports
 
 
+def on_every_stage(reports: dict[str, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
+    """The reports, and on pipeline stages that have none, zeros under the last stage's names."""
+    if mesh.pp.size == 1:
+        return reports
+    names = next((found for found in gather_objects(list(reports), mesh.pp) if found), [])
+    zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+    return {name: reports.get(name, zero) for name in names}
+
+
 def reduce_reports(
     reports: dict[str, torch.Tensor], mesh: Mesh, asks_to_stop: bool = False
 ) -> tuple[dict[str, float], bool]:
     """Add up [sum, count] pairs over the world, in one message.
 
     Args:
-        reports: name -> [sum, count] of this rank, fp64; the same names on all ranks.
+        reports: name -> [sum, count] of this rank, fp64; the same names on all ranks (`on_every_stage`).
         mesh: the layout.
         asks_to_stop: this rank wants the run to end (a signal, the time is up).
 
@@ -199,6 +215,7 @@ def train_step(
     num_tokens = finalize_model_grads(model, mesh, tokens)
     if unit != 1.0:
         model.buffer.data.mul_(unit)
+    reports = on_every_stage(reports, mesh)
     losses, stop = reduce_reports(reports, mesh, asks_to_stop)
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)

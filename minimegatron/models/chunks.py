@@ -1,0 +1,164 @@
+"""The part of a model that one pipeline rank holds: one or several stages of it.
+
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (minimegatron/stages.py) says which layers a
+stage has, the placement of the schedule which stages a rank has:
+
+    L = 8, p = 2, v = 2, round robin            V-shaped
+    rank 0   E 0 1        4 5                   E 0 1        6 7 L
+    rank 1        2 3         6 7 L                  2 3 4 5
+
+Layers keep their global numbers, so a parameter has the same name in every layout.
+
+**Tied embeddings.** The embedding and the output layer use one matrix, and are on the first and the last stage. On one
+rank (V-shaped) they share the tensor. On two, the last has a copy, drawn from the same name and hence equal; gradients
+of the two are summed (`parallel/finalize`), the copy is counted in no norm and saved in no checkpoint, and equal
+gradients keep it equal.
+
+Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_and_output_layer` in
+`models/common/language_module/language_module.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.errors import ConfigError
+from minimegatron.layers.param import initialize, layout_of
+from minimegatron.models.decoder import GPTModel
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.parallel.actions import Placement
+from minimegatron.parallel.pipeline import require_checked
+from minimegatron.parallel.schedules import SCHEDULES, Schedule, build_schedule, forward_only
+from minimegatron.stages import StagePlan, plan_stages
+
+
+class ModelChunks(nn.Module):
+    """The stages of one pipeline rank, in the order of their chunks.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of each layer.
+        rng: dropout streams.
+        placement: where the stages are; default that of the configured schedule.
+
+    Attributes:
+        chunks: the stages.
+        plan, placement: how the model is cut, and who holds what.
+        mail: messages to the other ranks of the pipeline.
+
+    Raises:
+        ConfigError: the model does not fit the layout.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        spec: ModuleSpec | None = None,
+        rng: RngStreams | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        super().__init__()
+        self.config, self.mesh = config, mesh
+        self.plan: StagePlan = plan_stages(mesh.parallel, config.num_layers)
+        self.placement = placement or placement_of(self.plan)
+        self.mail = PointToPoint(mesh)
+        self._schedules: dict[int, Schedule] = {}
+        last = self.plan.ranks * self.plan.chunks - 1
+        self.chunks = nn.ModuleList(
+            GPTModel(
+                config,
+                mesh,
+                spec,
+                pre_process=stage == 0,
+                post_process=stage == last,
+                layer_numbers=self.plan.layers[stage],
+                rng=rng,
+            )
+            for stage in self.placement[mesh.pp.rank]
+        )
+        if not config.untie_embeddings_and_output_weights:
+            self._tie(last)
+
+    def _tie(self, last: int) -> None:
+        """Share the tied matrix where both users are here; refuse copies on ranks that `mesh.embd` leaves out."""
+        first_rank, last_rank = (next(r for r, row in enumerate(self.placement) if s in row) for s in (0, last))
+        if first_rank == last_rank == self.mesh.pp.rank:
+            first, end = (self.chunks[self.placement[first_rank].index(stage)] for stage in (0, last))
+            weight = first.embedding.word_embeddings.weight  # type: ignore[union-attr]
+            weight.param_layout = dataclasses.replace(layout_of(weight), copies="")  # type: ignore[arg-type, union-attr]
+            end.output_layer.weight = weight  # type: ignore[union-attr]
+        elif first_rank != last_rank and {first_rank, last_rank} != {0, self.mesh.pp.size - 1}:
+            raise ConfigError(
+                f"tied embeddings with the first stage on pipeline rank {first_rank} and the last on {last_rank}",
+                fix="put them on the first and the last rank, or on one, or untie_embeddings_and_output_weights=True",
+            )
+
+    def stages(self) -> Iterator[tuple[int, GPTModel]]:
+        """(global number, stage) of every stage that is here."""
+        for stage, chunk in zip(self.placement[self.mesh.pp.rank], self.chunks, strict=True):
+            assert isinstance(chunk, GPTModel), "chunks are stages of the model"
+            yield stage, chunk
+
+    @property
+    def num_stages(self) -> int:
+        return self.plan.ranks * self.plan.chunks
+
+    def schedule(self, num_microbatches: int) -> Schedule:
+        """The configured schedule of a step with so many microbatches, checked; made once.
+
+        Raises:
+            ConfigError: the schedule cannot have so many.
+        """
+        if num_microbatches not in self._schedules:
+            schedule = schedule_of(self.plan, self.mesh.parallel, num_microbatches)
+            require_checked(schedule)
+            self._schedules[num_microbatches] = schedule
+        return self._schedules[num_microbatches]
+
+    def evaluation(self, num_microbatches: int) -> Schedule:
+        """Forwards alone."""
+        return forward_only(self.plan.ranks, num_microbatches, self.placement)
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Only stages of a pipeline can be run, by its executor."""
+        raise ConfigError(
+            "a pipeline rank holds a part of the model, which cannot be called by itself",
+            fix="training.pipelined.forward_backward, or evaluate",
+        )
+
+
+def schedule_of(plan: StagePlan, parallel: ParallelConfig, num_microbatches: int) -> Schedule:
+    """The configured schedule.
+
+    Raises:
+        ConfigError: it cannot have these sizes.
+    """
+    group = parallel.microbatch_group_size_per_virtual_pipeline_stage
+    options = {} if group is None else {"microbatch_group_size_per_vp_stage": group}
+    return build_schedule(plan.schedule, plan.ranks, num_microbatches, plan.chunks, **options)
+
+
+def placement_of(plan: StagePlan) -> Placement:
+    """Where the plan's schedule puts the stages."""
+    return SCHEDULES[plan.schedule].place(plan.ranks, plan.chunks)
+
+
+def build_model_chunks(
+    config: TransformerConfig, mesh: Mesh, seed: int, spec: ModuleSpec | None = None, rng: RngStreams | None = None
+) -> GPTModel | ModelChunks:
+    """What this rank holds of the model, on its device, initialised from `seed`: all of it, or stages of a pipeline."""
+    with torch.device("meta"):
+        model = GPTModel(config, mesh, spec, rng=rng) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec, rng)
+    initialize(model, seed, mesh.device)
+    return model

@@ -1,0 +1,187 @@
+"""Forward and backward of a whole step, or of an evaluation, when the model is cut into pipeline stages.
+
+The problem in a sentence: the loss is known on the last stage, the tokens enter on the first, and in between nobody has
+either; yet every stage needs the masks and the positions of the microbatch whose activation it is given.
+
+So every rank of a pipeline reads the microbatches of its data-parallel rank (ids are small beside activations), keeps
+each from its first use until the last of its stages has run it, and hands it to the same `forward_step` as without a
+pipeline. The activation of the stage before comes through `set_input_tensor`; what `forward_step` returns as output
+goes to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
+stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
+
+Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline.py`). A bucket of
+gradients starts to travel over data-parallel ranks in the action that completes it (`parallel/stage.last_gradients`).
+
+Megatron-LM: `forward_step` and `backward_step` in `megatron/core/pipeline_parallel/schedules.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.data.masking import Batch
+from minimegatron.errors import ConfigError
+from minimegatron.models.chunks import ModelChunks
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel import pipeline
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.schedules import Schedule
+from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
+
+
+class Microbatches:
+    """The microbatches of a step, each kept from its first use to its last.
+
+    Args:
+        iterator: yields them in order.
+        uses: how many times each is asked for.
+    """
+
+    def __init__(self, iterator: Iterator[Batch], uses: int) -> None:
+        self._iterator, self._uses, self._read = iterator, uses, 0
+        self._kept: dict[int, Batch] = {}
+        self._left: Counter[int] = Counter()
+
+    def peek(self, index: int) -> Batch:
+        """A microbatch, without counting the use."""
+        while self._read <= index:
+            self._kept[self._read], self._left[self._read] = next(self._iterator), self._uses
+            self._read += 1
+        return self._kept[index]
+
+    def take(self, index: int) -> Batch:
+        """A microbatch; the last use lets go of it."""
+        batch = self.peek(index)
+        self._left[index] -= 1
+        if self._left[index] == 0:
+            del self._kept[index], self._left[index]
+        return batch
+
+
+class _Sums:
+    """What the last stage adds up: counted tokens and reports."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.tokens = torch.zeros((), dtype=torch.float64, device=device)
+        self.reports: dict[str, torch.Tensor] = {}
+
+    def add(self, num_tokens: torch.Tensor, report: dict[str, torch.Tensor]) -> None:
+        self.tokens += num_tokens.detach()
+        for name, pair in report.items():
+            self.reports[name] = self.reports.get(name, 0.0) + pair.detach().double()
+
+
+def forward_backward(
+    forward_step: Any,
+    data_iterator: Iterator[Batch],
+    model: DistributedDataParallel,
+    num_microbatches: int,
+    scale: Callable[[torch.Tensor], torch.Tensor],
+    schedule: Schedule | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Accumulate the gradients of all microbatches; every rank of the pipeline calls it.
+
+    Args:
+        forward_step, data_iterator, num_microbatches, scale: as in `training.step.forward_backward`.
+        model: wraps `ModelChunks`.
+        schedule: another order of work than the configured one; its placement must be that of the model.
+
+    Returns:
+        Token count and reports of this rank: those of its microbatches on the last stage, zero and {} elsewhere.
+
+    Raises:
+        ConfigError: the schedule cannot run here; nothing has.
+    """
+    chunks = _chunks(model)
+    if schedule is None:
+        chosen, checked = chunks.schedule(num_microbatches), True
+    else:
+        chosen, checked = _fits(schedule, chunks, num_microbatches), False
+    batches = Microbatches(data_iterator, len(chunks.chunks))
+    sums = _Sums(model.mesh.device)
+    rank = model.mesh.pp.rank
+    last = last_gradients(chosen, rank, list(chunks.chunks))
+    stages = [
+        ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
+        for c, (_, chunk) in enumerate(chunks.stages())
+    ]
+    pipeline.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
+    return sums.tokens, sums.reports
+
+
+@torch.no_grad()
+def forward_only(
+    forward_step: Any, data_iterator: Iterator[Batch], model: DistributedDataParallel, num_microbatches: int
+) -> dict[str, torch.Tensor]:
+    """Reports of an evaluation; {} but on the last stage."""
+    chunks = _chunks(model)
+    schedule = chunks.evaluation(num_microbatches)
+    batches, sums, rank = Microbatches(data_iterator, len(chunks.chunks)), _Sums(model.mesh.device), model.mesh.pp.rank
+    stages = [
+        ModuleStage(_forward_of(forward_step, chunk, batches, sums, lambda loss: loss), chunk, schedule, rank, c)
+        for c, (_, chunk) in enumerate(chunks.stages())
+    ]
+    pipeline.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
+    return sums.reports
+
+
+def _forward_of(
+    forward_step: Any,
+    chunk: GPTModel,
+    batches: Microbatches,
+    sums: _Sums,
+    scale: Callable[[torch.Tensor], torch.Tensor],
+) -> Forward:
+    """A stage's forward: its output for the next stage, or on the last stage the scaled loss."""
+
+    def forward(microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
+        chunk.set_input_tensor(x)
+        output, summed = forward_step(iter((batches.take(microbatch),)), chunk)
+        if not chunk.post_process:
+            return output
+        loss, num_tokens, report = summed(output)
+        sums.add(num_tokens, report)
+        return scale(loss)
+
+    return forward
+
+
+def _chunks(model: DistributedDataParallel) -> ModelChunks:
+    assert isinstance(model.module, ModelChunks), "a pipeline needs stages: models.chunks.build_model_chunks"
+    return model.module
+
+
+def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Schedule:
+    if schedule.placement != chunks.placement:
+        raise ConfigError(
+            f"schedule `{schedule.name}` puts stages {schedule.placement}, the model has them at {chunks.placement}",
+            fix="build the model for this placement: pipeline_schedule, or ModelChunks(placement=...)",
+        )
+    if schedule.m != num_microbatches:
+        raise ConfigError(
+            f"schedule `{schedule.name}` is for {schedule.m} microbatches, the step has {num_microbatches}",
+            fix="build it for as many",
+        )
+    return schedule
+
+
+def _hidden(batches: Microbatches, chunks: ModelChunks) -> pipeline.Hidden | None:
+    """What travels between stages, from the first microbatch; None where lengths vary and headers must say it."""
+    config, mesh = chunks.config, chunks.mesh
+    if mesh.parallel.variable_seq_lengths:
+        return None
+    b, s = batches.peek(0)["tokens"].shape
+    weight = next(iter(chunks.parameters()), None)
+    dtype = config.dtype if weight is None else weight.dtype
+    dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
+    return pipeline.Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
+
+
+def hidden_rows(s: int, mesh: Mesh) -> int:
+    """First dim of the hidden state for `s` tokens of a microbatch: a share of them with sequence parallelism."""
+    return s // mesh.tp.size if mesh.sequence_parallel else s
