@@ -23,7 +23,7 @@
 #
 # One layer of Llama-3 70B has 856 million weights. With gradients and optimizer state that is 13.7 GB: five layers fill
 # a GPU, and there are eighty. A pipeline would give each GPU a few layers. But then one GPU computes at a time, unless
-# you feed it many batches. Cutting *inside* the layer shares the memory and the time.
+# you feed it many small batches. Cutting *inside* the layer shares the memory and the time.
 
 # %%
 import matplotlib.pyplot as plt
@@ -50,7 +50,8 @@ print(f"one layer: {16 * weights / 1e9:.1f} GB on one rank, {16 * weights / 8 / 
 #
 # A linear layer is $y = x A^T$. PyTorch stores $A$ as `[out, in]`.
 #
-# * **Column-parallel**: cut the *output* features. Rank r computes some features of y, for all tokens. It needs all of x.
+# * **Column-parallel**: cut the *output* features. Rank r computes some features of y, for all tokens. It needs all of
+#   x.
 # * **Row-parallel**: cut the *input* features. Rank r has some features of x, and computes a *partial sum* of all of y.
 #
 # The names speak of $A^T$, as the paper does: its columns are the rows of the stored matrix.
@@ -156,8 +157,9 @@ def activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: 
 check("activation_bytes")
 
 # %% [markdown]
-# With t = 1 it is the famous `s·b·h·(34 + 5·a·s/h)`. For GPT-3 on eight ranks your function says 2.87 GB undivided, 0.58
-# with tensor parallelism, 0.36 with both. The 10 that tensor parallelism cannot divide are most of what remains.
+# With t = 1 it is the famous `s·b·h·(34 + 5·a·s/h)`. For GPT-3 on eight ranks your function says 2.87 GB undivided,
+# 0.58 with tensor parallelism, 0.36 with both. On eight ranks 23 bytes remain of 114: 13 that were divided, and the 10
+# that tensor parallelism cannot touch.
 
 # %% [markdown]
 # ## 3 · Implement
@@ -223,8 +225,8 @@ check("row_linear")
 # %% [markdown]
 # ### The pair
 #
-# Put anything elementwise between the two and nothing travels there. GELU of some features is some features of the GELU.
-# Four ranks, one MLP, beside the same MLP in one process:
+# Put anything elementwise between the two and nothing travels there. GELU of some features is some features of the
+# GELU. Four ranks, one MLP, beside the same MLP in one process:
 
 # %%
 # %%ranks 4 --needs column_linear,row_linear
@@ -258,8 +260,9 @@ print("communication:", [call.name for call in witness.evidence().calls])
 #
 # Heads do not talk to each other. So give each rank some of them: `QKV` is a column layer, the projection a row layer.
 #
-# With grouped queries, `a/g` query heads share one key and one value head. A rank must hold whole groups, or its queries
-# miss their keys. Megatron therefore stores the rows of the QKV matrix *group by group*. With 4 query heads in 2 groups:
+# With grouped queries, `a/g` query heads share one key and one value head. A rank must hold whole groups, or its
+# queries miss their keys. Megatron therefore stores the rows of the QKV matrix *group by group*. With 4 query heads in
+# 2 groups:
 #
 # | rows | q0 | q1 | k0 | v0 | q2 | q3 | k1 | v1 |
 # |---|---|---|---|---|---|---|---|---|
@@ -268,8 +271,8 @@ print("communication:", [call.name for call in witness.evidence().calls])
 # Now an equal cut is the right cut. Checkpoints from elsewhere hold three matrices, `wq` `[a·d, h]`, `wk` and `wv`
 # `[g·d, h]`.
 #
-# **Exercise.** Pack them, and return block `tp_rank` of `tp_size` equal blocks. (With fewer groups than ranks a block is
-# part of a group. The same cut holds; question 3 below asks what happens then.)
+# **Exercise.** Pack them, and return block `tp_rank` of `tp_size` equal blocks. (With fewer groups than ranks a block
+# is part of a group. The same cut holds; question 3 below asks what happens then.)
 
 # %%
 # %%exercise qkv_part
@@ -291,8 +294,8 @@ check("qkv_part")
 # %% [markdown]
 # ### Attention: the layer
 #
-# **Exercise.** Causal self-attention on this rank's heads. `qkv` and `proj` are pairs `(weight, bias)`. After the column
-# layer every group has `queries_per_group` queries, then one key, then one value, each `d` wide.
+# **Exercise.** Causal self-attention on this rank's heads. `qkv` and `proj` are pairs `(weight, bias)`. After the
+# column layer every group has `queries_per_group` queries, then one key, then one value, each `d` wide.
 # `F.scaled_dot_product_attention` wants `[b, heads, s, d]`; with `enable_gqa=True` it lets several queries share a key.
 
 # %%
@@ -356,8 +359,8 @@ check("embedding")
 #
 # The sum runs over all ranks; so does the maximum; the target's logit is on one rank. Three numbers a token.
 #
-# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times what arrives from above. Every rank can compute its
-# columns of that by itself.
+# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times what arrives from above. Every rank can compute
+# its columns of that by itself.
 #
 # **Exercise.** Loss and gradient. The simplest form is one `torch.autograd.Function` with raw all-reduces
 # (`op=dist.ReduceOp.MAX` for the first).
@@ -522,7 +525,7 @@ print("parameters compared:", len(off), "  all gradients equal to 4 digits:", ma
 # Rank 0 trains the serial twin as well, with the same batches.
 
 # %%
-# %%torchrun -n 2 --needs column_linear,row_linear,attention,embedding,cross_entropy --name train --timeout 120 --out run
+# %%torchrun -n 2 --needs column_linear,row_linear,attention,embedding,cross_entropy --name train --timeout 99 --out run
 import itertools
 
 import torch
@@ -757,7 +760,7 @@ compare("your sums added:")
 # exercises, sees every message; the package counts its own in `trace`.
 
 # %%
-# %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out counted
+# %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out moved
 import torch
 from exercises.bytes_per_layer import bytes_per_layer
 from my_model import MyAttention, MyMLP
@@ -795,7 +798,7 @@ report(rows)
 # %%needs bytes_per_layer column_linear row_linear attention embedding cross_entropy
 from minimegatron.viz.volume import bars
 
-rows = counted[0]
+rows = moved[0]
 predicted, measured = ({n: row[i] for n, row in rows.items()} for i in (0, 1))
 display(bars(predicted, measured, title="One layer, forward and backward"))
 
@@ -809,7 +812,8 @@ display(bars(predicted, measured, title="One layer, forward and backward"))
 #
 # * **fp32**: 4 bytes where the paper has 2;
 # * **no dropout**: no masks, which are 1 byte an element, two of them;
-# * **SDPA** (flash attention) recomputes the scores, so the term `5·a·s/h` is gone; it keeps one number per head and token.
+# * **SDPA** (flash attention) recomputes the scores, so the term `5·a·s/h` is gone; it keeps one number per head and
+#   token.
 #
 # So your function says, for this model: twice what it gives for a = 0 without the two masks.
 
@@ -865,8 +869,8 @@ predicted, measured = ({n: row[i] for n, row in rows.items()} for i in (0, 1))
 display(bars(predicted, measured, title="Activations of one layer", what="kept by one rank"))
 
 # %% [markdown]
-# Doubling tp without sequence parallelism helps less each time: the four tensors that are whole on every rank stay. With
-# it, everything is divided.
+# Doubling tp without sequence parallelism helps less each time: the four tensors that are whole on every rank stay.
+# With it, everything is divided.
 #
 # For GPT-3 in 16 bits, by your formula, with scores (as in the paper) and without (flash attention):
 
@@ -877,7 +881,8 @@ degrees = [1, 2, 4, 8, 16]
 for heads, style in ((96, "-"), (0, "--")):
     for sp, colour, name in ((False, "0.6", "tp"), (True, "black", "tp and sp")):
         values = [activation_bytes(2048, 1, 12288, heads, t, sp) / 1e9 for t in degrees]
-        ax.plot(degrees, values, style, marker="o", color=colour, label=f"{name}, {'scores kept' if heads else 'flash'}")
+        label = f"{name}, {'scores kept' if heads else 'flash'}"
+        ax.plot(degrees, values, style, marker="o", color=colour, label=label)
 ax.set(xscale="log", yscale="log", xlabel="tp", ylabel="GB", title="One layer of GPT-3, activations on one rank")
 ax.set_xticks(degrees, degrees)
 ax.minorticks_off()
@@ -1041,8 +1046,8 @@ else:
 # %% [markdown]
 # ## 6 · Break it
 #
-# Somebody wrote this initialisation. Replicated parameters must be equal on all ranks; so every rank uses the same seed.
-# The comment says so. It sounds right, the run starts, and the loss falls nicely.
+# Somebody wrote this initialisation. Replicated parameters must be equal on all ranks; so every rank uses the same
+# seed. The comment says so. It sounds right, the run starts, and the loss falls nicely.
 
 # %%
 # %%ranks 1 --name careless
@@ -1242,8 +1247,8 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 #    the packed *output* and pick their queries and their one key/value head. Others keep copies of the key/value rows;
 #    then their gradients must be summed.
 # 4. *Why is tp kept inside one machine?* It talks four times a layer, and each message is on the critical path.
-# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: 10 payloads instead of 8. And, once a step, the
-#    sum of the partial gradients of norms and row biases.
+# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: 10 payloads instead of 8. And, once a step,
+#    the sum of the partial gradients of norms and row biases.
 # 6. *When does ZeRO-3 send less than tp?* When a rank has many tokens: it moves weights, tp moves activations.
 #
 # **Exercise.** The ones that compute, for any model. Return a dict:
@@ -1286,7 +1291,7 @@ progress()
 # |---|---|
 # | column and row: `layers/linear.py` | `core/tensor_parallel/layers.py` |
 # | f, g and the sequence pair: `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | overlap: `_ColumnLinear` in `layers/linear.py` | `LinearWithGradAccumulationAndAsyncCommunication` in `core/tensor_parallel/layers.py` |
+# | overlap: `layers/linear.py`, `_ColumnLinear` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
 # | heads and packed QKV: `layers/attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
 # | vocabulary in: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |

@@ -54,10 +54,12 @@ _BYTES = Exercise(
     ],
     mistakes=[
         Mistake(_factor(8, 8), "One gather is missing: x is stored cut, and the backward pass needs it whole for dW."),
-        Mistake(_factor(4, 5), "Forward and backward: the backward pass sends as many sums as the forward pass."),
-        Mistake(_factor(4, 4), "Forward and backward: the backward pass sends as many sums as the forward pass."),
-        Mistake(_factor(4, 6), "A ring all-reduce sends its tensor almost twice: 2 n (t-1)/t."),
-        Mistake(_factor(4, 10), "A ring all-reduce sends its tensor almost twice: 2 n (t-1)/t."),
+        Mistake(
+            _factor(4, 4),
+            "Half of it. Forward and backward each send two sums, and a ring all-reduce sends its tensor almost twice: "
+            "2 n (t-1)/t.",
+        ),
+        Mistake(_factor(8, 5), "Forward and backward: what is said of one way holds for the other."),
         Mistake(
             lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
             * s * b * h * element_size,
@@ -277,11 +279,11 @@ _QKV = Exercise(
     ],
     mistakes=[
         Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).chunk(tp_size)[tp_rank],
+            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
             "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries. Pack the rows by group first.",
         ),
         Mistake(
-            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.chunk(tp_size)[tp_rank] for w in (wq, wk, wv)]),
+            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),
             "The right heads in another order: the packed matrix stores queries, key, value of group 0, then those of "
             "group 1.",
         ),
@@ -530,8 +532,9 @@ def _logits(scale: float = 1.0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
-def _three_numbers(inputs: Inputs) -> float:
-    return 4 * 4 * inputs[0]["target"].numel()  # max, target's logit, sum of exp in fp32; one more for the generous
+def _few_numbers(inputs: Inputs) -> float:
+    """Three fp32 numbers a token, or their gathered parts and two more; the logits would be forty a rank."""
+    return 4 * (len(inputs) + 2) * inputs[0]["target"].numel()
 
 
 _LOSS = Exercise(
@@ -543,10 +546,14 @@ _LOSS = Exercise(
         Case("logits in the hundreds", _logits(300.0), hidden=True),
         Case(
             "a few numbers a token travel, never the logits", _logits(), points=2, hidden=True,
-            accept=[at_most("the bound, four numbers a token,", _three_numbers)],
+            accept=[at_most("the bound, t + 2 numbers a token,", _few_numbers)],
         ),
     ],
     mistakes=[
+        Mistake(
+            _by_parts(local_softmax=False),
+            "exp() of large logits overflows: subtract the maximum over the whole vocabulary first.",
+        ),
         Mistake(
             _by_parts(local_softmax=True),
             "Your softmax is normalised over this rank's words: sum exp(z) over ranks as well.",
@@ -555,10 +562,6 @@ _LOSS = Exercise(
             _by_parts(local_softmax=False, global_max=False),
             "Each rank subtracted its own maximum: the terms of the sum are on different scales. "
             "Take the max over ranks.",
-        ),
-        Mistake(
-            _by_parts(local_softmax=False),
-            "exp() of large logits overflows: subtract the maximum over the whole vocabulary first.",
         ),
         Mistake(_upstream_lost, "The gradient that arrives, one number a token, multiplies dz."),
         Mistake(_not_the_target, "dz is softmax minus one at the target, on the rank that owns it."),
