@@ -57,15 +57,28 @@ class TransformerConfig(Config):
     )
     untie_embeddings_and_output_weights: bool = opt(False, "separate matrix for the output layer")
 
-    position_embedding_type: str = opt("learned_absolute", "positions", ("learned_absolute", "rope", "none"))
+    position_embedding_type: str = opt(
+        "learned_absolute",
+        "positions; mrope is RoPE with three positions a token: time, height and width",
+        ("learned_absolute", "rope", "mrope", "none"),
+    )
     rotary_base: float = opt(10000.0, "RoPE's base")
     rotary_percent: float = opt(1.0, "share of each head that is rotated")
     rotary_interleaved: bool = opt(False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
-    rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3"))
+    mrope_section: tuple[int, ...] | None = opt(None, "mrope: pairs of channels that turn with time, height, width")
+    mrope_interleaved: bool = opt(False, "mrope: channels take turns (Qwen3-VL) instead of lying section by section")
+    rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3", "yarn"))
     rope_scaling_factor: float = opt(8.0, "how many times longer than trained")
     rope_scaling_low_freq_factor: float = opt(1.0, "llama3: wavelengths above original/low are divided by the factor")
     rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept")
-    rope_scaling_original_max_position_embeddings: int = opt(8192, "llama3: context length of the original training")
+    rope_scaling_original_max_position_embeddings: int = opt(
+        8192, "llama3, yarn: context length of the original training"
+    )
+    yarn_beta_fast: float = opt(32.0, "yarn: channels that turn more often than this in the trained context are kept")
+    yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor")
+    yarn_mscale: float = opt(0.0, "yarn: numerator of the attention factor; 0 with the next: 0.1 ln(factor) + 1")
+    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor")
+    yarn_correction_range_round_to_int: bool = opt(True, "yarn: the blend begins and ends at whole channels")
     sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it")
 
     hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding")
@@ -104,13 +117,8 @@ class TransformerConfig(Config):
             ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
-        if self.position_embedding_type == "rope":
-            rotated = int(self.kv_channels * self.rotary_percent)
-            require(
-                rotated >= 2 and rotated % 2 == 0,
-                f"RoPE rotates {rotated} channels of a head",
-                "choose kv_channels * rotary_percent even",
-            )
+        if self.rotates:
+            self._check_rope()
         for name in ("hidden_dropout", "attention_dropout"):
             require(
                 0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)"
@@ -124,6 +132,28 @@ class TransformerConfig(Config):
         )
         unknown = set(self.recompute_modules) - {"core_attn", "mlp", "layernorm"}
         require(not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, layernorm")
+
+    def _check_rope(self) -> None:
+        rotated = int(self.kv_channels * self.rotary_percent)
+        require(
+            rotated >= 2 and rotated % 2 == 0,
+            f"RoPE rotates {rotated} channels of a head",
+            "choose kv_channels * rotary_percent even",
+        )
+        section = self.mrope_section
+        if self.position_embedding_type == "mrope":
+            require(
+                section is not None and len(section) == 3 and sum(section) == rotated // 2 and min(section) >= 0,
+                f"mrope_section={section} are not three numbers whose sum is the {rotated // 2} pairs that are rotated",
+                "for example mrope_section=(16, 24, 24) with kv_channels=128",
+            )
+        else:
+            require(section is None, "mrope_section without position_embedding_type mrope", "drop it, or choose mrope")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether positions are angles of queries and keys."""
+        return self.position_embedding_type in ("rope", "mrope")
 
     @property
     def dtype(self) -> torch.dtype:

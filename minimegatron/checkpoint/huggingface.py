@@ -306,8 +306,8 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
         fields["rotary_percent"] = float(scaling["partial_rotary_factor"])
     if kind == "default":
         return fields
-    if kind not in ("linear", "llama3"):
-        raise ConfigError(f"rope_type {kind!r} is not supported", fix="supported: default, linear, llama3")
+    if kind not in ("linear", "llama3", "yarn"):
+        raise ConfigError(f"rope_type {kind!r} is not supported", fix="supported: default, linear, llama3, yarn")
     fields.update(rope_scaling_type=kind, rope_scaling_factor=float(scaling["factor"]))
     if kind == "llama3":
         fields.update(
@@ -315,4 +315,22 @@ def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
             rope_scaling_high_freq_factor=float(scaling["high_freq_factor"]),
             rope_scaling_original_max_position_embeddings=int(scaling["original_max_position_embeddings"]),
         )
+    if kind == "yarn":
+        fields.update(_yarn(scaling))
     return fields
+
+
+def _yarn(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    if scaling.get("attention_factor") is not None:
+        raise ConfigError(
+            f"YaRN with attention_factor={scaling['attention_factor']} is not supported",
+            fix="say it by mscale and mscale_all_dim, or leave it to the factor",
+        )
+    return {
+        "rope_scaling_original_max_position_embeddings": int(scaling["original_max_position_embeddings"]),
+        "yarn_beta_fast": float(scaling.get("beta_fast") or 32.0),
+        "yarn_beta_slow": float(scaling.get("beta_slow") or 1.0),
+        "yarn_mscale": float(scaling.get("mscale") or 0.0),
+        "yarn_mscale_all_dim": float(scaling.get("mscale_all_dim") or 0.0),
+        "yarn_correction_range_round_to_int": bool(scaling.get("truncate", True)),
+    }

@@ -11,16 +11,26 @@ Two conventions pair the channels: halves (i, i + d/2), used by Llama's weights 
 (2i, 2i+1). They are the same up to a permutation of the rows of the query and key projections; mixing them up gives a
 model that runs and knows nothing.
 
-Longer contexts than trained: "linear" divides all positions; "llama3" (Llama 3.1) divides only the slow channels, whose
-wavelength exceeds the trained context, keeps the fast ones, and blends between:
+Longer contexts than trained: "linear" divides all positions by a factor; the others divide only slow channels, whose
+wavelength exceeds the trained context, keep the fast ones, and blend between. "llama3" (Llama 3.1) blends in the
+wavelength, "yarn" in the channel's number i, between those that turn `beta` times within the original context::
 
-    wavelength = 2 pi / theta;  keep below original/high, divide by `factor` above original/low
-    between: w = (original/wavelength - low) / (high - low);   theta' = (1 - w) theta/factor + w theta
+    llama3    wavelength = 2 pi / theta;  keep below original/high, divide by `factor` above original/low
+              between: w = (original/wavelength - low) / (high - low);   theta' = (1 - w) theta/factor + w theta
+    yarn      dim(beta) = d ln(original / (2 pi beta)) / (2 ln base)
+              r = clamp((i - dim(fast)) / (dim(slow) - dim(fast)), 0, 1);   theta' = (1 - r) theta + r theta/factor
+
+YaRN also multiplies queries and keys (here: cos and sin) by 0.1 ln(factor) + 1, because scores over more keys spread.
+
+With images a token has three positions (time, height, width), equal for text. "mrope" lets each pair of channels turn
+with one of them: the first section of channels with time, the next with height, the last with width (Qwen2-VL), or
+channels in turns (Qwen3-VL).
 
 RoPE has no parameters and needs no communication: every rank turns its own heads. Under context parallelism the angles
 of a rank are those of its tokens' global positions.
 
-Su et al. 2021 (arXiv 2104.09864). Megatron-LM: `megatron/core/models/common/embeddings/rotary_pos_embedding.py`.
+Su et al. 2021 (arXiv 2104.09864); Peng et al. 2023 (arXiv 2309.00071); Wang et al. 2024 (arXiv 2409.12191). Megatron-LM:
+`rotary_pos_embedding.py` and `yarn_rotary_pos_embedding.py` in `megatron/core/models/common/embeddings`.
 """
 
 from __future__ import annotations
@@ -37,36 +47,97 @@ def inverse_frequencies(config: TransformerConfig) -> torch.Tensor:
     """theta_i, [rotated channels / 2] in fp32, scaling applied."""
     d = int(config.kv_channels * config.rotary_percent)
     # int64 -> fp32 before the division, as Hugging Face does: the logits are compared to 1e-5 at long positions.
-    theta = 1.0 / config.rotary_base ** (torch.arange(0, d, 2, dtype=torch.int64, device="cpu").float() / d)
-    if config.rope_scaling_type == "linear":
-        return theta / config.rope_scaling_factor
-    if config.rope_scaling_type == "llama3":
-        factor, original = config.rope_scaling_factor, config.rope_scaling_original_max_position_embeddings
-        low, high = config.rope_scaling_low_freq_factor, config.rope_scaling_high_freq_factor
-        wavelength = 2 * math.pi / theta
-        blend = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-        return (1 - blend) * theta / factor + blend * theta
+    wave = config.rotary_base ** (torch.arange(0, d, 2, dtype=torch.int64, device="cpu").float() / d)
+    theta = 1.0 / wave
+    match config.rope_scaling_type:
+        case "linear":
+            return theta / config.rope_scaling_factor
+        case "llama3":
+            return _llama3(theta, config)
+        case "yarn":
+            return _yarn(wave, config, d)
     return theta
+
+
+def _llama3(theta: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    factor, original = config.rope_scaling_factor, config.rope_scaling_original_max_position_embeddings
+    low, high = config.rope_scaling_low_freq_factor, config.rope_scaling_high_freq_factor
+    wavelength = 2 * math.pi / theta
+    blend = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - blend) * theta / factor + blend * theta
+
+
+def _yarn(wave: torch.Tensor, config: TransformerConfig, d: int) -> torch.Tensor:
+    """`wave` is 1 / theta. At position 100,000 the last bit matters, so the order of operations is Hugging Face's."""
+    theta, base = 1.0 / wave, config.rotary_base
+    original = config.rope_scaling_original_max_position_embeddings
+
+    def channel(turns: float) -> float:
+        return d * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base))
+
+    first, last = channel(config.yarn_beta_fast), channel(config.yarn_beta_slow)
+    if config.yarn_correction_range_round_to_int:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, d - 1)
+    last += 0.001 if first == last else 0.0  # a step, not a division by 0
+    ramp = ((torch.arange(d // 2, dtype=torch.float32, device="cpu") - first) / (last - first)).clamp(0.0, 1.0)
+    keep = 1 - ramp
+    return 1.0 / (config.rope_scaling_factor * wave) * (1 - keep) + theta * keep
+
+
+def attention_factor(config: TransformerConfig) -> float:
+    """What cos and sin are multiplied by: 1 but for YaRN."""
+    if config.rope_scaling_type != "yarn":
+        return 1.0
+
+    def grown(mscale: float) -> float:
+        return 1.0 if config.rope_scaling_factor <= 1 else 0.1 * mscale * math.log(config.rope_scaling_factor) + 1.0
+
+    if config.yarn_mscale and config.yarn_mscale_all_dim:
+        return grown(config.yarn_mscale) / grown(config.yarn_mscale_all_dim)
+    return grown(1.0)
+
+
+def position_of_channel(config: TransformerConfig) -> torch.Tensor:
+    """mrope: for each pair of channels which position turns it, [rotated / 2]: 0 time, 1 height, 2 width."""
+    assert config.mrope_section is not None, "the config has checked it"
+    section = config.mrope_section
+    if not config.mrope_interleaved:
+        return torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(section, device="cpu"))
+    of = torch.zeros(sum(section), dtype=torch.int64, device="cpu")
+    for axis in (1, 2):
+        of[axis : 3 * section[axis] : 3] = axis
+    return of
 
 
 class RotaryEmbedding(nn.Module):
     """Angles for positions.
 
     Args:
-        config: head width, base, rotated share, scaling.
+        config: head width, base, rotated share, scaling, sections.
     """
 
     inv_freq: torch.Tensor
+    of_channel: torch.Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.factor = config, attention_factor(config)
         self.register_buffer("inv_freq", inverse_frequencies(config), persistent=False)
+        if config.position_embedding_type == "mrope":
+            self.register_buffer("of_channel", position_of_channel(config), persistent=False)
 
     def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """position_ids [b, s] -> cos, sin, each [s, b, 1, rotated channels / 2] in fp32."""
-        angle = position_ids.t()[..., None, None].float() * self.inv_freq
-        return angle.cos(), angle.sin()
+        """position_ids [b, s], or [3, b, s] for mrope -> cos, sin, each [s, b, 1, rotated channels / 2] in fp32."""
+        if self.config.position_embedding_type == "mrope":
+            three = position_ids if position_ids.dim() == 3 else position_ids.expand(3, *position_ids.shape)
+            place = three[self.of_channel].permute(2, 1, 0).unsqueeze(2).float()  # [s, b, 1, channels / 2]
+        else:
+            place = position_ids.t()[..., None, None].float()
+        angle = place * self.inv_freq
+        if self.factor == 1.0:
+            return angle.cos(), angle.sin()
+        return angle.cos() * self.factor, angle.sin() * self.factor
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:

@@ -82,7 +82,7 @@ class GPTModel(nn.Module):
         self.embedding = (
             LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng)) if pre_process else None
         )
-        self.rotary = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
+        self.rotary = RotaryEmbedding(config) if config.rotates else None
         self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
         self.output_layer = None
         self._input: torch.Tensor | None = None
@@ -128,7 +128,7 @@ class GPTModel(nn.Module):
 
         Args:
             tokens: [b, s] ids; on later stages only their shape matters.
-            position_ids: [b, s]; default the tokens' places in the sequence.
+            position_ids: [b, s], or [3, b, s] for mrope; default the tokens' places in the sequence.
             labels: [b, s] ids of the next tokens.
             document_ids: [b, s] of the *whole* sequence; tokens attend only inside their document.
             hidden: [s, b, h] from the stage before (without `pre_process`); default what `set_input_tensor` was given.

@@ -34,6 +34,7 @@ LLAMA31 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
         "GPT2Config",
@@ -53,6 +54,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {**SIZES, "sliding_window": 7}),
     "qwen2.5": ("Qwen2Config", SIZES),
     "qwen2.5-tied-mqa": ("Qwen2Config", {**SIZES, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2.5-yarn": ("Qwen2Config", {**SIZES, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 32}),
 }
 
@@ -90,6 +92,20 @@ def test_logits(ranks, name, tp, sp):
     assert max(ranks(tp).run(logits_deviation, name, sp, tp)) <= 1e-5
 
 
+def logits_over_cp(rank: int, world: int, name: str, layout: dict[str, Any]) -> float:
+    theirs = hf_model(name)
+    ours = ours_from(theirs, ParallelConfig(context_parallel_size=world, **layout))
+    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return (ours.full_logits(tokens) - theirs(tokens).logits).abs().max().item()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_with_context_parallelism(ranks, name):
+    for kind in ("p2p", "a2a") if name in ("qwen2.5-tied-mqa", "mistral") else ("p2p",):
+        assert max(ranks(2).run(logits_over_cp, name, {"cp_comm_type": kind})) <= 1e-5
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_round_trip_is_bit_exact(name):
     theirs = hf_model(name)
@@ -118,7 +134,8 @@ def test_a_missing_and_a_foreign_tensor_are_both_named():
     [
         {"model_type": "falcon"},
         {"hidden_act": "relu"},
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": {**YARN, "attention_factor": 1.5}},
         {"attention_bias": True},
     ],
     ids=str,
