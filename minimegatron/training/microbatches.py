@@ -80,7 +80,7 @@ class NumMicrobatches:
                 f"from {start} in steps of {increment} the batch size never becomes {self.global_batch_size}",
                 "choose an increment that divides global_batch_size - start",
             )
-            sizes = list(range(start, self.global_batch_size + 1, increment))
+            sizes = self._scheduled()
         multiple = self.micro_batch_size * self.data_parallel_size
         bad = [s for s in sizes if s < multiple or (s % multiple and not self.decrease_batch_size_if_needed)]
         require(
@@ -90,6 +90,16 @@ class NumMicrobatches:
             f"choose multiples of {multiple}"
             + ("" if min(bad, default=0) < multiple else ", or --decrease-batch-size-if-needed"),
         )
+
+    def _scheduled(self) -> list[int]:
+        """Every global batch size that the ramp-up will ask for."""
+        rampup, final = self.rampup, self.global_batch_size
+        return [final] if rampup is None else list(range(rampup.start, final + 1, rampup.increment))
+
+    def all(self) -> list[int]:
+        """Every number of microbatches that a rank will have in a step, from the first to the last."""
+        multiple = self.micro_batch_size * self.data_parallel_size
+        return sorted({size // multiple for size in self._scheduled()})
 
     def scheduled_batch_size(self, consumed_samples: int) -> int:
         """The global batch size that the ramp-up asks for after `consumed_samples`."""

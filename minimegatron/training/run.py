@@ -20,6 +20,8 @@ from minimegatron.config import (
 )
 from minimegatron.errors import ConfigError
 from minimegatron.layers.core_attention import check_backend
+from minimegatron.models.chunks import schedule_of
+from minimegatron.stages import plan_stages
 from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
 
 SECTIONS: dict[str, Any] = {
@@ -63,21 +65,16 @@ def check_run(run: RunConfig, world_size: int) -> None:
     Raises:
         ConfigError: the first rule that is broken.
     """
-    later = {
-        "pipeline_model_parallel_size": "pipeline",
-        "expert_model_parallel_size": "expert",
-    }
-    for field, kind in later.items():
-        size = getattr(run.parallel, field)
-        if size > 1:
-            raise ConfigError(
-                f"{field} is {size}, and the training loop has no {kind} parallelism yet",
-                fix=f"{field}=1; tensor, sequence, context and data parallelism work",
-            )
+    size = run.parallel.expert_model_parallel_size
+    if size > 1:
+        raise ConfigError(
+            f"expert_model_parallel_size is {size}, and the training loop has no expert parallelism yet",
+            fix="expert_model_parallel_size=1; tensor, sequence, context, pipeline and data parallelism work",
+        )
     dp = run.parallel.data_parallel_size(world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
     check_backend(run.model.attention_backend)
-    batch_sizes(run.training, dp)
+    check_schedules(run, batch_sizes(run.training, dp))
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
     if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
@@ -85,6 +82,23 @@ def check_run(run: RunConfig, world_size: int) -> None:
     data = run.data
     if not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
         raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
+
+
+def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:
+    """The pipeline's schedule exists for every number of microbatches that the run will have.
+
+    Their rules are about the smallest number, and about what is left over when groups of N are filled, so one number
+    for each remainder is tried.
+
+    Raises:
+        ConfigError: the schedule's rule, and what would keep it.
+    """
+    if run.parallel.pipeline_model_parallel_size > 1:
+        plan = plan_stages(run.parallel, run.model.num_layers)
+        group = run.parallel.microbatch_group_size_per_virtual_pipeline_stage or plan.ranks
+        smallest = {number % group: number for number in reversed(sizes.all())}
+        for num_microbatches in smallest.values():
+            schedule_of(plan, run.parallel, num_microbatches)
 
 
 def batch_sizes(training: TrainingConfig, dp: int) -> NumMicrobatches:

@@ -38,12 +38,13 @@ from minimegatron.comm.random import RngStreams, stream_seeds
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.layers.param import logical_parameters
-from minimegatron.models.decoder import build_model
+from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.stages import plan_stages
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.metrics import Metrics, StepReport
@@ -92,7 +93,7 @@ class Trainer:
         seeds = stream_seeds(run.training.seed, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, dp_rank=mesh.dp.rank)
         self.rng = RngStreams.for_rank(seeds, mesh.device)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
-        model = build_model(run.model, mesh, run.training.seed, spec, self.rng)
+        model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
         self.model = DistributedDataParallel(
             model, mesh, run.parallel.ddp_bucket_size, run.parallel.overlap_grad_reduce
         )
@@ -255,4 +256,8 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
         f"run: {train_iters} steps of {batch_sizes.global_batch_size} samples of {run.data.seq_length} tokens, "
         f"in microbatches of {run.training.micro_batch_size}, {batch_sizes.at(0)} a rank",
     ]
+    if run.parallel.pipeline_model_parallel_size > 1:
+        plan = plan_stages(run.parallel, model.num_layers)
+        held = " ".join(str(len(layers)) for layers in plan.layers)
+        lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {held} layers on {plan.ranks} ranks")
     return "\n".join(lines)

@@ -119,19 +119,20 @@ def test_the_tables_name_fields_and_do_not_overlap():
 
 
 def test_a_published_command_line_of_megatron():
-    """GPT-3 175B as in Megatron's examples, without its checkpoints, pipeline and batch schedule."""
+    """GPT-3 175B as in Megatron's examples, without its checkpoints."""
     line = """
         --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048
         --attention-backend auto --micro-batch-size 1 --global-batch-size 1536 --rampup-batch-size 16 16 5859375
         --train-iters 500000 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.006
         --clip-grad 1.0 --fp16 --lr 6.0e-5 --lr-decay-style cosine --min-lr 6.0e-6 --lr-warmup-fraction .001
-        --lr-decay-iters 430000 --tensor-model-parallel-size 8 --data-path corpus_text_document --vocab-file vocab.json
+        --lr-decay-iters 430000 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --data-path corpus_text_document --vocab-file vocab.json
         --merge-file merges.txt --tokenizer-type GPT2BPETokenizer --split 949,50,1 --log-interval 100
         --eval-interval 1000 --eval-iters 10 --tensorboard-dir logs --use-mcore-models --no-masked-softmax-fusion
     """
     run = parse_args(shlex.split(line), world_size=128)
     assert (run.model.num_layers, run.model.ffn_hidden_size, run.model.params_dtype) == (96, 49152, "fp16")
-    assert run.model.hidden_dropout == 0.1 and run.parallel.tensor_model_parallel_size == 8
+    assert run.model.hidden_dropout == 0.1
+    assert (run.parallel.tensor_model_parallel_size, run.parallel.pipeline_model_parallel_size) == (8, 16)
     assert (run.optimizer.min_lr, run.optimizer.lr_warmup_fraction) == (6e-6, 0.001)
     assert (run.data.data_path, run.data.split) == (("corpus_text_document",), "949,50,1")
     assert [note.split()[0] for note in run.notes] == ["--use-mcore-models", "--no-masked-softmax-fusion"]
@@ -159,7 +160,8 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--moe-router-topk=2", "mixture of experts"),
         ("--use-distributed-optimizer", "distributed optimizer"),
         ("--lr 1e-3 --fp8-format hybrid", "FP8"),
-        ("--num-layers-per-virtual-pipeline-stage 2", "pipelines"),
+        ("--no-overlap-p2p-communication", "wait for their messages"),
+        ("--num-layers-per-virtual-pipeline-stage 2", "without a pipeline"),
         ("stray", "belongs to no flag"),
         ("--lr abc", "invalid float"),
         ("--num-layers 2.5", "invalid int"),
@@ -178,7 +180,7 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--attention-backend te --attention-dropout 0", "pip install 'transformer-engine[pytorch]'"),
         ("--attention-backend local", "it drops no weights"),
         ("--cp-comm-type a2a+p2p", "two factors of cp (1)"),
-        ("--pipeline-model-parallel-size 2", "no pipeline parallelism yet"),
+        ("--pipeline-model-parallel-size 2", "cannot be divided"),
         ("--expert-model-parallel-size 2", "no expert parallelism yet"),
         ("--tensor-model-parallel-size 2", "cannot be divided"),
         ("--sequence-parallel", "needs tensor_model_parallel_size > 1"),
@@ -286,13 +288,12 @@ def test_any_layout_runs_or_is_refused_before_a_process_group_exists(
     line += f"--num-query-groups {groups} --hidden-size {24 * heads} --ffn-hidden-size 48 --micro-batch-size {micro} "
     line += f"--global-batch-size {batch} --seq-length {s} " + "--sequence-parallel" * sequence_parallel
     legal = (
-        pp == 1
-        and world % tp == 0
+        world % (tp * pp) == 0
         and heads % tp == 0
         and heads % groups == 0
         and (groups % tp == 0 or tp % groups == 0)
         and 48 % tp == 0
-        and batch % (micro * (world // tp)) == 0
+        and batch % (micro * (world // (tp * pp))) == 0
         and (not sequence_parallel or (tp > 1 and s % tp == 0))
     )
     try:
