@@ -38,6 +38,8 @@ from minimegatron.errors import DeadlineError, MinimegatronError, RankError
 from minimegatron.lab import plain
 from minimegatron.lab.nursery import Limits
 
+_LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
+_MAX_FILES = 20_000  # in it
 _START_SECONDS = 120.0  # for the nursery's imports on a machine that is busy with something else
 
 
@@ -64,6 +66,7 @@ class Nursery:
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._over = False
 
     def __enter__(self) -> Nursery:
         return self
@@ -73,6 +76,8 @@ class Nursery:
 
     def warm_up(self) -> None:
         """Start the server if it does not run; returns at once, the imports go on by themselves."""
+        if self._over:
+            raise RankError("the run was interrupted")
         if self._server is not None and self._server.poll() is None:
             return
         self.close()
@@ -94,6 +99,12 @@ class Nursery:
             self._server.kill()
             self._server.wait(10)
         self._server = self._socket = None
+
+    def interrupt(self) -> None:
+        """From another thread: end the server for good; a `call` under way, and any after it, raise RankError."""
+        self._over = True
+        if (server := self._server) is not None:
+            server.kill()
 
     def call(
         self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = ()
@@ -129,7 +140,7 @@ class Nursery:
             self.close()
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     def _run(self, order: dict[str, Any], limits: Limits) -> list[Reply]:
         self.warm_up()
@@ -142,13 +153,18 @@ class Nursery:
                 for _, write in pipes:
                     os.close(write)
             pids = _receive(self._socket)
-            texts, late = _read_answers([read for read, _ in pipes], limits)
-            stacks = _stacks({rank: pids[rank] for rank in late}, Path(order["folder"]))
+            folder = Path(order["folder"])
+            texts, late = _read_answers([read for read, _ in pipes], limits, folder)
+            full = bool(late) and _used(folder, limits.disk) > limits.disk
+            stacks = {} if full else _stacks({rank: pids[rank] for rank in late}, folder)
             self._socket.sendall(b"end\n")
             statuses = _receive(self._socket)
         finally:
             for read, _ in pipes:
                 os.close(read)
+        if full:
+            kept = {rank: Reply(ended=f"wrote more than {limits.disk >> 20} MiB of files") for rank in late}
+            return [kept.get(rank) or _reply(rank, texts, {}, statuses[rank]) for rank in range(order["world"])]
         return [_reply(rank, texts, stacks, statuses[rank]) for rank in range(order["world"])]
 
 
@@ -172,10 +188,11 @@ def _receive(connection: socket.socket) -> Any:
     return json.loads(line)
 
 
-def _read_answers(pipes: list[int], limits: Limits) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
+def _read_answers(pipes: list[int], limits: Limits, folder: Path) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
     """Per rank (order of arrival, line) for those who wrote one, b"" if it is too long; and the ranks that were late.
 
-    A rank first writes "+", its sign of life, then one line. The clock starts when all have signed.
+    A rank first writes "+", its sign of life, then one line. The clock starts when all have signed, and ends early when
+    the ranks' folder is too full.
     """
     answers: dict[int, tuple[int, bytes]] = {}
     partial = {rank: bytearray() for rank in range(len(pipes))}
@@ -184,8 +201,13 @@ def _read_answers(pipes: list[int], limits: Limits) -> tuple[dict[int, tuple[int
     with selectors.DefaultSelector() as selector:
         for rank, pipe in enumerate(pipes):
             selector.register(pipe, selectors.EVENT_READ, rank)
+        looked = time.monotonic()
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                looked = time.monotonic()
+                if _used(folder, limits.disk) > limits.disk:
+                    break
+            for key, _ in selector.select(min(left, _LOOK_SECONDS)):
                 rank, data = key.data, os.read(key.fd, 1 << 20)
                 partial[rank] += data
                 if data and rank not in signed:
@@ -200,6 +222,30 @@ def _read_answers(pipes: list[int], limits: Limits) -> tuple[dict[int, tuple[int
                     selector.unregister(key.fd)
         late = sorted(key.data for key in selector.get_map().values())
     return answers, late
+
+
+def _used(folder: Path, enough: int) -> int:
+    """Bytes on disk below a folder, counted until there are more than `enough`; too many files are too much."""
+    total, files, wanted = 0, 0, [str(folder)]
+    while wanted:
+        with contextlib.suppress(OSError), os.scandir(wanted.pop()) as entries:
+            for entry in entries:
+                files += 1
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                wanted += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+                if files > _MAX_FILES or total > enough:
+                    return max(total, enough + 1)
+    return total
+
+
+def _remove(folder: Path) -> None:
+    """Remove what ranks have left, whatever it is."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # closed folders, or a chain of folders deeper than Python's stack
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run([*command, "--", str(folder)], capture_output=True, timeout=60)
 
 
 def _stacks(late: dict[int, int], folder: Path) -> dict[int, tuple[procs.Frame, ...]]:

@@ -18,7 +18,7 @@ import secrets
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from minimegatron.comm.guard import ranges
@@ -56,12 +56,13 @@ def judge(nursery: Nursery, course: str, exercise: str, sources: Mapping[str, st
     if exercise not in sources:
         return Verdict(exercise, "todo", asked.points, note=f"run its cell, %%exercise {exercise}, first")
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
+    hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
     outcomes: list[dict[str, Any]] = []
     for inputs in _own(nursery, draw, job):
         if outcomes and "late" in outcomes[-1]:
             outcomes.append({"error": "not tried after that", "late": True})
         else:
-            outcomes.append(_outcome(_play(nursery, asked, sources, inputs), exercise, sources, asked.seconds))
+            outcomes.append(_outcome(_play(nursery, asked, sources, inputs, hidden), exercise, sources, asked.seconds))
     return Verdict.from_plain(_own(nursery, decide, {**job, "outcomes": outcomes}))
 
 
@@ -74,11 +75,12 @@ def _own(nursery: Nursery, function: Any, job: dict[str, Any]) -> Any:
     return reply.value["result"]
 
 
-def _play(nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any) -> list[Reply]:
+def _play(nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str) -> list[Reply]:
     on_ranks = isinstance(inputs, list)
     common = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
         "drive": asked.drive_source, "seconds": asked.seconds, "ranks": len(inputs) if on_ranks else 0,
+        "hidden": hidden,
     }  # fmt: skip
     jobs = [{**common, "inputs": mine} for mine in (inputs if on_ranks else [inputs])]
     return nursery.call(player.play, jobs, Limits(seconds=asked.seconds))

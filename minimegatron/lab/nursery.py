@@ -24,11 +24,12 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from minimegatron.comm import procs
-from minimegatron.lab import plain
+from minimegatron.lab import plain, sandbox
 
 _PRELOAD = "minimegatron.lab.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
@@ -41,12 +42,14 @@ class Limits:
         seconds: from the start of all ranks to the last answer.
         memory: bytes of address space above what the process starts with.
         file: bytes of the largest file it may write.
+        disk: bytes of all files of all ranks together.
         answer: bytes of the answer.
     """
 
     seconds: float = 20.0
     memory: int = 4 << 30
     file: int = 64 << 20
+    disk: int = 256 << 20
     answer: int = 64 << 20
 
 
@@ -65,6 +68,7 @@ class Failed(Exception):
 def serve(descriptor: int) -> None:
     """The nursery: read an order, fork its ranks, wait for the word that it is over, kill and reap. For ever."""
     importlib.import_module(_PRELOAD).rehearse()
+    sandbox.leave_network()
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
     with socket.socket(fileno=descriptor) as connection:
@@ -115,7 +119,7 @@ def _live(rank: int, order: dict[str, Any], pipe: int) -> None:
     """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
     folder, limits = Path(order["folder"]), Limits(**order["limits"])
     os.chdir(folder)
-    os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     stack = open(folder / f"stack.{rank}", "w")  # noqa: SIM115  open as long as the process lives
     faulthandler.enable(stack)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

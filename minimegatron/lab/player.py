@@ -10,6 +10,7 @@ job, by rank::
     inputs     keyword arguments
     ranks      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
     seconds    timeout of the process group
+    hidden     folder of the checks, closed to this process
 
 It returns `{"value": ..., "evidence": ...}`, or fails with `{"todo": exercise}` where a stub raised
 NotImplementedError, or `{"error": text, "line": n, "peer": whether it is only another rank's failure seen from here}`.
@@ -29,7 +30,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.guard import is_consequence
 from minimegatron.errors import MinimegatronError
-from minimegatron.lab import plain
+from minimegatron.lab import plain, sandbox
 from minimegatron.lab.evidence import Witness
 from minimegatron.lab.nursery import Failed
 
@@ -51,6 +52,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     random.seed(rank)
+    sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),))
     _install(job["sources"])
     try:
         if job["ranks"]:

@@ -1,8 +1,8 @@
 """What a learner has passed, kept in `.work/<lab>/progress.json` from one kernel to the next.
 
-A verdict is stored with a digest of what it judged: the exercise's text, the exercises it imports, and the checks of the
-lab. When one of them changes, the verdict is not shown any more, so the file cannot flatter. It is a convenience for the
-learner; the instructor's `minimegatron grade` never reads it.
+A verdict is stored with a digest of what it judged: the exercise's text, the exercises it imports, and the checks of
+the lab. When one of them changes, the verdict is not shown any more, so the file cannot flatter. It is a convenience
+for the learner; the instructor's `minimegatron grade` never reads it.
 
 | what may happen                          | what then                                                              |
 |------------------------------------------|------------------------------------------------------------------------|

@@ -143,4 +143,54 @@ def bubble(p, m): return bubble(p, m)
     "a mountain of an answer": """
 def bubble(p, m): return [0.0] * 50_000_000
 """,
+    "fork bomb": """
+import os
+def bubble(p, m):
+    while True:
+        try: os.fork()
+        except OSError: pass
+""",
+    "fork bomb below Python": """
+import ctypes
+def bubble(p, m):
+    libc = ctypes.CDLL(None)
+    while True:
+        libc.fork()
+        libc.setsid()
+""",
+    "a flood of output": """
+import os
+def bubble(p, m):
+    while True: os.write(1, b"x" * (1 << 20)); os.write(2, b"y" * (1 << 20))
+""",
+    "many files": """
+def bubble(p, m):
+    for i in range(1 << 20):
+        with open(f"big{i}", "wb") as file: file.write(bytes(32 << 20))
+""",
+    "a chain of folders": """
+import os
+def bubble(p, m):
+    for i in range(3000):
+        os.mkdir("d")
+        os.chdir("d")
+    return 0.0
+""",
+    "a socket": """
+import socket
+def bubble(p, m):
+    with socket.create_connection(("192.0.2.1", 80), timeout=1) as there: return there.recv(1)
+""",
+    "reads the checks": """
+import pathlib, minimegatron.lab
+def bubble(p, m):
+    folder = pathlib.Path(minimegatron.lab.__file__).parents[2] / "tests" / "lab"
+    text = (folder / "mini_course.py").read_text()
+    space = {}
+    exec(text, space)
+    return space["bubble"](p, m)
+""",
+    "imports the checks": """
+from tests.lab.mini_course import bubble
+""",
 }

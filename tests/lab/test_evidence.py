@@ -48,7 +48,7 @@ class Mean(torch.autograd.Function):
 def test_every_communication_is_seen(nursery: Nursery) -> None:
     job: dict[str, Any] = {
         "sources": {"talk": TALK}, "exercise": "talk", "function": "talk", "drive": None, "seconds": 10, "ranks": 2,
-        "inputs": {"x": torch.ones(4)},
+        "inputs": {"x": torch.ones(4)}, "hidden": "/nowhere",
     }  # fmt: skip
     replies = nursery.call(play, [job, job], Limits(seconds=10))
     first, second = (Evidence.from_plain(reply.value["evidence"]) for reply in replies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import stat
@@ -147,7 +148,30 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_no_folder_is_left(nursery: Nursery) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("minimegatron-*"))
+def test_no_folder_is_left(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     nursery.call(echo, [1, 2], QUICK)
-    assert set(Path(tempfile.gettempdir()).glob("minimegatron-*")) <= before
+    nursery.call(untidy, [1], QUICK)
+    assert not list(tmp_path.iterdir())
+
+
+def untidy(rank: int, world: int, job: int) -> None:
+    """Folders deeper than a path may be long, and one that nobody may enter."""
+    os.mkdir("closed")
+    Path("closed/file").write_text("x")
+    os.chmod("closed", 0)
+    for _ in range(3000):
+        os.mkdir("d")
+        os.chdir("d")
+
+
+def test_the_disk_has_a_limit(nursery: Nursery) -> None:
+    small = dataclasses.replace(QUICK, disk=1 << 20)
+    replies = nursery.call(fill, [{"many": True}, {"many": False}], small)
+    assert {reply.ended for reply in replies} == {"wrote more than 1 MiB of files"}
+
+
+def fill(rank: int, world: int, job: dict[str, bool]) -> None:
+    for i in range(100 if job["many"] else 0):
+        Path(f"file{i}").write_bytes(bytes(100_000))
+    time.sleep(1000)

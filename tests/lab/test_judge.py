@@ -222,11 +222,23 @@ def test_what_is_shown_can_be_learnt_by_heart_what_is_hidden_cannot(nursery: Nur
     assert [row.points for row in verdict.rows] == [2, 0]
 
 
-def test_killing_the_judges_processes_scores_nothing(nursery: Nursery) -> None:
-    """Whoever kills the server may stop the check, but not pass it."""
-    source = "import os\ndef bubble(p, m):\n    os.kill(os.getppid(), 9)\n    return (p - 1) / (m + p - 1)"
-    with Nursery() as mine, pytest.raises(RankError):
-        check(mine, "bubble", source)
+def test_nobody_else_can_be_killed(nursery: Nursery) -> None:
+    """Neither the process that starts ranks, nor the notebook or the grader that waits for it."""
+    for target in ("os.getppid()", "-1"):
+        source = f"import os\ndef bubble(p, m):\n    os.kill({target}, 9)\n    return (p - 1) / (m + p - 1)"
+        verdict = check(nursery, "bubble", source)
+        assert (verdict.state, verdict.points) == ("wrong", 0) and "signals to others" in verdict.note
+
+
+def test_a_server_that_dies_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Nursery() as mine:
+        mine.warm_up()
+        assert mine._server is not None
+        mine._server.kill()
+        mine._server.wait(10)
+        monkeypatch.setattr(mine, "warm_up", lambda: None)
+        with pytest.raises(RankError, match="the process that starts ranks ended"):
+            check(mine, "bubble", "def bubble(p, m):\n    return (p - 1) / (m + p - 1)")
 
 
 # ------------------------------------------------------------------------------------------- faults of the author
