@@ -19,6 +19,8 @@ COMMANDS = {
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "lab": ("minimegatron.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("minimegatron.lab.build", "write the notebooks from their sources; --check says which are stale"),
+    "grade": ("minimegatron.lab.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
+    "progress": ("minimegatron.lab.progress", "your points in each lab"),
     "doctor": ("minimegatron.doctor", "say what this machine can do, how things run on it, and what to add"),
 }
 
