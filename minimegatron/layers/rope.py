@@ -29,8 +29,8 @@ channels in turns (Qwen3-VL).
 RoPE has no parameters and needs no communication: every rank turns its own heads. Under context parallelism the angles
 of a rank are those of its tokens' global positions.
 
-Su et al. 2021 (arXiv 2104.09864); Peng et al. 2023 (arXiv 2309.00071); Wang et al. 2024 (arXiv 2409.12191). Megatron-LM:
-`rotary_pos_embedding.py` and `yarn_rotary_pos_embedding.py` in `megatron/core/models/common/embeddings`.
+Su et al. 2021 (arXiv 2104.09864); Peng et al. 2023 (arXiv 2309.00071); Wang et al. 2024 (arXiv 2409.12191). In
+Megatron-LM: `rotary_pos_embedding.py`, `yarn_rotary_pos_embedding.py` in `megatron/core/models/common/embeddings`.
 """
 
 from __future__ import annotations
