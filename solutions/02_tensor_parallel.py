@@ -1170,8 +1170,14 @@ def equal_shards(tensor_of):
     return f"{sum(same)} of {len(same)}"
 
 
-print("matrices whose two shards are equal:     ", equal_shards(lambda p: p))
-print("of those, with equal gradients as well:  ", equal_shards(lambda p: p.grad))
+print("matrices whose two shards are equal:   ", equal_shards(lambda p: p))
+print("whose shards have equal gradients:     ", equal_shards(lambda p: p.grad))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+for step in range(20):
+    optimizer.zero_grad()
+    loss_of(model, step).backward()
+    optimizer.step()
+print("whose shards are equal after 20 steps: ", equal_shards(lambda p: p))
 
 # %% [markdown]
 # The loss is that of some other model. The gradient norm says so, and the shards say why: both ranks hold *the same*
