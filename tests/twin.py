@@ -164,10 +164,26 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).abs().max() / b.abs().max().clamp(min=1e-8)).item()
 
 
+def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]]:
+    """`compare_with_serial` for cases on equally many ranks; what differs in its layout alone has the same twin."""
+    twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
+    reports = []
+    for case in cases:
+        mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
+        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None)}"
+        if key not in twins:
+            twins[key] = serial_gradients(case, mesh.dp.size)
+        reports.append(_compare(case, mesh, *twins[key]))
+    return reports
+
+
 def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
     """Runs on every rank: deviations from the twin, and what must be equal or different between ranks."""
     mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
-    want_loss, want = serial_gradients(case, mesh.dp.size)
+    return _compare(case, mesh, *serial_gradients(case, mesh.dp.size))
+
+
+def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Tensor]) -> dict[str, Any]:
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
     got = {n: gather_logical(p.main_grad, layout_of(p), mesh.tp) for n, p in ddp.buffer.params.items()}

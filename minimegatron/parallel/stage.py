@@ -22,7 +22,6 @@ from torch import nn
 
 from minimegatron import trace
 from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, defer
-from minimegatron.layers.param import logical_parameters
 from minimegatron.parallel.actions import Action, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 
@@ -133,10 +132,10 @@ class ModuleStage:
 
 
 def last_gradients(
-    schedule: Schedule, rank: int, chunks: Sequence[nn.Module]
+    schedule: Schedule, rank: int, chunks: Sequence[nn.Module], ddp: DistributedDataParallel
 ) -> list[dict[tuple[str, int], frozenset[str]]]:
     """For each chunk of a rank: (kind, microbatch) of an action -> parameters whose last gradient it produces."""
-    names = [{name for name, _ in logical_parameters(chunk)} for chunk in chunks]
+    names = [{ddp.name_of(param) for param in chunk.parameters() if param.requires_grad} for chunk in chunks]
     left = set[str]().union(*names)
     found: list[dict[tuple[str, int], frozenset[str]]] = [{} for _ in chunks]
     row: tuple[Action, ...] = schedule.actions[rank]

@@ -105,7 +105,7 @@ def forward_backward(
     batches = Microbatches(data_iterator, len(chunks.chunks))
     sums = _Sums(model.mesh.device)
     rank = model.mesh.pp.rank
-    last = last_gradients(chosen, rank, list(chunks.chunks))
+    last = last_gradients(chosen, rank, list(chunks.chunks), model)
     stages = [
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
         for c, (_, chunk) in enumerate(chunks.stages())

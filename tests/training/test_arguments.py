@@ -125,7 +125,8 @@ def test_a_published_command_line_of_megatron():
         --attention-backend auto --micro-batch-size 1 --global-batch-size 1536 --rampup-batch-size 16 16 5859375
         --train-iters 500000 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.006
         --clip-grad 1.0 --fp16 --lr 6.0e-5 --lr-decay-style cosine --min-lr 6.0e-6 --lr-warmup-fraction .001
-        --lr-decay-iters 430000 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --data-path corpus_text_document --vocab-file vocab.json
+        --lr-decay-iters 430000 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16
+        --data-path corpus_text_document --vocab-file vocab.json
         --merge-file merges.txt --tokenizer-type GPT2BPETokenizer --split 949,50,1 --log-interval 100
         --eval-interval 1000 --eval-iters 10 --tensorboard-dir logs --use-mcore-models --no-masked-softmax-fusion
     """
@@ -302,5 +303,5 @@ def test_any_layout_runs_or_is_refused_before_a_process_group_exists(
         assert isinstance(error, ConfigError) and error.fix
         assert not legal, error
     else:
-        assert legal and run.parallel.data_parallel_size(world) == world // tp
+        assert legal and run.parallel.data_parallel_size(world) == world // (tp * pp)
     assert not dist.is_initialized()
