@@ -85,6 +85,8 @@ def context_attention(
         function = _AllGatherAttention if mesh.parallel.cp_comm_type == "allgather" else _RingAttention
         s = q.shape[0] * outer.size
         spans = [spans_of(s, (r, outer.size)) for r in range(outer.size)]
+        if inner.size > 1:
+            q = q.contiguous()  # kept for the backward pass; as a view of what arrived it would keep k and v alive
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
         out = function.apply(q, k, v, mask, outer, spans, scale, backend).permute(2, 0, 1, 3)
     return gather_heads(out, inner)
