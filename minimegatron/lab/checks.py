@@ -151,6 +151,70 @@ def at_most(what: str, nbytes: Callable[[Any], float], *names: str) -> Accept:
     return accept
 
 
+def in_order(*steps: str) -> Accept:
+    """On every rank these steps happen in this order, others between them or not.
+
+    A step is a communication (`all_reduce`), `wait` for one, or `matmul`: `in_order("all_reduce", "matmul", "wait")`
+    asks that something is computed between the start of an all-reduce and the wait for it.
+    """
+
+    def accept(answer: Answer) -> str | None:
+        for rank, one in enumerate(answer.evidence):
+            left = iter(what for what, _ in one.order)
+            missing = next((i for i, step in enumerate(steps) if step not in left), None)
+            if missing is not None:
+                before = f" after {' and '.join(steps[:missing])}" if missing else ""
+                return f"rank {rank}: no {steps[missing]}{before}; the order asked for is {', '.join(steps)}"
+        return None
+
+    return accept
+
+
+def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
+    """While a communication `name` travels, each rank computes matrix products of so many multiply-adds in all.
+
+    It travels from its start to the next `wait`; one that nobody waits for counts as not travelling.
+    """
+
+    def accept(answer: Answer) -> str | None:
+        bound = multiply_adds(answer.inputs)
+        for rank, one in enumerate(answer.evidence):
+            done = sum(_between(list(one.order), name))
+            if done < bound:
+                return (f"rank {rank} computes {done} multiply-adds while {name} travels, of {int(bound)} that could "
+                        "be done meanwhile")  # fmt: skip
+        return None
+
+    return accept
+
+
+def _between(order: list[tuple[str, int]], name: str) -> list[int]:
+    """Multiply-adds of every product between a start of `name` and the wait after it."""
+    found: list[int] = []
+    meanwhile: list[int] | None = None
+    for what, much in order:
+        if what == name and meanwhile is None:
+            meanwhile = []
+        elif what == "wait" and meanwhile is not None:
+            found, meanwhile = found + meanwhile, None
+        elif what == "matmul" and meanwhile is not None:
+            meanwhile.append(much)
+    return found
+
+
+def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
+    """No rank holds more than `nbytes(inputs)` at a time of what it makes; `what` names the bound."""
+
+    def accept(answer: Answer) -> str | None:
+        bound = nbytes(answer.inputs)
+        for rank, one in enumerate(answer.evidence):
+            if one.peak > bound:
+                return f"rank {rank} holds {one.peak} bytes at once; {what} is {int(bound)}"
+        return None
+
+    return accept
+
+
 def no_tensor_above(what: str, nbytes: Callable[[Any], float]) -> Accept:
     """No operation makes a tensor larger than `nbytes(inputs)`; `what` names the bound."""
 

@@ -1,4 +1,4 @@
-"""What a program did, not only what it returned: messages, bytes, order, and the largest tensor it ever made.
+"""What a program did, not only what it returned: messages, bytes, order, and the memory it took.
 
 An all-reduce of one's own and torch's give the same numbers; a "ZeRO" that keeps every optimizer state does too. So
 each rank of a check runs under a dispatch mode, which sees every operation of torch on its way to the kernel,
@@ -7,16 +7,24 @@ hand-written communication included: `send` is `c10d::send` however it was calle
 
     evidence.count("send"), evidence.nbytes("send")       # counted on this rank
     evidence.calls[0].at < evidence.ops                    # sent before the last operation: overlap
-    evidence.largest                                       # bytes; an attention that builds S x S shows here
+    evidence.order                                         # all_reduce, matmul, wait: computed while it travelled
+    evidence.largest, evidence.peak                        # bytes; an attention that builds S x S shows here
+
+`peak` counts storages that came to be while it ran, and lets go of those that died; what was given to it is not
+counted. Bytes of parameters are a number that a drive can return beside the answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron import trace
@@ -30,7 +38,14 @@ _NAMES = {
     "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
     "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "gather_": "gather", "scatter_": "scatter",
     "monitored_barrier_": "barrier",
+    # the functional collectives, which do not pass through c10d's operators
+    "all_reduce": "all_reduce", "all_reduce_coalesced": "all_reduce", "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather", "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "all_to_all", "broadcast": "broadcast",
 }  # fmt: skip
+_TALK = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", "_scaled_dot_product_flash_attention_for_cpu"}
 _MAX_CALLS = 50_000
 
 
@@ -60,12 +75,17 @@ class Evidence:
         events: what `minimegatron.trace` recorded, in order.
         ops: number of operations of torch.
         largest: bytes of the largest tensor that any operation returned.
+        peak: most bytes at one time of tensors that came to be on the way.
+        order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
+            times the length of the sum, `wait` for a communication that was started before.
     """
 
     calls: tuple[Call, ...] = ()
     events: tuple[trace.Event, ...] = ()
     ops: int = 0
     largest: int = 0
+    peak: int = 0
+    order: tuple[tuple[str, int], ...] = ()
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -81,12 +101,16 @@ class Evidence:
             "events": [dataclasses.astuple(event) for event in self.events],
             "ops": self.ops,
             "largest": self.largest,
+            "peak": self.peak,
+            "order": [list(step) for step in self.order],
         }
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Evidence:
         calls = tuple(Call(*call) for call in data["calls"])
-        return cls(calls, tuple(trace.Event(*event) for event in data["events"]), data["ops"], data["largest"])
+        events = tuple(trace.Event(*event) for event in data["events"])
+        order = tuple((str(what), int(much)) for what, much in data["order"])
+        return cls(calls, events, data["ops"], data["largest"], data["peak"], order)
 
 
 class Witness(TorchDispatchMode):
@@ -100,33 +124,87 @@ class Witness(TorchDispatchMode):
     def __init__(self, rank: int = 0) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.ops = self.largest = 0
+        self.order: list[tuple[str, int]] = []
+        self.ops = self.largest = self.peak = self._held = 0
+        self._storages: dict[int, int] = {}  # those alive, by address; 0 bytes for what was there before
+        self._wait: Callable[..., Any] = Work.wait
         self._recorder = trace.record(rank)
         self._log = trace.Log(rank)
 
     def __enter__(self) -> Witness:
         self._log = self._recorder.__enter__()
+        wait, note = self._wait, self._note
+
+        @functools.wraps(wait)
+        def noted(work: Any, *args: Any) -> Any:
+            note("wait", 0)
+            return wait(work, *args)
+
+        Work.wait = noted
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        Work.wait = self._wait
         self._recorder.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
-        if namespace == "c10d" and len(self.calls) < _MAX_CALLS:
-            nbytes = max((_nbytes(arg) for arg in args), default=0)
+        for tensor in _tensors([*args, *(kwargs or {}).values()]):
+            self._hold(tensor, given=True)
+        result = func(*args, **(kwargs or {}))
+        talk = namespace in _TALK and not name.startswith("_wrap_tensor")
+        if talk and name == "wait_tensor":
+            self._note("wait", 0)
+        elif talk and len(self.calls) < _MAX_CALLS:
+            nbytes = max([_nbytes(arg) for arg in args] + [_nbytes(result) if namespace != "c10d" else 0])
             peer = args[2] if name in ("send", "recv_") else -1
             self.calls.append(Call(_NAMES.get(name, name), nbytes, peer, self.ops))
-        result = func(*args, **(kwargs or {}))
-        if namespace != "c10d":
+            self._note(_NAMES.get(name, name), nbytes)
+        if not talk:
             self.ops += 1
             self.largest = max(self.largest, *(t.nbytes for t in _tensors(result)), 0)
+            if name in _PRODUCTS:
+                self._note("matmul", _multiply_adds(name, args, result))
+        for tensor in _tensors(result):
+            self._hold(tensor)
         return result
 
+    def _note(self, what: str, much: int) -> None:
+        if len(self.order) < _MAX_CALLS:
+            self.order.append((what, much))
+
+    def _hold(self, tensor: torch.Tensor, given: bool = False) -> None:
+        """Count a storage until it dies; one that is first seen as an input came from outside."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a tensor of no storage, such as a sparse one
+            return
+        address = storage._cdata
+        if address in self._storages:
+            return
+        self._storages[address] = nbytes = 0 if given else storage.nbytes()
+        self._held += nbytes
+        self.peak = max(self.peak, self._held)
+        weakref.finalize(storage, self._release, address).atexit = False
+
+    def _release(self, address: int) -> None:
+        self._held -= self._storages.pop(address, 0)
+
     def evidence(self) -> Evidence:
-        return Evidence(tuple(self.calls), tuple(self._log.events), self.ops, self.largest)
+        log = tuple(self._log.events)
+        return Evidence(tuple(self.calls), log, self.ops, self.largest, self.peak, tuple(self.order))
+
+
+def _multiply_adds(name: str, args: Any, result: Any) -> int:
+    """Elements of the result times the length of each sum."""
+    factors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if name.startswith("_scaled"):  # scores and their weighted sum
+        query, key = factors[:2]
+        return 2 * query.numel() * key.shape[-2]
+    left = factors[-2]
+    return math.prod(result.shape) * int(left.shape[-1])
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minimegatron.lab.checks import busy_during, in_order, peak_at_most
 from minimegatron.lab.evidence import Evidence, Witness
+from minimegatron.lab.exercises import Answer
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.nursery import Limits
 from minimegatron.lab.player import play
@@ -77,3 +79,83 @@ def test_it_travels_as_plain_data() -> None:
     with Witness(3) as witness:
         torch.ones(2)
     assert Evidence.from_plain(witness.evidence().to_plain()) == witness.evidence()
+
+
+OVERLAP = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+def overlapped(x, w):
+    work = dist.all_reduce(x, async_op=True)
+    y = w @ w
+    work.wait()
+    return y
+
+def waiting(x, w):
+    dist.all_reduce(x)
+    return w @ w
+
+def never_waited(x, w):
+    dist.all_reduce(x, async_op=True)
+    return w @ w
+
+def functionally(x, w):
+    x = functional.all_reduce(x, "sum", dist.group.WORLD)
+    y = w @ w
+    return functional.wait_tensor(x).sum() + y.sum()
+"""
+
+
+def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
+    inputs = {"x": torch.ones(4), "w": torch.ones(3, 3)}
+    seen, work = {}, 27
+    for name in ("overlapped", "waiting", "never_waited", "functionally"):
+        job: dict[str, Any] = {
+            "sources": {"overlap": OVERLAP}, "exercise": "overlap", "function": name, "drive": None, "seconds": 10,
+            "ranks": 2, "inputs": inputs, "hidden": "/nowhere",
+        }  # fmt: skip
+        replies = nursery.call(play, [job, job], Limits(seconds=10))
+        seen[name] = [Evidence.from_plain(reply.value["evidence"]) for reply in replies]
+    assert seen["overlapped"][0].order == (("all_reduce", 16), ("matmul", work), ("wait", 0))
+    assert seen["waiting"][1].order == (("all_reduce", 16), ("wait", 0), ("matmul", work))
+    assert seen["functionally"][0].order == seen["overlapped"][0].order
+    assert seen["functionally"][0].count("all_reduce") == 1, "no way around the count"
+
+    ordered, busy = in_order("all_reduce", "matmul", "wait"), busy_during("all_reduce", lambda _: work)
+    passed = {name for name, evidence in seen.items() if ordered(Answer(None, inputs, evidence)) is None}
+    assert passed == {name for name, one in seen.items() if busy(Answer(None, inputs, one)) is None}
+    assert passed == {"overlapped", "functionally"}
+    assert ordered(Answer(None, inputs, seen["waiting"])) == (
+        "rank 0: no wait after all_reduce and matmul; the order asked for is all_reduce, matmul, wait"
+    )
+    assert "computes 0 multiply-adds while all_reduce travels, of 27" in str(busy(Answer(0, inputs, seen["waiting"])))
+
+
+def test_the_peak_is_of_what_lives_at_one_time() -> None:
+    x = torch.ones(1000)
+    with Witness() as short:
+        for _ in range(10):
+            y = x * 2
+            y = y.view(10, 100).t()
+    with Witness() as long:
+        kept = [x + i for i in range(10)]
+        x.add_(1)
+    del kept
+    with Witness() as given:
+        x.view(-1)[:10]
+    assert short.evidence().peak == 8000, "the old y lives until the new one is there"
+    assert long.evidence().peak == 40000
+    assert given.evidence().peak == 0
+    answer = Answer(None, {}, [long.evidence(), short.evidence()])
+    assert peak_at_most("all of them", lambda _: 40000)(answer) is None
+    assert peak_at_most("half of them", lambda _: 20000)(answer) == (
+        "rank 0 holds 40000 bytes at once; half of them is 20000"
+    )
+
+
+def test_products_are_weighed_by_their_multiply_adds() -> None:
+    a, b, batch = torch.ones(2, 3), torch.ones(3, 5), torch.ones(4, 2, 3)
+    with Witness() as witness:
+        a @ b, torch.addmm(torch.ones(5), a, b), torch.bmm(batch, b.expand(4, 3, 5)), a @ torch.ones(3)
+        torch.nn.functional.linear(batch, b.t())
+    assert [much for what, much in witness.evidence().order if what == "matmul"] == [30, 30, 120, 6, 120]
