@@ -17,6 +17,7 @@ Exit status: 0 all submissions were graded, however bad they are; 1 a check of t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -69,15 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     labs = {name: course.lab for name, course in courses.items()}
     submissions = collect(options.submissions, labs, only_lab)
     only = _choose_exercises(options.only, [labs[one.lab] for one in submissions if one.lab in labs])
-    run: dict[str, Any] = {"seed": options.seed or secrets.token_hex(16), "prevented": _prevented()}
-    with tqdm(total=len(submissions), unit="submission", disable=None if not options.quiet else True) as bar:
+    run: dict[str, Any] = {"seed": options.seed or secrets.token_hex(16)}
+    with contextlib.ExitStack() as stack:
+        nurseries = [stack.enter_context(Nursery()) for _ in range(min(options.jobs, len(submissions)))]
+        for nursery in nurseries:
+            nursery.warm_up()
+        run["prevented"] = _prevented(nurseries[0])
+        bar = stack.enter_context(tqdm(total=len(submissions), unit="submission", disable=options.quiet or None))
 
         def on_mark(mark: Mark) -> None:
             bar.set_postfix_str(f"{mark.submission.learner} {mark.points}/{mark.of}")
             bar.update()
 
         marks, interrupted = grade(
-            submissions, courses, seed=run["seed"], jobs=options.jobs, only=only, on_mark=on_mark
+            submissions, courses, seed=run["seed"], nurseries=nurseries, only=only, on_mark=on_mark
         )
     run["complete"] = not interrupted
     _write(options, marks, run)
@@ -147,9 +153,9 @@ def _choose_exercises(wanted: str, labs: Sequence[Lab]) -> tuple[str, ...]:
     return names
 
 
-def _prevented() -> dict[str, bool]:
+def _prevented(nursery: Nursery) -> dict[str, bool]:
     """{what a submission might do: whether this machine prevents it}, tried."""
-    with Nursery() as nursery, tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
+    with tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
         [reply] = nursery.call(sandbox.probe, [{"outside": f"{folder}/probe"}], Limits(seconds=20))
     return dict(reply.value) if isinstance(reply.value, dict) else {}
 

@@ -77,7 +77,7 @@ def grade(
     courses: Mapping[str, Course],
     *,
     seed: str,
-    jobs: int = 1,
+    nurseries: Sequence[Nursery],
     only: Sequence[str] = (),
     on_mark: Callable[[Mark], None] = lambda mark: None,
 ) -> tuple[list[Mark], bool]:
@@ -86,7 +86,7 @@ def grade(
     Args:
         courses: by name of the lab.
         seed: of the hidden cases.
-        jobs: how many submissions at once, each with processes of its own.
+        nurseries: where processes come from; as many submissions are graded at once. An interrupt ends them.
         only: exercises; by default all of the lab.
         on_mark: called in this thread after each submission.
 
@@ -94,7 +94,6 @@ def grade(
         The marks in the order of the submissions, and whether the run was interrupted and some are missing.
     """
     marks: dict[int, Mark] = {}
-    nurseries = [Nursery() for _ in range(jobs)]
     idle: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
     stop = threading.Event()
     for nursery in nurseries:
@@ -109,7 +108,7 @@ def grade(
             idle.put(nursery)
 
     interrupted = False
-    with ThreadPoolExecutor(jobs, "grade") as pool:
+    with ThreadPoolExecutor(len(nurseries), "grade") as pool:
         waiting: dict[Future[Mark], int] = {pool.submit(work, one): i for i, one in enumerate(submissions)}
         try:
             while waiting:
@@ -119,14 +118,12 @@ def grade(
                     on_mark(future.result())
         except KeyboardInterrupt:
             interrupted = True
-        finally:
+        finally:  # nothing waits any more, or nobody will
             stop.set()
             for future in waiting:
                 future.cancel()
-            for nursery in nurseries:
+            for nursery in nurseries if waiting else ():
                 nursery.interrupt()
-    for nursery in nurseries:
-        nursery.close()
     return [marks[index] for index in sorted(marks)], interrupted
 
 

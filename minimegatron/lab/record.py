@@ -125,7 +125,8 @@ class Record:
 
     def _write(self) -> None:
         """Under the lock, so the temporary file is ours."""
-        text = json.dumps({"format": FORMAT, "exercises": dict(sorted(self._kept.items()))}, indent=1)
+        kept = dict(sorted(self._kept.items()))
+        text = json.dumps({"format": FORMAT, "sum": _sum(kept), "exercises": kept}, indent=1)
         temporary = self.path.with_name(f"{NAME}.new")
         with open(temporary, "w") as stream:
             stream.write(text)
@@ -160,6 +161,11 @@ def valid(kept: Mapping[str, Any], name: str, sources: Mapping[str, str], course
     return Verdict.from_plain(kept[name]["verdict"])
 
 
+def _sum(kept: Mapping[str, Any]) -> str:
+    """Against a flipped bit, not against a forger: only the learner reads this file."""
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """{exercise: {"digest": ..., "verdict": ...}} of a file.
 
@@ -185,6 +191,8 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
                 raise ValueError(name)
             if any(type(number) is not int for number in numbers):
                 raise ValueError(name)
+        if data["sum"] != _sum(data["exercises"]):
+            raise ValueError("changed")
         return dict(data["exercises"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise Unusable("could not be read") from None

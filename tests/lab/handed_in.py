@@ -30,7 +30,7 @@ SOLVED = [OPEN, BUBBLE, 'check("bubble")', RING, 'check("ring_all_reduce")', DOU
 
 
 def stub(name: str) -> str:
-    return f"%%exercise {name}\ndef {name}(*args):\n    raise NotImplementedError('your code here')\n"
+    return f"%%exercise {name}\ndef {name}(*args, **kwargs):\n    raise NotImplementedError('your code here')\n"
 
 
 UNTOUCHED = [OPEN, stub("bubble"), stub("ring_all_reduce"), stub("double")]
