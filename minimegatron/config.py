@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
+from minimegatron import variants
 from minimegatron.errors import ConfigError
 from minimegatron.fields import Config, divides, opt, require
 from minimegatron.stages import SCHEDULES, plan_stages
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(Config):
+class TransformerConfig(variants.ExpertFields, variants.LatentFields, Config):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -99,7 +100,7 @@ class TransformerConfig(Config):
     )
     recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
     recompute_num_layers: int = opt(1, "n of recompute_method")
-    recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, layernorm")
+    recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, moe, layernorm")
 
     params_dtype: str = opt("fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
     fp32_residual_connection: bool = opt(False, "keep the residual stream in fp32")
@@ -107,6 +108,8 @@ class TransformerConfig(Config):
     def _check(self) -> None:
         for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "recompute_num_layers"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        if self.multi_latent_attention:  # a head of keys has channels without and with position
+            self._derive(kv_channels=self.qk_head_dim + self.qk_pos_emb_head_dim)
         if self.kv_channels is None:
             divides(self.num_attention_heads, self.hidden_size, "num_attention_heads", "hidden_size")
         gated = self.gated_linear_unit
@@ -117,6 +120,8 @@ class TransformerConfig(Config):
             ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
+        self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
+        self._check_latent(self.position_embedding_type)
         if self.rotates:
             self._check_rope()
         for name in ("hidden_dropout", "attention_dropout"):
@@ -130,11 +135,13 @@ class TransformerConfig(Config):
             f"attention_backend local with attention_dropout={self.attention_dropout}: it drops no weights",
             "attention_dropout=0, or attention_backend sdpa",
         )
-        unknown = set(self.recompute_modules) - {"core_attn", "mlp", "layernorm"}
-        require(not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, layernorm")
+        unknown = set(self.recompute_modules) - {"core_attn", "mlp", "moe", "layernorm"}
+        require(
+            not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, moe, layernorm"
+        )
 
     def _check_rope(self) -> None:
-        rotated = int(self.kv_channels * self.rotary_percent)
+        rotated = self.rotary_channels
         require(
             rotated >= 2 and rotated % 2 == 0,
             f"RoPE rotates {rotated} channels of a head",
@@ -154,6 +161,11 @@ class TransformerConfig(Config):
     def rotates(self) -> bool:
         """Whether positions are angles of queries and keys."""
         return self.position_embedding_type in ("rope", "mrope")
+
+    @property
+    def rotary_channels(self) -> int:
+        """Channels of a head that RoPE turns."""
+        return self.qk_pos_emb_head_dim if self.multi_latent_attention else int(self.kv_channels * self.rotary_percent)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -496,6 +508,7 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     check_context_fits(model, parallel)
+    check_experts_fit(model, parallel)
     plan_stages(parallel, model.num_layers)
     if seq_length is not None:
         if parallel.sequence_parallel:
@@ -550,6 +563,35 @@ def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> No
         f"attention_dropout={model.attention_dropout} with cp_comm_type {parallel.cp_comm_type}: no rank holds a whole "
         "row of weights to draw a mask for",
         "choose attention_dropout=0, or cp_comm_type a2a",
+    )
+
+
+def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """The rules between a model's experts and a layout.
+
+    Raises:
+        ConfigError: experts that cannot be dealt out, or tokens that would be counted twice.
+    """
+    ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
+    tp = parallel.tensor_model_parallel_size
+    if model.num_experts is None:
+        require(ep == 1, f"expert_model_parallel_size is {ep}, and the model has no experts", "1, or give num_experts")
+        return
+    divides(ep, model.num_experts, "expert_model_parallel_size", "num_experts")
+    divides(etp, model.moe_ffn_hidden_size, "expert_tensor_parallel_size", "moe_ffn_hidden_size")
+    if model.moe_shared_expert_intermediate_size is not None:
+        size = model.moe_shared_expert_intermediate_size
+        divides(tp, size, "tensor_model_parallel_size", "moe_shared_expert_intermediate_size")
+    require(
+        tp == 1 or parallel.sequence_parallel,
+        f"experts with tensor_model_parallel_size={tp} and no sequence_parallel: all {tp} ranks would route the same "
+        "tokens, and every expert would see each of them more than once",
+        "--sequence-parallel",
+    )
+    require(
+        not parallel.variable_seq_lengths or model.moe_token_dispatcher_type == "alltoall" or ep * etp == 1,
+        "moe_token_dispatcher_type allgather with variable_seq_lengths: it needs as many tokens on every rank",
+        "moe_token_dispatcher_type=alltoall",
     )
 
 

@@ -8,10 +8,15 @@ Every parameter carries a `ParamLayout` as `param.param_layout`. It says the sha
 be one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows of both halves; cutting the stacked
 matrix into equal blocks would give one rank only gates.
 
+The experts of a layer are stacked, one slice of dim 0 for each. A rank of ep holds a range of them (`experts`), each
+of which may be cut further, over etp in place of tp. That is all that tells them from other parameters; who asks which
+ranks hold copies, or parts, looks at `experts`.
+
 From this one description follow
 
 * initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed,
-  name) and each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter;
+  name) and each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter; experts
+  are drawn one by one, from their number in the whole model, so that a rank draws those alone that it holds;
 * loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
@@ -37,7 +42,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.collectives import all_gather
-from minimegatron.comm.mesh import Axis
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.errors import CheckpointError, ConfigError
 
 Ranges = tuple[tuple[int, int], ...]
@@ -58,7 +63,7 @@ class ParamLayout:
 
     Attributes:
         shape: of the logical tensor, padding included.
-        dim: dim that is cut over tp; None when every tp rank holds the whole tensor.
+        dim: dim that is cut over tp (experts: over etp); None when every rank of it holds the whole tensor.
         parts: for each tp rank the ranges of `dim` it holds, in the order in which it stores them.
         rank: this rank's position in `parts`.
         init: initial values.
@@ -67,6 +72,7 @@ class ParamLayout:
         shared: a second copy of a tied weight; not counted in norms, not saved.
         copies: axis over which ranks hold copies of a tied weight whose gradients add up; "" where there are none.
         tied_to: logical name of the weight that this is a copy of; "" for an original.
+        experts: the experts [first, stop) that are here, of those that dim 0 stacks; None where dim 0 is no stack.
     """
 
     shape: tuple[int, ...]
@@ -79,30 +85,43 @@ class ParamLayout:
     shared: bool = False
     copies: str = ""
     tied_to: str = ""
+    experts: tuple[int, int] | None = None
 
     @property
     def sharded(self) -> bool:
-        """Whether tp ranks hold different parts."""
+        """Whether tp ranks (experts: etp ranks) hold different parts."""
         return self.dim is not None and len(self.parts) > 1
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        if self.dim is None:
-            return self.shape
-        held = sum(stop - start for start, stop in self.parts[self.rank])
-        return (*self.shape[: self.dim], held, *self.shape[self.dim + 1 :])
+        shape = list(self.shape)
+        if self.experts is not None:
+            shape[0] = self.experts[1] - self.experts[0]
+        if self.dim is not None:
+            shape[self.dim] = sum(stop - start for start, stop in self.parts[self.rank])
+        return tuple(shape)
+
+    @property
+    def one_expert(self) -> ParamLayout:
+        """The layout of a slice of dim 0, of a parameter that stacks experts."""
+        dim = None if self.dim is None else self.dim - 1
+        return dataclasses.replace(self, shape=self.shape[1:], dim=dim, experts=None)
 
     def take(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's part of the logical tensor (a copy)."""
+        if self.experts is not None:
+            full = full[slice(*self.experts)]
         if self.dim is None:
             return full.clone()
         return torch.cat([full.narrow(self.dim, a, b - a) for a, b in self.parts[self.rank]], self.dim)
 
     def join(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The logical tensor from every tp rank's part."""
+        """The logical tensor from every tp rank's part; of experts, those that the parts hold."""
         if self.dim is None:
             return parts[0].clone()
-        full = parts[0].new_empty(self.shape)
+        shape = list(parts[0].shape)
+        shape[self.dim] = self.shape[self.dim]
+        full = parts[0].new_empty(shape)
         for ranges, part in zip(self.parts, parts, strict=True):
             pieces = part.split([b - a for a, b in ranges], self.dim)
             for (a, b), piece in zip(ranges, pieces, strict=True):
@@ -153,6 +172,8 @@ def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
     """The logical tensor's initial values in fp32, a function of (seed, name, logical shape) alone."""
+    if layout.experts is not None:
+        return torch.stack([draw(f"{name}.{e}", layout.one_expert, seed) for e in range(layout.shape[0])])
     shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
     if layout.init.std == 0.0:
         values = torch.full(shape, layout.init.value, device="cpu")
@@ -163,6 +184,14 @@ def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
     if layout.rows is not None and layout.rows < layout.shape[0]:
         values = torch.cat([values, values.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
     return values
+
+
+def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
+    """This rank's part of `draw`; of a stack of experts no others are drawn."""
+    if layout.experts is None:
+        return layout.take(draw(name, layout, seed))
+    one = layout.one_expert
+    return torch.stack([one.take(draw(f"{name}.{e}", one, seed)) for e in range(*layout.experts)])
 
 
 @torch.no_grad()
@@ -178,8 +207,7 @@ def initialize(model: nn.Module, seed: int, device: torch.device | str | None = 
         materialize(model, device)
         model.to(device)
     for name, param in logical_parameters(model):
-        layout = layout_of(param)
-        param.copy_(layout.take(draw(name, layout, seed)))
+        param.copy_(draw_part(name, layout_of(param), seed))
 
 
 def materialize(model: nn.Module, device: torch.device | str) -> None:
@@ -203,13 +231,26 @@ def materialize(model: nn.Module, device: torch.device | str) -> None:
 
 
 @torch.no_grad()
-def gather_logical(tensor: torch.Tensor, layout: ParamLayout, tp: Axis) -> torch.Tensor:
-    """The logical tensor of a parameter (or of its gradient), on every tp rank; all of them must call.
+def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis) -> torch.Tensor:
+    """The logical tensor of a parameter (or of its gradient), on every rank; all of tp (etp and ep) must call.
 
-    Padding rows are dropped.
+    Args:
+        tensor: this rank's part.
+        layout: of the parameter.
+        mesh: the mesh; where there are no experts its tp axis is enough.
+
+    Returns:
+        The tensor without padding rows.
     """
-    parts = [tensor.detach()] if not layout.sharded else list(all_gather(tensor.detach()[None], tp).unbind(0))
+    cut_over = mesh if isinstance(mesh, Axis) else mesh.tp
+    if layout.experts is not None:
+        assert isinstance(mesh, Mesh), "experts are gathered over two axes: pass the mesh"
+        cut_over = mesh.etp
+    parts = [tensor.detach()] if not layout.sharded else list(all_gather(tensor.detach()[None], cut_over).unbind(0))
     full = layout.join(parts)
+    if layout.experts is not None:
+        assert isinstance(mesh, Mesh)
+        full = all_gather(full, mesh.ep)
     return full if layout.rows is None else full[: layout.rows]
 
 

@@ -45,7 +45,7 @@ from minimegatron.config import TransformerConfig
 
 def inverse_frequencies(config: TransformerConfig) -> torch.Tensor:
     """theta_i, [rotated channels / 2] in fp32, scaling applied."""
-    d = int(config.kv_channels * config.rotary_percent)
+    d = config.rotary_channels
     # int64 -> fp32 before the division, as Hugging Face does: the logits are compared to 1e-5 at long positions.
     wave = config.rotary_base ** (torch.arange(0, d, 2, dtype=torch.int64, device="cpu").float() / d)
     theta = 1.0 / wave
