@@ -132,7 +132,8 @@ def dumped_frames(dump: str) -> list[Frame]:
 
 def waits_for_a_peer(frames: list[Frame]) -> bool:
     """Whether a stack (innermost call first) ends inside a communication."""
-    inside = (os.path.join("torch", "distributed"), os.path.join(_PACKAGE, "comm", "collectives.py"))
+    rooms = (os.path.join(_PACKAGE, "comm", name) for name in ("collectives.py", "p2p.py"))
+    inside = (os.path.join("torch", "distributed"), *rooms)
     return bool(frames) and any(place in frames[0].file for place in inside)
 
 

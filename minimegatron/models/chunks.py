@@ -36,7 +36,7 @@ from minimegatron.layers.param import initialize, layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.actions import Placement
-from minimegatron.parallel.pipeline import require_checked
+from minimegatron.parallel.schedule_check import require_runnable
 from minimegatron.parallel.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 from minimegatron.stages import StagePlan, plan_stages
 
@@ -122,8 +122,7 @@ class ModelChunks(nn.Module):
         """
         if num_microbatches not in self._schedules:
             schedule = schedule_of(self.plan, self.mesh.parallel, num_microbatches)
-            require_checked(schedule)
-            self._schedules[num_microbatches] = schedule
+            self._schedules[num_microbatches] = require_runnable(schedule)
         return self._schedules[num_microbatches]
 
     def evaluation(self, num_microbatches: int) -> Schedule:

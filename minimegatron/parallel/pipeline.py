@@ -44,6 +44,7 @@ from minimegatron import trace
 from minimegatron.comm.p2p import PointToPoint, Receiving
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Message, Schedule
+from minimegatron.parallel.schedule_check import require_runnable
 
 
 class Stage(Protocol):
@@ -110,7 +111,7 @@ def run(
             fix="build it for this pipeline",
         )
     if not checked:
-        require_checked(schedule)
+        require_runnable(schedule)
     if mail is not None:
         mail.connect([(a, b) for a in range(ranks) for b in range(ranks) if schedule.messages(a, b)])
     executor = _Executor(schedule, rank, stages, mail, hidden)
@@ -118,23 +119,6 @@ def run(
         executor.step(index)
     if mail is not None:
         mail.drain()
-
-
-def require_checked(schedule: Schedule) -> None:
-    """Refuse a schedule that is incomplete, out of order, or waits for itself.
-
-    Raises:
-        ConfigError: with the checker's sentences.
-    """
-    from minimegatron.parallel.schedule_check import check
-
-    problems = check(schedule)
-    if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ConfigError(
-            f"schedule `{schedule.name}` cannot run: {'; '.join(map(str, problems[:3]))}{more}",
-            fix="correct the list; minimegatron.parallel.schedule_check.check lists every problem",
-        )
 
 
 class _Executor:

@@ -1,0 +1,118 @@
+"""Messages: in order, never crossed, of any shape, waited for with a deadline that names who is missing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import RankError
+
+
+def mail_of(world: int, seconds: float = 30.0) -> PointToPoint:
+    parallel = ParallelConfig(pipeline_model_parallel_size=world, distributed_timeout_seconds=seconds)
+    return PointToPoint(Mesh.build(parallel))
+
+
+def exchange(rank: int, world: int, count: int) -> list[list[float]]:
+    """Both ranks send `count` messages before either receives one."""
+    mail, other = mail_of(world), 1 - rank
+    for i in range(count):
+        mail.send(torch.full((1000,), 100.0 * rank + i), other, f"message {i}")
+    received = [mail.receive(other, f"message {i}", torch.Size([1000]), torch.float32) for i in range(count)]
+    values = [r.wait() for r in reversed(received)]  # waited for in any order
+    mail.drain()
+    assert mail.kept() == 0
+    return [[v.min().item(), v.max().item()] for v in reversed(values)]
+
+
+def test_messages_keep_their_order_and_their_direction(ranks):
+    first, second = ranks(2).run(exchange, 20)
+    assert first == [[100.0 + i] * 2 for i in range(20)]
+    assert second == [[float(i)] * 2 for i in range(20)]
+
+
+def ring(rank: int, world: int) -> list[float]:
+    """Everybody sends to the right, the last to the first, several times, each before receiving."""
+    mail = mail_of(world)
+    edges = [(r, (r + 1) % world) for r in range(world)]
+    mail.connect(edges)
+    x = torch.tensor([float(rank)])
+    for _ in range(world):
+        mail.send(x, (rank + 1) % world, "x")
+        x = mail.receive((rank - 1) % world, "x", x.shape, x.dtype).wait()
+    mail.drain()
+    return x.tolist()
+
+
+def test_a_ring_that_closes(ranks):
+    assert ranks(4).run(ring) == [[0.0], [1.0], [2.0], [3.0]]
+
+
+SHAPES = [((3, 2, 5), torch.float32), ((), torch.int64), ((0, 4), torch.bfloat16), ((1, 2, 3, 4, 5, 6), torch.float64)]
+
+
+def unannounced(rank: int, world: int) -> tuple[list[str], trace.Log]:
+    mail = mail_of(world)
+    with trace.record(rank) as log:
+        for shape, dtype in SHAPES:
+            if rank == 0:
+                mail.send(torch.ones(shape).to(dtype), 1, "y", header=True)
+        found = [mail.receive(0, "y").wait() for _ in SHAPES] if rank == 1 else []
+        mail.drain()
+    return [f"{tuple(x.shape)} {x.dtype} {x.sum().item():g}" for x in found], log
+
+
+def test_headers_say_shape_and_dtype(ranks):
+    (_, sent), (found, received) = ranks(2).run(unannounced)
+    totals = [torch.ones(shape).sum().item() for shape, _ in SHAPES]
+    want = [f"{shape} {dtype} {total:g}" for (shape, dtype), total in zip(SHAPES, totals, strict=True)]
+    assert found == want
+    nbytes = sum(torch.ones(shape).to(dtype).nbytes for shape, dtype in SHAPES)
+    assert sent.nbytes("send", axis="pp") == received.nbytes("recv", axis="pp") == nbytes
+    assert sum(e.wire_bytes for e in sent.events + received.events) == nbytes
+
+
+def undescribed(rank: int, world: int) -> None:
+    mail_of(world).send(torch.zeros([1] * 7), 1 - rank, "y", header=True)
+
+
+def test_a_tensor_that_no_header_describes_is_refused(ranks):
+    with pytest.raises(RankError, match="7 dims"):
+        ranks(2).run(undescribed)
+
+
+def starve(rank: int, world: int) -> str:
+    mail = mail_of(world, seconds=1.0)
+    if rank == 0:
+        time.sleep(2.5)
+        return ""
+    begun = time.monotonic()
+    try:
+        mail.receive(0, "F3 for stage 1", torch.Size([4]), torch.float32).wait()
+    except RuntimeError as error:
+        return f"{time.monotonic() - begun:.1f} {error} {error.__notes__}"
+    return "no error"
+
+
+def test_a_message_that_does_not_come_has_a_deadline(ranks):
+    _, said = ranks(2).run(starve)
+    assert 0.9 < float(said.split()[0]) < 2.4
+    assert "rank 1 waited for F3 for stage 1 from rank 0" in said
+
+
+def silent(rank: int, world: int) -> None:
+    mail = mail_of(world)
+    if rank == 1:
+        mail.receive(0, "F0 for stage 1", torch.Size([4]), torch.float32).wait()
+    time.sleep(30)
+
+
+def test_a_job_whose_message_does_not_come_says_who_kept_whom_waiting(ranks):
+    with pytest.raises(Exception, match="rank 0 kept rank 1 waiting"):
+        ranks(2).run(silent, timeout=2)

@@ -1,0 +1,170 @@
+"""Plain functions as stages, headers, a failing stage, and torch's own pipeline beside ours."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.config import ParallelConfig
+from minimegatron.errors import ConfigError, RankError
+from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule, forward_only, gpipe
+from minimegatron.parallel.stage import ModuleStage
+
+
+def mail_of(world: int, seconds: float = 30.0) -> PointToPoint:
+    parallel = ParallelConfig(pipeline_model_parallel_size=world, distributed_timeout_seconds=seconds)
+    return PointToPoint(Mesh.build(parallel))
+
+
+# ------------------------------------------------------------------------------------ sleeping stages
+
+
+def sleep_through(rank: int, world: int, name: str, m: int, unit: float) -> tuple[float, float]:
+    schedule, mail = build_schedule(name, world, m), mail_of(world)
+    back = unit if schedule.splits else 2 * unit
+    share = unit / schedule.v
+
+    def work(seconds: float) -> torch.Tensor:
+        time.sleep(seconds / schedule.v)
+        return torch.zeros(8)
+
+    stage = FunctionStage(lambda i, x: work(unit), lambda i, dy: work(back), lambda i: time.sleep(share))
+    hidden = Hidden(torch.Size([8]), torch.float32)
+    run(schedule, [stage] * schedule.v, mail, hidden)  # connections and imports
+    with trace.record(rank) as log:
+        run(schedule, [stage] * schedule.v, mail, hidden)
+    actions = [e for e in log.events if e.name in ("F", "B", "W")]
+    return min(e.start for e in actions), max(e.end for e in actions)
+
+
+@pytest.mark.parametrize("name, m", [("gpipe", 8), ("1f1b", 8), ("interleaved", 8), ("zb_h1", 8)])
+def test_sleeping_stages_take_as_long_as_the_simulator_says(ranks, name, m):
+    """Four ranks that sleep share two cores easily; what is left of the difference is the price of a message."""
+    unit = 0.02
+    spans = ranks(4).run(sleep_through, name, m, unit)
+    measured = max(end for _, end in spans) - min(start for start, _ in spans)
+    schedule = build_schedule(name, 4, m)
+    predicted = float(simulate(schedule, Costs()).makespan) * unit / schedule.v
+    assert predicted <= measured < 1.35 * predicted
+
+
+# ------------------------------------------------------------------------------------ shapes
+
+
+def uneven(rank: int, world: int, m: int, name: str) -> list[Any]:
+    """Microbatches of different lengths, sent with headers; the same as one process computes."""
+    schedule, mail = build_schedule(name, world, m), mail_of(world)
+    weights = [torch.full((), 2.0 + stage, requires_grad=True) for stage in range(schedule.stages)]
+    mine = [weights[stage] for stage in schedule.placement[rank]]
+    inputs = [torch.arange(1.0, 3.0 + i) for i in range(m)]
+
+    def stage_of(chunk: int) -> ModuleStage:
+        stage = schedule.stage_of(rank, chunk)
+        last = stage == schedule.stages - 1
+
+        def forward(i: int, x: torch.Tensor | None) -> torch.Tensor:
+            y = (inputs[i] if x is None else x) * weights[stage]
+            return y.sum() if last else y
+
+        return ModuleStage(forward, nn.Module(), schedule, rank, chunk)
+
+    run(schedule, [stage_of(c) for c in range(schedule.v)], mail)
+    whole = torch.stack([w.detach() for w in weights]).prod() * sum(x.sum() for x in inputs)
+    return [(w.grad.item(), (whole / w).item()) for w in mine]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "dualpipe_v"])
+def test_microbatches_of_different_lengths(ranks, name):
+    for result in ranks(2).run(uneven, 6, name):
+        for grad, want in result:
+            assert grad == pytest.approx(want, rel=1e-6)
+
+
+def wrong_shape(rank: int, world: int) -> None:
+    stage = FunctionStage(lambda i, x: torch.zeros(4))
+    run(forward_only(world, 2), [stage], mail_of(world), Hidden(torch.Size([5]), torch.float32))
+
+
+def test_an_output_of_another_shape_is_refused_where_it_is_made(ranks):
+    with pytest.raises(RankError, match=r"(?s)stage 0 made \[4\].*variable_seq_lengths"):
+        ranks(2).run(wrong_shape, timeout=20)
+
+
+def no_gradient(rank: int, world: int) -> None:
+    stage = FunctionStage(lambda i, x: torch.zeros(4))
+    run(gpipe(world, 2), [stage], mail_of(world))
+
+
+def test_a_stage_without_a_gradient_is_named(ranks):
+    with pytest.raises(RankError, match="stage 1 returned no gradient of its input at B0"):
+        ranks(2).run(no_gradient, timeout=20)
+
+
+def test_one_rank_needs_no_mail():
+    done = []
+    stage = FunctionStage(lambda i, x: done.append(f"F{i}"), lambda i, dy: done.append(f"B{i}"))
+    run(gpipe(1, 2), [stage])
+    assert done == ["F0", "F1", "B0", "B1"]
+    with pytest.raises(ConfigError, match="is for 2 ranks"):
+        run(gpipe(2, 2), [stage])
+
+
+def test_all_stages_on_one_rank_hand_over_directly():
+    schedule = forward_only(1, 3, ((0, 1, 2),))
+    seen: list[float] = []
+    ends = FunctionStage(lambda i, x: torch.tensor(float(i)))
+    middle = FunctionStage(lambda i, x: x + 10)
+    last = FunctionStage(lambda i, x: seen.append(float(x)))
+    run(schedule, [ends, middle, last])
+    assert seen == [10.0, 11.0, 12.0]
+
+
+# ------------------------------------------------------------------------------------ torch's pipeline
+
+
+def beside_torch(rank: int, world: int, name: str, m: int) -> float:
+    """The largest difference of any gradient between torch.distributed.pipelining and the executor; 0 expected."""
+    from torch.distributed import pipelining
+
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(world)]
+    x, target = torch.randn(3 * m, 6), torch.randn(3 * m, 6)
+
+    def loss_of(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return (y - t).square().sum()
+
+    def grads() -> list[torch.Tensor]:
+        found = [p.grad.clone() for p in layers[rank].parameters()]
+        layers[rank].zero_grad()
+        return found
+
+    stage = pipelining.PipelineStage(layers[rank], rank, world, torch.device("cpu"))
+    kind = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}[name]
+    theirs = kind(stage, m, loss_fn=loss_of, scale_grads=False)
+    arguments, options = ((x,) if rank == 0 else ()), ({"target": target} if rank == world - 1 else {})
+    theirs.step(*arguments, **options)
+    want = grads()
+
+    schedule = build_schedule(name, world, m)
+    inputs, targets = x.chunk(m), target.chunk(m)
+
+    def forward(i: int, h: torch.Tensor | None) -> torch.Tensor:
+        y = layers[rank](inputs[i] if h is None else h)
+        return loss_of(y, targets[i]) if rank == world - 1 else y
+
+    run(schedule, [ModuleStage(forward, layers[rank], schedule, rank)], mail_of(world))
+    return max((a - b).abs().max().item() for a, b in zip(grads(), want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_gradients_are_those_of_torch_pipelining(ranks, name):
+    assert ranks(2).run(beside_torch, name, 4) == [0.0, 0.0]
