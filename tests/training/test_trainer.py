@@ -61,6 +61,9 @@ def corpus(tmp_path_factory) -> str:
         (4, "--tensor-model-parallel-size 2 --sequence-parallel"),
         (4, "--tensor-model-parallel-size 2 --overlap-grad-reduce --ddp-bucket-size 5000"),
         (4, "--tensor-model-parallel-size 4"),
+        (4, "--context-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel"),
+        (4, "--context-parallel-size 2 --cp-comm-type a2a"),
+        (4, "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
     ],
 )
 def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, world, layout):
@@ -77,6 +80,17 @@ def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, world, layout)
             assert ours.losses["lm loss"] == pytest.approx(theirs.losses["lm loss"], rel=1e-4)
             assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3)
             assert (ours.num_tokens, ours.learning_rate) == (theirs.num_tokens, theirs.learning_rate)
+
+
+def validation_on_rank(rank: int, world: int, line: str) -> dict[str, float]:
+    return trainer_of(line, world).evaluate()
+
+
+def test_evaluation_is_the_same_with_context_parallelism(ranks, corpus):
+    line = f"{corpus} --vocab-size 512 --attention-dropout 0 --eval-interval 1 --eval-iters 3 --micro-batch-size 2"
+    serial = validation_on_rank(0, 1, line)
+    for cut in ranks(2).run(validation_on_rank, f"{line} --context-parallel-size 2"):
+        assert cut == pytest.approx(serial, rel=1e-5)
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not():
