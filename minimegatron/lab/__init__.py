@@ -15,6 +15,9 @@
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
+| `sandbox`               | what such a process may do to the machine: compute                        |
+| `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
+| `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `build`                 | one source for the lab and its solution                                   |
 """
 
