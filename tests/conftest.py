@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -75,16 +75,20 @@ def _possessions() -> set[str]:
     found = {f"process {pid}" for pid in procs.children(os.getpid()) if pid not in stay}
     found |= {f"thread {t.name}" for t in threading.enumerate() if not t.name.startswith("tqdm")}
     found |= {f"/dev/shm/{name}" for name in _entries("/dev/shm") if f"_{os.getpid()}_" in name}
-    sockets = {f"socket:[{inode}]" for inode in _listening()}
-    return found | (sockets & {_target(f"/proc/self/fd/{fd}") for fd in _entries("/proc/self/fd")})
+    return found | {f"listening {port}" for fd in _entries("/proc/self/fd") if (port := _listening(int(fd)))}
 
 
-def _listening() -> Iterator[str]:
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                yield fields[9]
+def _listening(fd: int) -> str:
+    """The port that this descriptor listens on, or ""; asked of the socket, since the kernel's table is long."""
+    if not _target(f"/proc/self/fd/{fd}").startswith("socket:"):
+        return ""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as listener:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return f"socket {listener.getsockname()}"
+    except OSError:
+        pass
+    return ""
 
 
 def _entries(folder: str) -> list[str]:
