@@ -136,17 +136,17 @@ class Witness(TorchDispatchMode):
         wait, note = self._wait, self._note
 
         @functools.wraps(wait)
-        def noted(work: Any, *args: Any) -> Any:
+        def noted(work: Any, *args: Any, **kwargs: Any) -> Any:
             note("wait", 0)
-            return wait(work, *args)
+            return wait(work, *args, **kwargs)
 
-        Work.wait = noted
+        setattr(Work, "wait", noted)  # noqa: B010  mypy forbids the assignment
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        Work.wait = self._wait
+        setattr(Work, "wait", self._wait)  # noqa: B010
         self._recorder.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

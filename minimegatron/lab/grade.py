@@ -185,9 +185,3 @@ def summary(marks: Sequence[Mark]) -> str:
         for mark in marks
     ]
     return "\n".join(lines).encode(errors="backslashreplace").decode()
-
-
-if __name__ == "__main__":
-    from minimegatron.cli import main as command
-
-    sys.exit(command(["grade", *sys.argv[1:]]))

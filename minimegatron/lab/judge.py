@@ -39,7 +39,9 @@ class CourseError(MinimegatronError):
     """The course's own code failed: a fault of the lab's author, not of the learner's."""
 
 
-def judge(nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | None = None) -> Verdict:
+def judge(
+    nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | str | None = None
+) -> Verdict:
     """Check one exercise.
 
     Args:

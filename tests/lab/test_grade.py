@@ -91,6 +91,12 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     yield run(folder, "--jobs", "2", "--seed", "class of 26")
 
 
+@pytest.fixture
+def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes the nursery of all tests: to start one costs two seconds."""
+    monkeypatch.setattr(command, "Nursery", lambda: contextlib.nullcontext(nursery))
+
+
 def row(graded: Run, learner: str) -> dict[str, Any]:
     [found] = [one for one in graded.rows["marks"] if one["learner"] == learner]
     return dict(found)
@@ -200,7 +206,7 @@ def test_the_summary_is_a_line_a_learner(graded: Run) -> None:
 # --------------------------------------------------------------------------------------------------- the command
 
 
-def test_the_same_seed_asks_the_same_questions(tmp_path: Path) -> None:
+def test_the_same_seed_asks_the_same_questions(tmp_path: Path, warm: None) -> None:
     """A wrong answer that depends on what was asked gets the same marks again, byte for byte."""
     source = "%%exercise bubble\ndef bubble(p, m):\n    return float(p * m)\n"
     hand_in(tmp_path / "in", {"ada.ipynb": notebook([OPEN, source])})
@@ -233,7 +239,7 @@ def test_an_interrupt_writes_what_is_done(tmp_path: Path, monkeypatch: pytest.Mo
     assert "The run was interrupted" in (stopped.out / "report.html").read_text()
 
 
-def test_a_check_that_fails_is_the_courses_fault(tmp_path: Path) -> None:
+def test_a_check_that_fails_is_the_courses_fault(tmp_path: Path, warm: None) -> None:
     hand_in(tmp_path / "in", {"a.ipynb": notebook(["%%exercise fails\ndef fails(): return 1"])})
     with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()) as table:
         assert cli.main(["grade", str(tmp_path / "in"), "--lab", "tests.lab.broken_course"]) == 1
@@ -294,7 +300,9 @@ def test_the_same_text_is_found_under_comments_and_space() -> None:
     assert same_text([mark("a", BUBBLE), mark("b", BUBBLE)]) == [], "short answers are the same by themselves"
 
 
-def test_a_server_killed_from_outside_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_from_outside_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
+) -> None:
     from minimegatron.errors import RankError
     from minimegatron.lab import grading
 
@@ -308,8 +316,7 @@ def test_a_server_killed_from_outside_is_asked_again(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(grading, "judge", failing)
     submissions = collect(hand_in(tmp_path, {"a.ipynb": notebook(SOLVED)}), {LAB.name: LAB})
-    with Nursery() as nursery:
-        [found], interrupted = grade(submissions, {LAB.name: Course(COURSE, LAB)}, seed="s", nurseries=[nursery])
+    [found], interrupted = grade(submissions, {LAB.name: Course(COURSE, LAB)}, seed="s", nurseries=[nursery])
     assert calls == ["bubble", "bubble", "ring_all_reduce", "double", "double"] and not interrupted
     assert [verdict.state for verdict in found.verdicts] == ["passed", "passed", "wrong"]
     assert found.verdicts[2].note == "could not be graded: the process that starts ranks ended"
@@ -318,7 +325,7 @@ def test_a_server_killed_from_outside_is_asked_again(tmp_path: Path, monkeypatch
 # ----------------------------------------------------------------------------------------------------------- lab 01
 
 
-def test_lab_01_as_shipped_and_as_solved(tmp_path: Path) -> None:
+def test_lab_01_as_shipped_and_as_solved(tmp_path: Path, warm: None) -> None:
     for folder in ("labs", "solutions"):
         hand_in(tmp_path / "in", {f"{folder}.ipynb": (ROOT / folder / "01_process_groups.ipynb").read_text()})
     with contextlib.redirect_stdout(io.StringIO()) as said:
