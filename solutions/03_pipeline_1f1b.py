@@ -20,7 +20,7 @@
 # ## 1 · The problem
 #
 # GPT-3 has 96 layers and 175 billion parameters: 2.8 TB with gradients and Adam's state. Tensor parallelism over the 8
-# GPUs of one machine leaves 350 GB for each. The next cut crosses machines, where links are ten times slower. So cut
+# GPUs of one machine leaves 350 GB for each. The next cut crosses machines, where links are ten times slower or worse. So cut
 # where little has to travel.
 
 # %%
@@ -46,9 +46,11 @@ print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times wha
 # A forward takes 1, a backward takes 2: it has two gradients to compute. Here is one batch on four ranks.
 
 # %%
+import matplotlib.pyplot as plt
+
 from minimegatron.parallel import schedule_check
-from minimegatron.parallel.actions import round_robin, schedule_from_text, v_shaped
-from minimegatron.parallel.schedule_check import live_activations, peak_live
+from minimegatron.parallel.actions import round_robin, schedule_from_text
+from minimegatron.parallel.schedule_check import live_activations
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.viz.schedule import draw_schedule
 
@@ -167,7 +169,7 @@ display(draw("your 1F1B: p=4, m=8", [one_f_one_b(rank, 4, 8) for rank in range(4
 # ### What a wrong list does
 #
 # A list that waits for itself hangs all ranks. On a real machine you would see GPUs at 100 % (they spin while they wait)
-# and a timeout half an hour later. On paper it takes a millisecond, so this executor checks every list before it runs.
+# and, many minutes later, a timeout. On paper it takes a millisecond, so this executor checks every list before it runs.
 # Here rank 0 goes back before it has sent the second microbatch, and rank 1 wants the second one first.
 
 # %%
@@ -342,8 +344,9 @@ display(draw("your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 # %% [markdown]
 # A third of the bubble of 1F1B, with the same peak of memory. Two more lists take the idea further. They put the stages
 # on a **V**: rank r holds stage r on the way down and stage 2p-1-r on the way up. The loss of a microbatch is then
-# computed on the rank where it entered. In ZB-V no rank is idle between its first and its last action; DualPipeV, from
-# DeepSeek-V3, pairs each forward with a backward so that their messages hide behind each other's computation.
+# computed on the rank where it entered. In ZB-V, if F, B and W take equally long, no rank is idle between its first and
+# its last action. DualPipeV, from DeepSeek-V3, pairs each forward with a backward, so that the messages of one can hide
+# behind the computation of the other.
 
 # %%
 from minimegatron.parallel.schedules import build_schedule
@@ -362,8 +365,6 @@ for name in ("zb_v", "dualpipe_v"):
 
 # %%
 # %%needs one_f_one_b interleaved zb_h1
-import matplotlib.pyplot as plt
-
 SLIDERS = False
 
 
@@ -636,6 +637,9 @@ finish()
 
 gpus = torch.cuda.device_count()
 if gpus >= 2:
+    from minimegatron.trace import Event
+    from minimegatron.viz.timeline import gantt
+
     get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name gpus --out on_gpus", ON_GPUS)
     for name in ("1f1b", "zb_h1"):
         events = [Event(*e[:5], note=e[5]) for one in on_gpus.reports for e in one[name]]

@@ -49,7 +49,6 @@ _PREDICT = Exercise(
             lambda p, m, v: (p - 1) / v / (m + (p - 1) / v),
             "This is the share of the whole time. Asked is idle time over *work*: divide by the work alone.",
         ),
-        Mistake(lambda p, m, v: (p - 1) / (m + p - 1), "Asked is idle time over *work*, not over all of the time."),
         Mistake(lambda p, m, v: p / (m * v), "The first rank is p-1 steps from the last, not p."),
     ],
     hint="A rank works m steps. While the pipeline fills and drains it waits p-1 steps, each 1/v as long.",
@@ -142,7 +141,7 @@ def _whole(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
 
 def _few(draw: Draw) -> dict[str, Any]:
     p = draw.integer(3, 6)
-    return {"p": p, "m": draw.integer(1, p - 1)}
+    return {"p": p, "m": draw.integer(1, p - 2)}
 
 
 def _many(draw: Draw) -> dict[str, Any]:
@@ -287,13 +286,13 @@ def _right_halves(answer: Answer) -> str | None:
     return None
 
 
+def _not_early(answer: Answer) -> str | None:
+    return "the weight's gradient has changed before its W" if answer.value["early"] > 0 else None
+
+
 def _b_alone(answer: Answer) -> str | None:
-    n = len(answer.inputs["xs"])
-    if answer.value["early"] > 0:
-        return "the weight's gradient has changed before its W"
-    if answer.value["products"]["B"] > n:
-        return f"{n} backwards make {answer.value['products']['B']} matrix products; one each is B, the other is W"
-    return None
+    n, made = len(answer.inputs["xs"]), answer.value["products"]["B"]
+    return f"{n} backwards make {made} matrix products; one each is B, the other is W" if made > n else None
 
 
 def _stage_inputs(order: Callable[[int, Draw], str]) -> Callable[[Draw], dict[str, Any]]:
@@ -325,7 +324,7 @@ _STAGE = Exercise(
     "split_stage",
     function="SplitStage",
     drive=_drive_stage,
-    accept=[_right_halves],
+    accept=[_not_early, _right_halves],
     cases=[
         Case("one microbatch: F0 B0 W0", _ONE),
         Case("several, every W at the end", _stage_inputs(_w_last), points=2, hidden=True),
@@ -441,13 +440,13 @@ def _subset(draw: Draw, n: int) -> list[int]:
     return sorted(draw.random.sample(range(n), draw.integer(1, n - 1)))
 
 
-_BASIS = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])]
+_BASIS = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([-2.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])]
 
 _SURVIVORS = Exercise(
     "survivors",
     reference=survivors,
     cases=[
-        Case("all three of three", {"got": torch.tensor([2.0, 2.0, 1.0]), "grads": _BASIS}),
+        Case("all three of three", {"got": torch.tensor([0.0, 2.0, 1.0]), "grads": _BASIS}),
         Case("the first and the last", {"got": torch.tensor([2.0, 1.0, 1.0]), "grads": _BASIS}),
         Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True),
         Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True),
