@@ -33,6 +33,7 @@ Megatron-LM: `megatron/core/tensor_parallel/mappings.py`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -132,6 +133,21 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     return reduce_scatter_start(x, axis).wait()
 
 
+def all_to_all_start(
+    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+) -> Pending:
+    """Begin `all_to_all`."""
+    if axis.size == 1:
+        return Pending(x)
+    x = x.contiguous()
+    output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
+
+    def call(**k: Any) -> Any:
+        return dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, **k)
+
+    return _issue("all_to_all", axis, x, output, call, compare=input_splits is None)
+
+
 def all_to_all(
     x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
 ) -> torch.Tensor:
@@ -139,15 +155,7 @@ def all_to_all(
 
     Without splits the rows are cut evenly.
     """
-    if axis.size == 1:
-        return x
-    x = x.contiguous()
-    output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
-
-    def call(**k: Any) -> Any:
-        return dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, **k)
-
-    return _issue("all_to_all", axis, x, output, call, compare=input_splits is None).wait()
+    return all_to_all_start(x, axis, output_splits, input_splits).wait()
 
 
 def broadcast(x: torch.Tensor, axis: Axis, src: int = 0) -> torch.Tensor:
@@ -242,6 +250,37 @@ class _ReduceScatter(torch.autograd.Function):
         return all_gather(grads[0], ctx.axis, ctx.dim), None, None
 
 
+class _AllToAllStart(torch.autograd.Function):
+    """Forward begins the message that `_AllToAllWait` ends; backward ends the one that it has begun."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, pending: list[Pending]
+    ) -> torch.Tensor:
+        ctx.pending = pending
+        pending.append(all_to_all_start(x, axis, out, inp))
+        return pending[0].output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.pending.pop().wait(), None, None, None, None
+
+
+class _AllToAllWait(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None, pending: list[Pending]
+    ) -> torch.Tensor:
+        ctx.axis, ctx.out, ctx.inp, ctx.pending = axis, out, inp, pending
+        pending.pop().wait()
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        ctx.pending.append(all_to_all_start(grads[0], ctx.axis, ctx.inp, ctx.out))
+        return grads[0], None, None, None, None
+
+
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, axis: Axis, out: list[int] | None, inp: list[int] | None) -> torch.Tensor:
@@ -293,3 +332,19 @@ def all_to_all_region(
 ) -> torch.Tensor:
     """Rows change ranks; the gradient takes the same way back."""
     return x if axis.size == 1 else _AllToAll.apply(x, axis, output_splits, input_splits)  # type: ignore[no-any-return]
+
+
+def all_to_all_region_start(
+    x: torch.Tensor, axis: Axis, output_splits: list[int] | None = None, input_splits: list[int] | None = None
+) -> Callable[[], torch.Tensor]:
+    """`all_to_all_region` that travels while something else is computed; call the result to have the rows.
+
+    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's:
+    autograd goes through the three in the opposite order.
+    """
+    if axis.size == 1:
+        return lambda: x
+    pending: list[Pending] = []
+    how = (axis, output_splits, input_splits, pending)
+    rows = _AllToAllStart.apply(x, *how)
+    return lambda: _AllToAllWait.apply(rows, *how)  # type: ignore[no-any-return]

@@ -43,18 +43,20 @@ class MLP(nn.Module):
     Args:
         config: sizes, activation, bias.
         mesh: its layout.
+        ffn_hidden_size: f; default the model's.
 
     Raises:
         ConfigError: f cannot be divided over tp.
     """
 
-    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+    def __init__(self, config: TransformerConfig, mesh: Mesh, ffn_hidden_size: int | None = None) -> None:
         super().__init__()
+        f = ffn_hidden_size or config.ffn_hidden_size
         self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
         halves = 2 if self.gated else 1
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
-            halves * config.ffn_hidden_size,
+            halves * f,
             mesh.tp,
             init=Init(std=config.init_method_std),
             bias=config.add_bias_linear,
@@ -63,7 +65,7 @@ class MLP(nn.Module):
             dtype=config.dtype,
         )
         self.linear_fc2 = RowParallelLinear(
-            config.ffn_hidden_size,
+            f,
             config.hidden_size,
             mesh.tp,
             init=Init(std=config.output_init_std),

@@ -34,7 +34,8 @@ class TransformerLayer(nn.Module):
         mesh: its layout.
         layer_number: global number, from 0.
         rng: dropout streams.
-        submodules: specs of `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`.
+        submodules: specs of `input_layernorm`, `self_attention`, `pre_mlp_layernorm`, `mlp`, and `moe` for the layers
+            that have experts in its place.
     """
 
     def __init__(
@@ -51,14 +52,18 @@ class TransformerLayer(nn.Module):
         self.input_layernorm = build_module(submodules["input_layernorm"], config)
         self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
         self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
-        self.mlp = build_module(submodules["mlp"], config, mesh)
+        self.has_experts = config.has_experts(layer_number)
+        if self.has_experts:
+            self.mlp = build_module(submodules["moe"], config, mesh, layer_number, rng)
+        else:
+            self.mlp = build_module(submodules["mlp"], config, mesh)
         self.dropout = Dropout(config.hidden_dropout, rng)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         x = self._residual(x, self._maybe("layernorm", self.input_layernorm, x), self.self_attention, context)
         normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
-        if self.config.recomputes("mlp") and self.training:
+        if self.config.recomputes("moe" if self.has_experts else "mlp") and self.training:
             return self._residual(x, normed, lambda y: recompute(self.mlp, y, rng=self.rng))
         return self._residual(x, normed, self.mlp)
 

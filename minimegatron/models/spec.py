@@ -66,9 +66,10 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """The layer of every decoder family here: norm, self-attention, norm, MLP, with residual connections."""
+    """The layer of every decoder family here: norm, attention, norm, MLP or experts, with residual connections."""
     from minimegatron.layers.attention import SelfAttention
     from minimegatron.layers.mlp import MLP
+    from minimegatron.layers.moe import MoELayer
     from minimegatron.layers.norm import Norm
     from minimegatron.models.block import TransformerLayer
 
@@ -79,6 +80,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
             "self_attention": ModuleSpec(SelfAttention),
             "pre_mlp_layernorm": ModuleSpec(Norm),
             "mlp": ModuleSpec(MLP),
+            "moe": ModuleSpec(MoELayer),
         },
     )
 

@@ -1,0 +1,149 @@
+"""A mixture of experts in place of the MLP: E of them, of which a token passes k.
+
+The problem in a sentence: parameters are what a model knows, arithmetic is what it costs, and an MLP ties the two; E
+experts hold E times as much and cost k/E of it.
+
+    y_x = sum over the k experts e of token x:  p_xe  fc2_e( act( fc1_e(x) ) )        + shared(x)
+
+| stage     | shapes                                        | travels                          |
+|-----------|-----------------------------------------------|----------------------------------|
+| route     | x [T, h] -> probs, map [T, E]                  | E counts for the balancing loss  |
+| dispatch  | -> rows [n, h] sorted by expert               | tokens (`layers/dispatch.py`)    |
+| experts   | [n, h] -> [n, h]; etp: partial sums over f    | nothing                          |
+| combine   | -> [T, h]                                     | tokens                           |
+
+T = s b / (t c) are the tokens of this rank: experts take their ranks from tp x cp x dp, and every one of these has
+other tokens (with tp > 1 only under sequence parallelism, which is therefore required).
+
+**Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f]. A rank of ep holds E/P of them, each cut
+over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias and does not mind: the rows
+that travel back are finished, and the gradient of p is a dot product on the spot.
+
+**One after the other, or grouped.** The loop multiplies each expert's rows by its matrix. `moe_grouped_gemm` does all
+of them in one call (`torch.nn.functional.grouped_mm`), whose groups may have any length, 0 too.
+
+**The gradient of an expert** comes from the tokens of all ranks that it serves: those of its own ep group have arrived
+already, by the all-to-all's backward pass; what is left is the sum over the ranks that hold the same expert, edp. It is
+a *sum*, as everywhere here, divided once by the number of tokens of the whole batch: no factor of ep, edp or dp exists
+to be forgotten. (In Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
+
+**Shared experts** are an MLP that all tokens pass. It needs nothing from the others, so with `moe_shared_expert_overlap`
+it is computed while the tokens travel.
+
+Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
+`megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import ConfigError
+from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
+from minimegatron.layers.mlp import ACTIVATIONS, MLP
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+from minimegatron.layers.router import TopKRouter
+
+GROUPED_MM = getattr(F, "grouped_mm", None)  # torch 2.10 and later
+
+
+class Experts(nn.Module):
+    """The experts of this rank.
+
+    Args:
+        config: sizes, activation.
+        mesh: whose `ep` shares the experts, and `etp` each of them.
+
+    Raises:
+        ConfigError: f cannot be cut over etp, or a grouped product is asked for that torch does not have.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+        super().__init__()
+        assert config.num_experts is not None
+        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
+        self.grouped = config.moe_grouped_gemm
+        if self.grouped and GROUPED_MM is None:
+            raise ConfigError(
+                f"moe_grouped_gemm: torch {torch.__version__} has no grouped_mm", fix="torch 2.10, or drop it"
+            )
+        e, h, f, etp = config.num_experts, config.hidden_size, config.moe_ffn_hidden_size, mesh.etp
+        here, halves = experts_here(e, mesh.ep), 2 if self.gated else 1
+        fc1 = cut_evenly(halves * f, etp, f"fc1 of an expert of {f}", halves)
+        fc2 = cut_evenly(f, etp, f"fc2 of an expert of {f}")
+        std1, std2 = Init(std=config.init_method_std), Init(std=config.output_init_std)
+        layout1 = ParamLayout((e, halves * f, h), 1, fc1, etp.rank, std1, experts=here)
+        layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
+        self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
+
+    def forward(self, sent: Dispatched) -> torch.Tensor:
+        """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
+        if self.grouped:
+            ends = torch.tensor(sent.counts, device=sent.rows.device).cumsum(0).to(torch.int32)
+            return _grouped(self._inner(_grouped(sent.rows, self.weight1, ends), sent.probs), self.weight2, ends)
+        # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
+        parts = zip(
+            sent.rows.split(sent.counts),
+            sent.probs.split(sent.counts),
+            self.weight1.unbind(),
+            self.weight2.unbind(),
+            strict=True,
+        )
+        return torch.cat([F.linear(self._inner(F.linear(x, w1), p), w2) for x, p, w1, w2 in parts])
+
+    def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
+        if self.gated:
+            gate, up = y.chunk(2, -1)
+            y = self.activation(gate) * up
+        else:
+            y = self.activation(y)
+        return (y * probs[:, None]).to(y.dtype)
+
+
+def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of group e times the transpose of `weights[e]`: [n, i], [E', o, i] -> [n, o]."""
+    assert GROUPED_MM is not None
+    return GROUPED_MM(x, weights.transpose(1, 2), offs=ends)  # type: ignore[no-any-return]
+
+
+class MoELayer(nn.Module):
+    """Router, dispatcher, experts, and shared experts where there are some.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number from 0.
+        rng: streams for the router's jitter.
+
+    Raises:
+        ConfigError: the experts do not fit the layout.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: RngStreams | None = None
+    ) -> None:
+        super().__init__()
+        self.overlap = config.moe_shared_expert_overlap
+        self.router = TopKRouter(config, mesh, layer_number, rng)
+        self.dispatcher: Dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](config, mesh)
+        self.experts = Experts(config, mesh)
+        size = config.moe_shared_expert_intermediate_size
+        self.shared_experts = None if size is None else MLP(config, mesh, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s', b, h] -> [s', b, h], for the tokens of this rank."""
+        arrive = self.dispatcher.dispatch(x.flatten(0, 1), self.router(x))
+        shared = self._shared(x) if self.overlap else None
+        sent = arrive()
+        y = sent.back(self.experts(sent)).view_as(x)
+        shared = shared if self.overlap else self._shared(x)
+        return y if shared is None else y + shared
+
+    def _shared(self, x: torch.Tensor) -> torch.Tensor | None:
+        return None if self.shared_experts is None else self.shared_experts(x)
