@@ -422,6 +422,9 @@ class DataConfig(Config):
     reset_position_ids: bool = opt(False, "positions start again after an end-of-document token")
     reset_attention_mask: bool = opt(False, "tokens do not attend across documents")
     eod_mask_loss: bool = opt(False, "no loss on end-of-document tokens")
+    sequence_packing: bool = opt(
+        False, "samples of whole documents that do not see each other, instead of a stream cut every seq_length tokens"
+    )
 
     def _check(self) -> None:
         require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")

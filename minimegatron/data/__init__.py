@@ -10,6 +10,7 @@
 | `indices`     | which tokens make sample k: document, sample and shuffle index                                       |
 | `masking`     | loss mask, position ids and document ids of a batch                                                  |
 | `gpt_dataset` | samples as tensors, from files or (`--mock-data`) from a rule                                        |
+| `packing`     | samples made of whole documents, each of which sees only itself                                      |
 | `index_cache` | index arrays computed once for all ranks and all runs                                                |
 | `blend`       | several datasets in given shares                                                                     |
 | `builder`     | the train, valid and test sets from `--data-path` and `--split`                                      |

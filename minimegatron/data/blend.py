@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from minimegatron.data.gpt_dataset import GPTDataset, read_batch
 from minimegatron.data.index_cache import cached_arrays
 from minimegatron.data.masking import Batch
+from minimegatron.data.packing import PackedDataset
 from minimegatron.errors import DataError
 
 
@@ -66,7 +68,9 @@ class BlendedDataset:
         DataError: a dataset has fewer samples than its share.
     """
 
-    def __init__(self, datasets: Sequence[GPTDataset], weights: Sequence[float] | None, size: int | None) -> None:
+    def __init__(
+        self, datasets: Sequence[GPTDataset | PackedDataset], weights: Sequence[float] | None, size: int | None
+    ) -> None:
         self.datasets, self.config = datasets, datasets[0].config
         lengths = [len(dataset) for dataset in datasets]
         shares = None if weights is None else normalize(weights)
@@ -91,11 +95,17 @@ class BlendedDataset:
 
     def fill(self, k: int, row: np.ndarray) -> None:
         """Copy the s + 1 tokens of sample k into `row`."""
-        self.datasets[self.dataset_index[k]].fill(int(self.dataset_sample_index[k]), row)
+        dataset = self.datasets[self.dataset_index[k]]
+        assert isinstance(dataset, GPTDataset), "packed samples are more than a row of tokens"
+        dataset.fill(int(self.dataset_sample_index[k]), row)
 
     def batch(self, samples: Sequence[int]) -> Batch:
         """The samples as one batch: see `masking.make_batch` for names and shapes."""
-        return read_batch(self, samples)
+        if not self.config.sequence_packing:
+            return read_batch(self, samples)
+        drawn = ((self.datasets[self.dataset_index[k]], int(self.dataset_sample_index[k])) for k in samples)
+        parts = [dataset.batch([sample]) for dataset, sample in drawn]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def __getitem__(self, k: int) -> Batch:
         """Sample k: the tensors of `make_batch` without the batch dimension."""

@@ -33,13 +33,14 @@ from minimegatron.data.gpt_dataset import (
     cached_sample_indices,
 )
 from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer
 from minimegatron.errors import ConfigError, DataError
 
 SURPLUS = 0.005
 SPLITS = ("train", "valid", "test")
 
-Dataset = GPTDataset | BlendedDataset
+Dataset = GPTDataset | PackedDataset | BlendedDataset
 Blend = tuple[list[str], list[float] | None]
 Part = tuple[float, float]
 
@@ -109,6 +110,8 @@ def _build_set(
     prefixes, weights = blend
     if not prefixes:
         documents = split_documents(part, MockGPTLowLevelDataset.num_documents)
+        if config.sequence_packing:
+            return PackedDataset(MockGPTLowLevelDataset(config.tokenizer), documents, size, config)
         return MockGPTDataset(documents, size, config)
     if weights is None and len(prefixes) == 1:
         return _build_one(opened[prefixes[0]], part, size, config)
@@ -123,9 +126,13 @@ def _build_set(
     return BlendedDataset(datasets, [weight for weight in weights if weight], sum(n for _, n in wanted))
 
 
-def _build_one(dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig) -> GPTDataset:
+def _build_one(
+    dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig
+) -> GPTDataset | PackedDataset:
     documents = split_documents(part, len(dataset))
     try:
+        if config.sequence_packing:
+            return PackedDataset(dataset, documents, size, config)
         indices = cached_sample_indices(dataset, documents, size, config)
     except DataError as error:
         raise DataError(error.what, where=error.where or dataset.prefix, fix=error.fix) from error

@@ -40,6 +40,7 @@ class GPTDatasetConfig:
         tokenizer: gives `eod`, `pad` and `vocab_size`.
         random_seed: of the shuffles.
         reset_position_ids, reset_attention_mask, eod_mask_loss: see `masking`.
+        sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
     """
 
@@ -50,6 +51,7 @@ class GPTDatasetConfig:
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False
     path_to_cache: str | None = None
+    sequence_packing: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1:

@@ -88,6 +88,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
         data.reset_attention_mask,
         data.eod_mask_loss,
         data.data_cache_path,
+        data.sequence_packing,
     )
     train, valid, test = build_datasets(
         config, num_samples, data_path, data.split, per_split if any(per_split) else None

@@ -93,6 +93,15 @@ def test_evaluation_is_the_same_with_context_parallelism(ranks, corpus):
         assert cut == pytest.approx(serial, rel=1e-5)
 
 
+def test_packed_samples_train_alike_with_context_parallelism(ranks, corpus):
+    line = f"{corpus} --vocab-size 512 --hidden-dropout 0 --attention-dropout 0 --sequence-packing --train-iters 4"
+    serial = train(line).history
+    assert serial[-1].losses["lm loss"] < serial[0].losses["lm loss"]
+    for history in ranks(2).run(history_on_rank, f"{line} --context-parallel-size 2"):
+        for (loss, norm), (other, other_norm) in zip(numbers(history), numbers(serial), strict=True):
+            assert loss == pytest.approx(other, rel=1e-4) and norm == pytest.approx(other_norm, rel=1e-3)
+
+
 def test_the_same_seed_is_the_same_run_and_another_is_not():
     line = "--train-iters 4 --micro-batch-size 2 --global-batch-size 4"
     first, again, other = train(line), train(line), train(line + " --seed 7")

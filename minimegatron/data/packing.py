@@ -1,0 +1,195 @@
+"""Samples made of whole documents, each of which sees only itself.
+
+The problem in a sentence: short documents in samples of s tokens are either padded, which wastes most of the work, or
+run together, which lets a model read the document before; and cutting the stream every s tokens (`indices`) tears one
+document in each sample apart.
+
+A document of L tokens teaches L - 1 things: predict token i+1 from the tokens up to i. Those L - 1 *pairs* are what is
+packed, so that each is learned once and none across a border:
+
+    documents      a b c E      d e E      f g h i E                     s = 5
+    pairs          a>b b>c c>E  d>e e>E    f>g g>h h>i i>E
+
+    sample 0       tokens  a b c d e       labels  b c E e E       ids  0 0 0 1 1      positions  0 1 2 0 1
+    sample 1       tokens  f g h i .       labels  g h i E .       ids  0 0 0 0 1      positions  0 1 2 3 0
+
+The rest of a sample is padding, an id of its own, with a loss mask of 0. A document of more than s pairs is cut into
+pieces, which do not see each other; a document of one token teaches nothing. Samples are filled by *best fit,
+decreasing*: the longest piece first, each into the fullest sample that has room, which wastes at most 2/9 more than the
+best packing and in practice next to nothing.
+
+Attention keeps to the ids (`layers/mask`), so a document's logits are bit for bit what they are beside any other
+neighbour. Position ids begin at 0 in every piece.
+
+Krell et al. 2021 (arXiv 2107.02027). Megatron-LM packs in its datasets for fine-tuning
+(`megatron/training/datasets/sft_dataset.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from minimegatron.data.gpt_dataset import GPTDatasetConfig, LowLevelDataset
+from minimegatron.data.index_cache import cached_arrays
+from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.masking import Batch
+from minimegatron.errors import DataError
+
+
+def pieces_of(lengths: np.ndarray, documents: np.ndarray, s: int) -> np.ndarray:
+    """[pieces, 3] int64: (sequence, offset of the first input, pairs), of at most s pairs each, in order."""
+    pairs = np.maximum(lengths[documents].astype(np.int64) - 1, 0)
+    counts = -(-pairs // s)  # pieces of each document
+    which = np.repeat(np.arange(len(documents)), counts)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack((documents[which].astype(np.int64), number * s, np.minimum(pairs[which] - number * s, s)), axis=1)
+
+
+def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
+    """Put items into bins.
+
+    Args:
+        sizes: [n], each between 1 and `capacity`.
+        capacity: of a bin.
+
+    Returns:
+        The bin of each item, [n] int64, numbered from 0.
+    """
+    bins = np.empty(len(sizes), dtype=np.int64)
+    open_bins: dict[int, list[int]] = {}  # free room -> bins that have it
+    rooms: list[int] = []  # its keys, ascending
+    made = 0
+    for item in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[item])
+        at = bisect.bisect_left(rooms, size)
+        if at < len(rooms):
+            room = rooms[at]
+            chosen = open_bins[room].pop()
+            if not open_bins[room]:
+                del open_bins[room], rooms[at]
+        else:
+            room, chosen, made = capacity, made, made + 1
+        bins[item] = chosen
+        if left := room - size:
+            if left not in open_bins:
+                open_bins[left] = []
+                bisect.insort(rooms, left)
+            open_bins[left].append(chosen)
+    return bins
+
+
+def pack(lengths: np.ndarray, documents: np.ndarray, s: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces in the order of their samples, and where each sample begins among them.
+
+    Returns:
+        [pieces, 3] as `pieces_of`, and [samples + 1] int64.
+
+    Raises:
+        DataError: no document has two tokens.
+    """
+    pieces = pieces_of(lengths, documents, s)
+    if len(pieces) == 0:
+        raise DataError(
+            f"{len(documents)} documents of less than two tokens", fix="give this split a larger share of --split"
+        )
+    bins = best_fit_decreasing(pieces[:, 2], s)
+    order = np.argsort(bins, kind="stable")  # inside a sample in the order of the data
+    return pieces[order], np.concatenate(([0], np.cumsum(np.bincount(bins))))
+
+
+class PackedDataset:
+    """The samples of one split of one dataset, packed.
+
+    Args:
+        dataset: the tokens.
+        documents: [P] sequences of this split.
+        num_samples: at least so many, over as many epochs as it takes; None for one epoch.
+        config: sequence length, tokenizer, seed; positions and attention keep to the pieces whatever it says.
+
+    Attributes:
+        pieces: [n, 3], (sequence, offset, pairs).
+        starts: [samples of an epoch + 1] where each begins in `pieces`.
+        num_epochs: how often each document is read; each epoch has the samples in another order.
+
+    Raises:
+        DataError: there is nothing to learn from.
+    """
+
+    def __init__(
+        self, dataset: LowLevelDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
+    ) -> None:
+        self.dataset, self.config = dataset, config
+        s = config.sequence_length
+
+        def build() -> dict[str, np.ndarray]:
+            return dict(zip(("pieces", "starts"), pack(dataset.sequence_lengths, documents, s), strict=True))
+
+        if isinstance(dataset, IndexedDataset):
+            documents_hash = hashlib.sha256(documents.tobytes()).hexdigest()
+            described = {"arrays": "PackedDataset", "idx_sha256": dataset.idx_sha256, "sequence_length": s}
+            folder = config.path_to_cache or dataset.prefix + ".cache"
+            arrays = cached_arrays(folder, {**described, "documents_sha256": documents_hash}, build)
+        else:
+            arrays = build()
+        self.pieces, self.starts = arrays["pieces"], arrays["starts"]
+        rows = len(self.starts) - 1
+        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // rows))
+        rng = np.random.RandomState(config.random_seed)
+        self._order = np.concatenate([rng.permutation(rows) for _ in range(self.num_epochs)])
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def fill(self) -> float:
+        """Share of the places of all samples that hold a pair; the rest is padding."""
+        return float(self.pieces[:, 2].sum()) / ((len(self.starts) - 1) * self.config.sequence_length)
+
+    def batch(self, samples: Sequence[int]) -> Batch:
+        """tokens, labels, position_ids, document_ids: [b, s] int64; loss_mask: [b, s] float32.
+
+        Raises:
+            DataError: an id outside the vocabulary.
+        """
+        b, s = len(samples), self.config.sequence_length
+        arrays = {name: np.zeros((b, s), dtype=np.int64) for name in ("tokens", "labels", "position_ids")}
+        document_ids, loss_mask = np.zeros((b, s), dtype=np.int64), np.zeros((b, s), dtype=np.float32)
+        for i, k in enumerate(samples):
+            row, at = int(self._order[k]), 0
+            held = self.pieces[self.starts[row] : self.starts[row + 1]].tolist()
+            for number, (sequence, offset, pairs) in enumerate(held):
+                text = self.dataset.get(sequence, offset, pairs + 1)
+                here = slice(at, at + pairs)
+                arrays["tokens"][i, here], arrays["labels"][i, here] = text[:-1], text[1:]
+                arrays["position_ids"][i, here] = np.arange(pairs)
+                document_ids[i, here], loss_mask[i, here] = number, 1.0
+                at += pairs
+            document_ids[i, at:], arrays["position_ids"][i, at:] = len(held), np.arange(s - at)
+        self._check(arrays, samples)
+        if self.config.eod_mask_loss:
+            loss_mask[arrays["tokens"] == self.config.tokenizer.eod] = 0.0
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return batch | {"document_ids": torch.from_numpy(document_ids), "loss_mask": torch.from_numpy(loss_mask)}
+
+    def _check(self, arrays: dict[str, np.ndarray], samples: Sequence[int]) -> None:
+        size = self.config.tokenizer.vocab_size
+        bad = np.argwhere((arrays["tokens"] >= size) | (arrays["labels"] >= size) | (arrays["tokens"] < 0))
+        if len(bad):
+            i, j = bad[0].tolist()
+            raise DataError(
+                f"token {arrays['tokens'][i, j]} or its label {arrays['labels'][i, j]} is outside the vocabulary "
+                f"[0, {size})",
+                where=f"packed sample {samples[i]}, place {j}",
+                fix="use the tokenizer the data was made with",
+            )
+
+    def __getitem__(self, k: int) -> Batch:
+        """Sample k: the tensors of `batch` without the batch dimension."""
+        if not 0 <= k < len(self):
+            raise IndexError(f"sample {k} of {len(self)}")
+        return {name: tensor[0] for name, tensor in self.batch([k]).items()}
