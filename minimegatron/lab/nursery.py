@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -88,6 +89,7 @@ def serve(descriptor: int) -> None:
                 word = connection.recv(16)
             statuses = [_reap(pid) for pid in ranks]
             if not word:
+                shutil.rmtree(order["folder"], ignore_errors=True)  # nobody else will
                 return
             connection.sendall(json.dumps(statuses).encode() + b"\n")
 

@@ -132,7 +132,10 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
         f"from tests.lab.test_fresh import misbehave; Nursery().call(misbehave, [{source!r}], Limits(60.0))"
     )
     root = str(Path(__file__).resolve().parents[2])
-    caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(scratch)}
+    caller = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "up").exists() or not (tmp_path / "up").read_text():
@@ -145,6 +148,9 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
     deadline = time.monotonic() + 5
     while rank.exists() and rank.joinpath("stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the rank outlives its caller"
+        time.sleep(0.02)
+    while list(scratch.iterdir()):
+        assert time.monotonic() < deadline, "its folder outlives its caller"
         time.sleep(0.02)
 
 
