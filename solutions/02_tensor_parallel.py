@@ -139,7 +139,7 @@ check("bytes_per_layer")
 # | dropout mask after `fc2` | 1 |
 #
 # Tensor parallelism divides what belongs to some heads or to some features of the MLP. The rest is whole on every rank.
-# Sequence parallelism then cuts the rest over the sequence. Both facts are figure 5 of the paper.
+# Sequence parallelism then cuts the rest over the sequence. (Korthikanti et al. 2022, figure 5.)
 #
 # **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both.
 
@@ -272,7 +272,7 @@ print("communication:", [call.name for call in witness.evidence().calls])
 # `[g·d, h]`.
 #
 # **Exercise.** Pack them, and return block `tp_rank` of `tp_size` equal blocks. (With fewer groups than ranks a block
-# is part of a group. The same cut holds; question 3 below asks what happens then.)
+# is part of a group. The same cut holds; question 3 of step 7 asks what happens then.)
 
 # %%
 # %%exercise qkv_part
@@ -353,7 +353,8 @@ check("embedding")
 # ### Vocabulary: the way out
 #
 # The output layer is a column layer, so each rank has the logits of its own words. Gathering them would send `s·b·V`
-# numbers, more than everything else in the model. The loss needs far less:
+# numbers. For Llama-3 70B that is what two whole layers send, and every rank would store all of them: 4.2 GB for 8192
+# tokens in fp32. The loss needs far less:
 #
 # $$\text{loss} = \log \sum_j e^{z_j - M} - (z_\text{target} - M), \qquad M = \max_j z_j$$
 #
@@ -991,7 +992,7 @@ for name in ("wait at once", "yours"):
 
 # %% [markdown]
 # On a CPU both share the same cores, so you see the overlap and hardly a gain. On GPUs the network works by itself.
-# This cell measures there how fast one MLP is on 1, 2, 4 … GPUs, and how much the overlap is worth.
+# There the next cell measures how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in its column layer.
 
 # %% tags=["nbval-ignore-output"]
 MEASURE = """
@@ -1130,7 +1131,10 @@ ax.set(xlabel="step", ylabel="loss", title="Would you stop this run?")
 plt.show()
 
 # %% [markdown]
-# Nothing to see. Now look at evidence: the first step beside the serial twin, which is the same program on one rank.
+# Nothing to see. You suspect tensor parallelism all the same. What would you compare, and with what? Decide before you
+# read on.
+#
+# The twin is the same program on one rank. Compare the first step: loss, gradient norm, and what each rank holds.
 
 # %%
 # %%ranks 2 --name evidence_found
@@ -1181,7 +1185,8 @@ print("whose shards are equal after 20 steps: ", equal_shards(lambda p: p))
 
 # %% [markdown]
 # The loss is that of some other model. The gradient norm says so, and the shards say why: both ranks hold *the same*
-# half of every matrix. The heads of rank 1 are copies of the heads of rank 0; so are the features of the MLP.
+# half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0; so are the features of the
+# MLP.
 #
 # Equal weights get equal gradients. So they stay equal for ever: every column and row layer has half of its width, at
 # full price. Only the embedding can tell its halves apart, because they own different words. No replica check finds
@@ -1248,7 +1253,9 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 #
 # 1. *Why is there no communication between fc1 and fc2?* The activation is elementwise, and fc2 wants exactly the
 #    features that fc1 left here.
-# 2. *Could you cut row first, then column?* Yes, with a gather in between. It costs more and saves nothing.
+# 2. *Could you cut row first, then column?* Yes, with two messages in place of one: the partial sums must be added
+#    before the activation (GELU of a part of a sum is no part of GELU), and what leaves the column layer must be
+#    gathered.
 # 3. *GQA has 2 key/value heads, tp is 8. What does a rank hold?* An eighth of the packed rows. Here the ranks gather
 #    the packed *output* and pick their queries and their one key/value head. Others keep copies of the key/value rows;
 #    then their gradients must be summed.
