@@ -1,0 +1,181 @@
+"""Training through a pipeline: the curve of one process, evaluations, dropout, ramp-up, a loss that is NaN."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.data.corpus import prepare_corpus
+from minimegatron.errors import ConfigError, RankError
+from minimegatron.layers.param import load_logical, logical_parameters
+from minimegatron.models.chunks import ModelChunks
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.metrics import StepReport
+from minimegatron.training.pipelined import Microbatches
+from minimegatron.training.step import forward_backward, forward_step
+from minimegatron.training.trainer import Trainer
+from tests.twin import Case, distance, microbatch, weights
+
+PP2 = "--pipeline-model-parallel-size 2"
+TINY = "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --lr 1e-2 --vocab-size 64 --num-layers 4 "
+TINY += "--make-vocab-size-divisible-by 8 --micro-batch-size 2 --global-batch-size 8 "
+PLAIN = "--hidden-dropout 0 --attention-dropout 0 "
+
+
+def trained(rank: int, world: int, line: str) -> tuple[list[StepReport], dict[str, float]]:
+    source = "" if "--corpus" in line else "--mock-data"
+    trainer = Trainer(parse_args(shlex.split(f"{TINY} {source} {line}"), world), quiet=True)
+    trainer.train()
+    return trainer.history, trainer.evaluate()
+
+
+def same(ranks: Any, world: int, line: str, layouts: list[str], rel: float = 1e-4) -> None:
+    history, losses = trained(0, 1, line)
+    for layout in layouts:
+        for theirs, their_losses in ranks(world).run(trained, f"{line} {layout}", timeout=120):
+            assert their_losses == pytest.approx(losses, rel=rel)
+            assert len(theirs) == len(history)
+            for ours, other in zip(history, theirs, strict=True):
+                assert other.losses["lm loss"] == pytest.approx(ours.losses["lm loss"], rel=rel), layout
+                assert other.grad_norm == pytest.approx(ours.grad_norm, rel=10 * rel), layout
+                assert (other.num_tokens, other.learning_rate) == (ours.num_tokens, ours.learning_rate)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("corpus")
+    prepare_corpus(folder, 512, "docs")
+    return f"--corpus stdlib-docs --corpus-path {folder} --vocab-size 512 --eod-mask-loss --reset-attention-mask "
+
+
+def test_real_text_gives_one_curve(ranks, corpus):
+    line = f"{corpus} {PLAIN} --train-iters 5 --eval-interval 5 --eval-iters 2 --reset-position-ids"
+    same(ranks, 2, line, [PP2, f"{PP2} --num-layers-per-virtual-pipeline-stage 1"])
+    zero_bubble = f"{PP2} --pipeline-schedule zb_v --overlap-grad-reduce --ddp-bucket-size 5000"
+    same(ranks, 4, line, [f"{PP2} --tensor-model-parallel-size 2 --sequence-parallel", zero_bubble])
+
+
+def test_a_batch_that_grows(ranks):
+    line = f"{PLAIN} --train-iters 5 --global-batch-size 12 --rampup-batch-size 4 4 16 --eval-interval 9 --eval-iters 1"
+    same(ranks, 2, line, [PP2, f"{PP2} --pipeline-schedule zb_h1"])
+
+
+def test_dropout_is_the_same_with_and_without_recompute(ranks):
+    line = f"--hidden-dropout 0.2 --attention-dropout 0.2 --train-iters 3 {PP2}"
+    for schedule in ("1f1b", "zb_v"):
+        runs = [
+            [(r.losses["lm loss"], r.grad_norm) for r in ranks(2).run(trained, f"{line} {more}")[0][0]]
+            for more in (
+                f"--pipeline-schedule {schedule}",
+                f"--pipeline-schedule {schedule} --recompute-granularity full",
+            )
+        ]
+        assert runs[0] == runs[1]
+
+
+def test_bf16_with_a_residual_stream_in_fp32(ranks):
+    line = f"--bf16 --fp32-residual-connection {PLAIN} --train-iters 3 --eval-interval 9 --eval-iters 1"
+    same(ranks, 2, line, [f"{PP2} --pipeline-schedule dualpipe_v"], rel=2e-2)
+
+
+def poisoned(rank: int, world: int) -> None:
+    line = f"{TINY} --mock-data {PLAIN} --train-iters 3 {PP2}"
+    trainer = Trainer(parse_args(shlex.split(line), world), quiet=True)
+    if rank == 0:  # a weight of the first stage; the last one sees the loss
+        with torch.no_grad():
+            next(iter(trainer.model.parameters()))[:] = torch.nan
+    trainer.train()
+
+
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_last_stage(ranks):
+    with pytest.raises(RankError, match=r"(?s)ranks 0-1 raised NumericsError: lm loss is nan.*rank 1"):
+        ranks(2).run(poisoned)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 6", "leave a last group of 1"),
+        ("--num-layers-per-virtual-pipeline-stage 1 --rampup-batch-size 2 2 16", "at least 2"),
+        ("--num-layers 5", "does not divide num_layers"),
+        ("--pipeline-schedule zbv", "zb_v"),
+        ("--decoder-first-pipeline-num-layers 5", "leave -1"),
+    ],
+)
+def test_refused_before_launch(line, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_args(shlex.split(f"{TINY} --mock-data {PP2} {line}"), 2)
+    assert caught.value.fix
+
+
+def test_megatrons_names_of_the_flags():
+    line = "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 3 --variable-seq-lengths"
+    parallel = parse_args(shlex.split(f"{TINY} --mock-data {PP2} {line}"), 2).parallel
+    assert (parallel.num_layers_in_first_pipeline_stage, parallel.num_layers_in_last_pipeline_stage) == (1, 3)
+    group = "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-vp-stage 4"
+    parallel = parse_args(shlex.split(f"{TINY} --mock-data {PP2} {group}"), 2).parallel
+    assert parallel.microbatch_group_size_per_virtual_pipeline_stage == 4
+
+
+# ------------------------------------------------------------------------------------ lengths that vary
+
+
+def lengths(case: Case, index: int) -> dict[str, torch.Tensor]:
+    return {name: x[:, : 4 + 3 * index] for name, x in microbatch(case, 0, index).items()}
+
+
+def of_different_lengths(rank: int, world: int, case: Case) -> dict[str, float]:
+    mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
+    twin = GPTModel(case.config, Mesh.serial())
+    load_logical(twin, weights(case.config, case.seed))
+    serial = DistributedDataParallel(twin, Mesh.serial())
+    model = ModelChunks(case.config, mesh)
+    load_logical(model, weights(case.config, case.seed), stage=True)
+    ddp = DistributedDataParallel(model, mesh)
+    for wrapped in (serial, ddp):
+        batches = (lengths(case, i) for i in range(case.accumulation))
+        forward_backward(forward_step, batches, wrapped, case.accumulation, lambda loss: loss)
+    return {n: distance(p.main_grad, serial.buffer.params[n].main_grad) for n, p in logical_parameters(ddp)}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_microbatches_of_different_lengths(ranks, schedule):
+    layout = {"pipeline_model_parallel_size": 2, "pipeline_schedule": schedule}
+    varying = Case({**layout, "variable_seq_lengths": True}, {"num_layers": 4}, accumulation=4)
+    for report in ranks(2).run(of_different_lengths, varying):
+        assert max(report.values()) < 1e-5
+    with pytest.raises(RankError, match="variable_seq_lengths=True"):
+        ranks(2).run(of_different_lengths, Case(layout, {"num_layers": 4}, accumulation=4), timeout=20)
+
+
+def test_a_microbatch_is_kept_from_its_first_use_to_its_last():
+    read: list[int] = []
+    batches = Microbatches((read.append(i) or {"tokens": torch.tensor([[i]])} for i in range(4)), uses=2)
+    assert batches.peek(1)["tokens"].item() == 1 and read == [0, 1]
+    assert [batches.take(i)["tokens"].item() for i in (0, 1, 0)] == [0, 1, 0]
+    with pytest.raises(KeyError):
+        batches.take(0)
+    assert batches.take(1)["tokens"].item() == 1 and read == [0, 1]
+
+
+def test_names_do_not_know_about_chunks(ranks):
+    for names in ranks(2).run(names_on_rank):
+        assert names and not any(re.search(r"chunks|module", name) for name in names)
+
+
+def names_on_rank(rank: int, world: int) -> list[str]:
+    mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2, pipeline_schedule="zb_v"))
+    return [
+        n
+        for n, _ in logical_parameters(
+            DistributedDataParallel(ModelChunks(Case({}, {"num_layers": 4}).config, mesh), mesh)
+        )
+    ]
