@@ -103,7 +103,7 @@ class ExpertFields(Config):
         require(softmax or not self.moe_router_pre_softmax, "moe_router_pre_softmax with sigmoid scores", "drop it")
         require(
             not softmax or not self.moe_router_enable_expert_bias,
-            "moe_router_enable_expert_bias with softmax scores: a bias means something on scores in (0, 1) of their own",
+            "moe_router_enable_expert_bias with softmax scores: a bias needs scores that are in (0, 1) each",
             "moe_router_score_function=sigmoid",
         )
         groups, chosen = self.moe_router_num_groups, self.moe_router_group_topk

@@ -19,6 +19,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.layers.param import Init, draw, gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
@@ -113,10 +114,13 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     model = model.double() if case.double else model
     batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
     count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
+    set_loss_scale(model, 1.0 / count)  # what the loss below is multiplied by
     loss = torch.stack([losses(model, b).sum() for b in batches]).sum() / count
     loss.backward()
     return loss.item(), {
-        n: gather_logical(_grad(p), layout_of(p), Mesh.serial().tp) for n, p in logical_parameters(model)
+        n: gather_logical(_grad(p), layout_of(p), Mesh.serial())
+        for n, p in logical_parameters(model)
+        if p.requires_grad
     }
 
 
@@ -186,24 +190,26 @@ def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
 def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Tensor]) -> dict[str, Any]:
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
-    got = {n: gather_logical(p.main_grad, layout_of(p), mesh.tp) for n, p in ddp.buffer.params.items()}
-    counted = [g for n, g in got.items() if not layout_of(ddp.buffer.params[n]).shared]
+    got = {n: gather_logical(p.main_grad, layout_of(p), mesh) for n, p in ddp.params.items()}
+    counted = [g for n, g in got.items() if not layout_of(ddp.params[n]).shared]
     squares = sum((g.double().square().sum() for g in counted), torch.zeros((), dtype=torch.float64))
     norm = c.all_reduce(squares, mesh.pp).sqrt().item()
     want_norm = torch.stack([g.double().norm() for g in want.values()]).norm().item()
     held = {name for names in gather_objects(list(got), mesh.pp) for name in names}
     differ, equal = [], []
-    for name, param in ddp.buffer.params.items():
+    for name, param in ddp.params.items():
+        expert = layout_of(param).experts is not None
+        copies, tp = (mesh.edp, mesh.etp) if expert else (mesh.dp_cp, mesh.tp)
         for what, tensor in ((name, param), (f"{name}.grad", param.main_grad)):
-            over_dp = c.all_gather(tensor.detach()[None], mesh.dp_cp)
-            over_tp = c.all_gather(tensor.detach()[None], mesh.tp)
+            over_dp = c.all_gather(tensor.detach()[None], copies)
+            over_tp = c.all_gather(tensor.detach()[None], tp)
             if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):
-                differ.append(f"{what} over dp_cp")
+                differ.append(f"{what} over {copies.name}")
             same = all(torch.equal(over_tp[0], other) for other in over_tp[1:])
-            if layout_of(param).sharded and same and mesh.tp.size > 1:
+            if layout_of(param).sharded and same and tp.size > 1 and tensor.any():
                 equal.append(what)
             if not layout_of(param).sharded and not same:
-                differ.append(f"{what} over tp")
+                differ.append(f"{what} over {tp.name}")
     return {
         "loss": abs(loss - want_loss) / abs(want_loss) if want_loss else abs(loss),
         "grad_norm": abs(norm - want_norm) / max(want_norm, 1e-12),

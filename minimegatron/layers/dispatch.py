@@ -74,9 +74,7 @@ class Dispatcher(Protocol):
 # -------------------------------------------------------------------------------------------- the permutation
 
 
-def permute(
-    tokens: torch.Tensor, routing: Routing
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def permute(tokens: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Every pair (expert, token) as a row.
 
     Args:

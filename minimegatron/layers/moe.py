@@ -27,8 +27,8 @@ already, by the all-to-all's backward pass; what is left is the sum over the ran
 a *sum*, as everywhere here, divided once by the number of tokens of the whole batch: no factor of ep, edp or dp exists
 to be forgotten. (In Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
 
-**Shared experts** are an MLP that all tokens pass. It needs nothing from the others, so with `moe_shared_expert_overlap`
-it is computed while the tokens travel.
+**Shared experts** are an MLP that all tokens pass. It needs nothing from the others, so with
+`moe_shared_expert_overlap` it is computed while the tokens travel.
 
 Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
 `megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.

@@ -4,7 +4,7 @@ The problem in a sentence: a layer has E experts, a token pays for k of them, th
 loss of a language model minds if all tokens choose the same one.
 
     logits = x W^T                     [T, E], in fp32 whatever the model computes in
-    softmax   weights = softmax(the k largest logits)                   or the k largest of softmax(logits) (pre-softmax)
+    softmax   weights = softmax(the k largest logits); pre-softmax: the k largest of softmax(logits)
     sigmoid   s = sigmoid(logits);  choose by s + bias;  weights = s of the chosen / their sum
 
 **Group-limited.** Experts stand in G groups (the ranks or machines that hold them). A group is worth the sum of its
@@ -15,11 +15,11 @@ dropped: that expert adds nothing for them. With padding every expert takes exac
 
 **Three ways to an even load**, of T tokens with p_xe the normalised scores, n_e how many tokens chose e:
 
-| way             | what is added                                               | statistics over                  |
-|-----------------|-------------------------------------------------------------|----------------------------------|
-| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                     | a microbatch, a sequence, the batch so far |
-| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small        | none                             |
-| expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`) | all tokens of the step   |
+| way             | what is added                                                        | statistics over             |
+|-----------------|----------------------------------------------------------------------|-----------------------------|
+| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                              | microbatch, sequence, batch |
+| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                 | none                        |
+| expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`)  | all tokens of the step      |
 
 The optimum of the first is coeff, where every n_e is k T / E. Only p has a gradient, and it is linear in it: a token
 pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of everybody
@@ -102,7 +102,8 @@ class TopKRouter(nn.Module):
         self.weight = new_parameter(layout, config.dtype)
         self.expert_bias: nn.Parameter | None = None
         if config.moe_router_enable_expert_bias:  # no gradient moves it, but it belongs to the weights
-            self.expert_bias = new_parameter(ParamLayout((self.num_experts,)), torch.float32).requires_grad_(False)
+            self.expert_bias = new_parameter(ParamLayout((self.num_experts,)), torch.float32)
+            self.expert_bias.requires_grad_(False)
         self.loss_scale, self.microbatches = 1.0, 0
         self.register_buffer(
             "tally", torch.zeros(self.num_experts + 4, dtype=torch.float64, device="cpu"), persistent=False
@@ -268,7 +269,7 @@ def limit(routing: Routing, most: int, config: TransformerConfig) -> Routing:
     """Leave every expert at most `most` tokens; exactly so many with padding."""
     by = routing.probs.detach() if config.moe_token_drop_policy == "probs" else routing.map.to(routing.probs.dtype)
     # stable: among equals the first tokens are kept, which topk does not promise
-    order = by.argsort(0, descending=True, stable=True)[:most]
+    order = by.argsort(dim=0, descending=True, stable=True)[:most]
     kept = torch.zeros_like(routing.map).scatter(0, order, True)
     if not config.moe_pad_expert_input_to_capacity:
         kept &= routing.map

@@ -12,6 +12,7 @@ parameter is cut over tp, over pp never, except for a tied embedding. Exactly on
 | replicated over tp (norms, ...)  | the first tp rank; the first of dp_cp       |
 | tied copy on the last stage      | nobody; the first stage has the original    |
 | a piece owned by one dp rank     | its owner                                   |
+| experts                          | every ep and etp rank; the first of edp     |
 
 Counting a replicated norm on all t ranks is the classic mistake: the norm comes out a little too large and depends on
 the layout.
@@ -53,8 +54,10 @@ def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
     Args:
         layout: of the parameter.
         mesh: this rank's place.
-        owned: this rank alone among dp_cp holds the gradient (sharded optimizers).
+        owned: this rank alone among dp_cp (experts: edp) holds the gradient (sharded optimizers).
     """
+    if layout.experts is not None:
+        return (owned or mesh.edp.is_first) and (layout.sharded or mesh.etp.is_first)
     first_replica = owned or mesh.dp_cp.is_first
     return not layout.shared and first_replica and (layout.sharded or mesh.tp.is_first)
 

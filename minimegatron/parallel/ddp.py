@@ -18,6 +18,9 @@ Gradients are *summed*, never averaged here. A replica does not know how many to
 know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by
 the global token count, is in `parallel/finalize.py`.
 
+Experts have a buffer of their own, because other ranks hold copies of them: edp, which is what expert parallelism
+leaves of tp x cp x dp. Tokens of the other ranks have reached an expert by then, and with them their gradients.
+
 Li et al. 2020 (arXiv 2006.15704). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
 """
 
@@ -32,7 +35,8 @@ import torch
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.layers.param import logical_parameters
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.parallel.balance import ExpertLoad
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, GradBuffer
 
 
@@ -41,10 +45,15 @@ class DistributedDataParallel(nn.Module):
 
     Args:
         module: the model; every trainable parameter gets `main_grad`, an fp32 view into the buffer.
-        mesh: gradients are summed over `mesh.dp_cp`.
+        mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`.
         bucket_size: elements of a bucket; default max(40e6, 1e6 * dp_cp). Without `overlap` there is one bucket.
         overlap: reduce buckets while the backward pass runs.
         grad_dtype: of the buffer.
+
+    Attributes:
+        buffer: of all parameters but experts.
+        grad_buffers: (buffer, axis over which it is summed), experts last where there are some.
+        expert_load: what the routers did in the last finished step (`parallel/balance.py`); None without experts.
     """
 
     def __init__(
@@ -60,7 +69,13 @@ class DistributedDataParallel(nn.Module):
         self._sync: Collection[str] | None = None  # parameters whose gradient is now complete; None means all
         size = (bucket_size or max(DEFAULT_BUCKET_SIZE, 1_000_000 * mesh.dp_cp.size)) if overlap else None
         trainable = [(n, p) for n, p in logical_parameters(module) if p.requires_grad]
-        self.buffer = GradBuffer(trainable, size, grad_dtype)
+        dense = [(n, p) for n, p in trainable if layout_of(p).experts is None]
+        experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]
+        self.buffer = GradBuffer(dense, size, grad_dtype)
+        self.grad_buffers = [(self.buffer, mesh.dp_cp)]
+        self.expert_load: ExpertLoad | None = None
+        if experts:
+            self.grad_buffers.append((GradBuffer(experts, size, grad_dtype), mesh.edp))
         self._names = {param: name for name, param in trainable}
         for name, param in trainable:
             param.register_post_accumulate_grad_hook(self._collect(name))
@@ -95,7 +110,9 @@ class DistributedDataParallel(nn.Module):
         """These gradients are complete: with `overlap` their buckets may travel."""
         if self.overlap:
             for name in names:
-                self.buffer.ready(name, self.mesh.dp_cp)
+                for buffer, axis in self.grad_buffers:
+                    if name in buffer.params:
+                        buffer.ready(name, axis)
 
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
@@ -117,9 +134,21 @@ class DistributedDataParallel(nn.Module):
             self._sync = before
 
     def finish_grad_sync(self) -> None:
-        """After this every `main_grad` is the sum over dp_cp. Call once a step, after the last backward pass."""
-        self.buffer.finish(self.mesh.dp_cp)
+        """After this every `main_grad` is the sum over its axis. Call once a step, after the last backward pass."""
+        for buffer, axis in self.grad_buffers:
+            buffer.finish(axis)
 
     def zero_grad_buffer(self) -> None:
         """Forget the gradients; call at the start of every step."""
-        self.buffer.data.zero_()
+        for buffer, _ in self.grad_buffers:
+            buffer.data.zero_()
+
+    def scale_gradients(self, factor: torch.Tensor | float) -> None:
+        """Multiply every gradient."""
+        for buffer, _ in self.grad_buffers:
+            buffer.data.mul_(factor)
+
+    @property
+    def params(self) -> dict[str, nn.Parameter]:
+        """Every trainable parameter by its logical name."""
+        return {name: param for buffer, _ in self.grad_buffers for name, param in buffer.params.items()}

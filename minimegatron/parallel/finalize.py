@@ -20,6 +20,9 @@ A tied embedding of a pipeline lives twice, on the first stage and on the last, 
 use: they are summed over `embd`, and then both copies take the same steps for ever. Where both stages are on one rank
 the matrix is one tensor, and autograd has added up already.
 
+Experts need none of these sums; they have been added up over edp (`parallel/ddp`), and are divided by the same number.
+What their routers have counted is added up here too, and moves the expert biases (`parallel/balance.py`).
+
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
 """
@@ -31,6 +34,7 @@ import torch
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.layers.param import layout_of
+from minimegatron.parallel.balance import balance_experts
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
@@ -43,7 +47,7 @@ def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
     """Complete the gradients of replicated parameters, one flat all-reduce per axis."""
     by_axis: dict[str, list[torch.Tensor]] = {}
     axes = partial_axes(mesh)
-    for param in model.buffer.params.values():
+    for param in model.params.values():
         axis = axes[layout_of(param).partial]
         if axis is not None and axis.size > 1:
             by_axis.setdefault(axis.name, []).append(param.main_grad)  # type: ignore[attr-defined]
@@ -55,7 +59,7 @@ def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
 
 def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
     """Add up the gradients of the copies of a tied weight on several pipeline stages."""
-    for param in model.buffer.params.values():
+    for param in model.params.values():
         copies = layout_of(param).copies
         if copies:
             all_reduce(param.main_grad, mesh.axis(copies))  # type: ignore[attr-defined]
@@ -78,5 +82,7 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     sum_tied_gradients(model, mesh)
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
     total = all_reduce(total, mesh.pp).clamp(min=1.0)
-    model.buffer.data.div_(total.to(model.buffer.data.dtype))
+    for buffer, _ in model.grad_buffers:
+        buffer.data.div_(total.to(buffer.data.dtype))
+    model.expert_load = balance_experts(model, mesh)
     return total

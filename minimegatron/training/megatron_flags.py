@@ -103,7 +103,7 @@ REFUSED: dict[str, str] = {
         "override-opt_param-scheduler override-opt-param-scheduler override-ckpt-iteration most-recent-k "
         "replication* strict-fsdp-*"
     ),
-    "mixture of experts": "num-experts moe-* expert-tensor-parallel-* enable-gpt-oss",
+    "other options of experts": "moe-* enable-gpt-oss",
     "multi-latent attention": (
         "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mscale "
         "mscale-all-dim rope-type rotary-scaling-factor cache-mla-latents mla-*"

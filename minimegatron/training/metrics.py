@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.parallel.balance import ExpertLoad, imbalance
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.run import RunConfig
 from minimegatron.training.sinks import open_sinks
@@ -48,6 +49,7 @@ class StepReport:
         loss_scale: of this step; 1 without loss scaling.
         skipped: the optimizer did not move (fp16 overflow).
         num_zeros: zeros in the gradient, when counted.
+        expert_load: what the routers did, in a model with experts.
     """
 
     losses: dict[str, float]
@@ -57,6 +59,7 @@ class StepReport:
     loss_scale: float = 1.0
     skipped: bool = False
     num_zeros: int | None = None
+    expert_load: ExpertLoad | None = None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -146,6 +149,7 @@ class Metrics:
             "counted_tokens": last.num_tokens,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "mfu": flops / 1e12 / self.peak if self.peak else None,
+            "experts": [dataclasses.asdict(layer) for layer in last.expert_load.to_host()] if last.expert_load else [],
         }
         self.say(format_step(record))
         for sink in self.sinks:
@@ -199,6 +203,9 @@ def format_step(record: dict[str, Any]) -> str:
     fields.append(f"number of skipped iterations: {record['skipped_iterations']:3d}")
     fields.append(f"number of nan iterations: {record['nan_iterations']:3d}")
     fields.append(f"tokens/s: {record['tokens_per_second']:.0f}")
+    fields += [f"{name}: {value:.6E}" for name, value in penalties(record).items()]
+    if record["experts"]:
+        fields.append(f"busiest expert: {max(imbalance(layer['tokens']) for layer in record['experts']):.2f} x mean")
     if record["mfu"] is not None:
         fields.append(f"MFU: {100 * record['mfu']:.1f} %")
     fields.append(f"peak memory (GB): {record['peak_memory_bytes'] / 1e9:.2f}")
@@ -224,9 +231,30 @@ def step_tags(record: dict[str, Any]) -> dict[str, float]:
         "tokens-per-second": record["tokens_per_second"],
         "mem-max-allocated-bytes": record["peak_memory_bytes"],
         **record["losses"],
+        **penalties(record),
+        **load_tags(record),
     }
     optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu"}
     return tags | {tag: record[key] for tag, key in optional.items() if record[key] is not None}
+
+
+def penalties(record: dict[str, Any]) -> dict[str, float]:
+    """The routers' losses of the last step, means over layers, under Megatron's names; those that are in use."""
+    layers = record["experts"]
+    named = {"load_balancing_loss": "balancing_loss", "z_loss": "z_loss"}
+    means = {name: sum(layer[key] for layer in layers) / max(len(layers), 1) for name, key in named.items()}
+    return {name: value for name, value in means.items() if value}
+
+
+def load_tags(record: dict[str, Any]) -> dict[str, float]:
+    """For each layer the load of each expert over the mean load, and the share of requests that were dropped."""
+    tags: dict[str, float] = {}
+    for layer in record["experts"]:
+        total = max(sum(layer["tokens"]), 1)
+        where = f"experts/layer {layer['layer']}"
+        tags |= {f"{where}/load {e}": n * len(layer["tokens"]) / total for e, n in enumerate(layer["tokens"])}
+        tags |= {f"{where}/imbalance": imbalance(layer["tokens"]), f"{where}/dropped": layer["dropped"] / total}
+    return tags
 
 
 def _short(value: float) -> str:

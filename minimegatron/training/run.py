@@ -65,12 +65,6 @@ def check_run(run: RunConfig, world_size: int) -> None:
     Raises:
         ConfigError: the first rule that is broken.
     """
-    size = run.parallel.expert_model_parallel_size
-    if size > 1:
-        raise ConfigError(
-            f"expert_model_parallel_size is {size}, and the training loop has no expert parallelism yet",
-            fix="expert_model_parallel_size=1; tensor, sequence, context, pipeline and data parallelism work",
-        )
     dp = run.parallel.data_parallel_size(world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
     check_backend(run.model.attention_backend)

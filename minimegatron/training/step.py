@@ -51,6 +51,7 @@ from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.errors import NumericsError
+from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
@@ -209,12 +210,13 @@ def train_step(
             steps. Nothing has moved.
     """
     model.zero_grad_buffer()
+    set_loss_scale(model, optimizer.loss_scale / unit)
     tokens, reports = forward_backward(
         forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
     )
     num_tokens = finalize_model_grads(model, mesh, tokens)
     if unit != 1.0:
-        model.buffer.data.mul_(unit)
+        model.scale_gradients(unit)
     reports = on_every_stage(reports, mesh)
     losses, stop = reduce_reports(reports, mesh, asks_to_stop)
     if optimizer.config.check_for_nan_in_loss_and_grad:
@@ -230,5 +232,6 @@ def train_step(
         loss_scale=result.loss_scale,
         skipped=not result.successful,
         num_zeros=result.num_zeros,
+        expert_load=model.expert_load,
     )
     return report, stop

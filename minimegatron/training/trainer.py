@@ -37,7 +37,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams, stream_seeds
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.layers.param import logical_parameters
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
@@ -125,7 +125,7 @@ class Trainer:
             while state.iteration < self.train_iters and not stop:
                 asked = stop = self._step(batches, signalled.received or self._time_is_up())
                 if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
-                    replica_check(dict(logical_parameters(self.model)), self.mesh.dp_cp)
+                    self._check_replicas()
                 if training.eval_interval and state.iteration % training.eval_interval == 0:
                     self.evaluate("validation")
                 stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
@@ -186,6 +186,12 @@ class Trainer:
 
     def _batches(self, dataset: Dataset, consumed: int) -> Iterator[dict[str, torch.Tensor]]:
         return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
+
+    def _check_replicas(self) -> None:
+        """Compare the ranks that should hold the same weights: dp_cp, and edp for experts."""
+        for axis in (self.mesh.dp_cp, self.mesh.edp):
+            held = logical_parameters(self.model)
+            replica_check({n: p for n, p in held if (layout_of(p).experts is None) == (axis.name == "dp_cp")}, axis)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins

@@ -1,0 +1,121 @@
+"""How the experts were loaded, and the bias that evens it out.
+
+The problem in a sentence: how many tokens each expert got is known in pieces, on every rank of every stage, and both
+the log and the next step's bias need the sums.
+
+Each router has counted its rank's tokens in the backward pass (`layers/router.py`). At the end of a step all counts of
+all layers travel in one message, and every rank has the whole table:
+
+| what travels                                                   | axis    | bytes                        |
+|----------------------------------------------------------------|---------|------------------------------|
+| per layer with experts: E counts, 4 sums; in fp64              | `world` | 8 (E + 4) per such layer     |
+
+Ranks of other stages contribute zeros; tp, cp and dp ranks have different tokens, so the sum counts each once.
+
+**The expert bias** (without an auxiliary loss) moves after every step by `rate` towards an even load:
+
+    bias_e += rate * sign(mean_e' n_e' - n_e)
+
+n_e is what was *asked* for. Where a capacity limits experts, Megatron-LM counts what was let through: with padding that
+is the same for all, and its bias would never move.
+
+Wang et al. 2024 (arXiv 2408.15664). Megatron-LM: `get_updated_expert_bias` in `transformer/moe/moe_utils.py`, called in
+`finalize_model_grads.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import torch
+from torch import nn
+
+from minimegatron import trace
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.router import TopKRouter
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerLoad:
+    """What the router of one layer did in a step, over all ranks.
+
+    Attributes:
+        layer: its global number.
+        tokens: how many tokens asked for each expert.
+        dropped: how many of these requests a capacity refused.
+        balancing_loss, z_loss: means over the tokens of the step, coefficients included.
+    """
+
+    layer: int
+    tokens: list[int]
+    dropped: int
+    balancing_loss: float
+    z_loss: float
+
+
+def imbalance(tokens: list[int]) -> float:
+    """The load of the busiest expert over the mean load: 1 is even, E / k is everything to the same k."""
+    return max(tokens) * len(tokens) / max(sum(tokens), 1)
+
+
+class ExpertLoad:
+    """The table of a step, equal on all ranks; it stays on the device until somebody reads it.
+
+    Args:
+        layers: numbers of the layers with experts.
+        table: [layers, E + 4] as in `TopKRouter.tally`, summed over all ranks.
+    """
+
+    def __init__(self, layers: list[int], table: torch.Tensor) -> None:
+        self._layers, self._table = layers, table
+
+    def to_host(self) -> list[LayerLoad]:
+        """One entry for each layer with experts; waits for the device."""
+        found = []
+        for layer, (*counts, dropped, tokens, balance, z) in zip(self._layers, self._table.tolist(), strict=True):
+            mean = max(tokens, 1.0)
+            found.append(LayerLoad(layer, [int(n) for n in counts], int(dropped), balance / mean, z / mean))
+        return found
+
+
+@torch.no_grad()
+def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
+    """Add up what all routers have counted since the last call, and move the expert biases.
+
+    Args:
+        model: what this rank holds of the model, wrapped or not.
+        mesh: the layout; all ranks must call.
+
+    Returns:
+        The table, None for a model without experts.
+    """
+    found = [m for m in model.modules() if isinstance(m, TopKRouter)]
+    config = found[0].config if found else getattr(getattr(model, "module", model), "config", None)
+    experts: int | None = getattr(config, "num_experts", None)
+    if config is None or experts is None:
+        return None
+    layers = [n for n, has in enumerate(config.expert_layers) if has]
+    row = {layer: i for i, layer in enumerate(layers)}
+    table = torch.zeros(len(layers), experts + 4, dtype=torch.float64, device=mesh.device)
+    for router in found:
+        table[row[router.layer_number]] += router.tally
+        router.reset()
+    all_reduce(table, mesh.world)
+    for router in found:
+        if router.expert_bias is not None:
+            tokens = table[row[router.layer_number], :experts]
+            move = config.moe_router_bias_update_rate * (tokens.mean() - tokens).sign()
+            router.expert_bias.add_(move.to(router.expert_bias.dtype))
+    load = ExpertLoad(layers, table)
+    if trace.recording():
+        _mark(load)
+    return load
+
+
+def _mark(load: ExpertLoad) -> None:
+    now = time.monotonic()
+    for layer in load.to_host():
+        note = f"layer {layer.layer}: {' '.join(map(str, layer.tokens))}, {layer.dropped} dropped"
+        trace.emit("expert_load", "mark", now, now, note=note)

@@ -1,0 +1,110 @@
+"""One mixture-of-experts layer and three steps of training, with Megatron-Core's numbers, in every layout.
+
+The numbers were printed by megatron-core 0.16.1 on the CPU (`tests/oracle/moe.py` asks it again). Weights are drawn
+from Megatron's names of them, so both programs start from the same.
+
+What is compared: the sum of |y|, the squared norm of dx, the norm of the router's gradient, for a loss sum y^2.
+Megatron's penalties are means over a microbatch, and its loss is not divided; ours are weighted by its tokens, so
+`loss_scale` is 1 / tokens here. With dp = 2 each rank's tokens are a microbatch of their own, in both programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.param import load_logical
+
+TP, SP, EP, ETP = (
+    "tensor_model_parallel_size",
+    "sequence_parallel",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+PENALTIES = {"moe_aux_loss_coeff": 1e-2, "moe_z_loss_coeff": 1e-3}
+PLAIN = [155.408039, 25.704130, 21.244353]
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (2, {EP: 2}),
+    (2, {TP: 2, SP: True}),
+    (2, {TP: 2, SP: True, EP: 2, ETP: 1}),
+    (4, {TP: 2, SP: True, EP: 2, ETP: 2}),
+    (4, {TP: 2, SP: True, EP: 4, ETP: 1}),
+]
+
+
+def seeded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A full tensor from Megatron's name of it."""
+    seed = int(hashlib.md5(name.encode()).hexdigest()[:8], 16)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.1
+
+
+def layer_numbers(rank: int, world: int, layout: dict[str, Any], options: dict[str, Any]) -> list[float]:
+    """The three numbers of the module docstring, over all ranks."""
+    mesh = Mesh.build(ParallelConfig(**layout))
+    config = TransformerConfig(
+        hidden_size=32, num_experts=4, moe_ffn_hidden_size=64, add_bias_linear=False, activation="gelu", **options
+    )
+    layer = MoELayer(config, mesh)
+    tensors = {
+        "router.weight": seeded("router.weight", (4, 32)),
+        "experts.weight1": torch.stack(
+            [seeded(f"experts.local_experts.{e}.linear_fc1.weight", (64, 32)) for e in range(4)]
+        ),
+        "experts.weight2": torch.stack(
+            [seeded(f"experts.local_experts.{e}.linear_fc2.weight", (32, 64)) for e in range(4)]
+        ),
+    }
+    if layer.router.expert_bias is not None:
+        tensors["router.expert_bias"] = torch.zeros(4)
+    load_logical(layer, tensors)
+    whole = torch.randn(16, 2, 32, generator=torch.Generator().manual_seed(3))
+    x = c.local_part(c.local_part(whole, mesh.dp, 1), mesh.tp, 0).clone().requires_grad_()
+    layer.router.loss_scale = 1.0 / (x.shape[0] * x.shape[1] * mesh.tp.size)
+    y = layer(x)
+    y.square().sum().backward()
+    sums = torch.stack([y.double().abs().sum(), x.grad.double().square().sum()])
+    router = c.all_reduce(layer.router.weight.grad.double().clone(), mesh.world).norm()
+    return [*c.all_reduce(sums, mesh.world).tolist(), router.item()]
+
+
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+@pytest.mark.parametrize("world, layout", LAYOUTS, ids=str)
+def test_layer(ranks, world, layout, dispatcher):
+    dp = world // layout.get(TP, 1)
+    expected = [155.408039, 25.704415, 21.244825] if dp == 1 else [155.408039, 25.704832, 21.245620]
+    for options, want in (({}, PLAIN), (PENALTIES, expected)):
+        for got in ranks(world).run(layer_numbers, layout, {**options, "moe_token_dispatcher_type": dispatcher}):
+            assert got == pytest.approx(want, abs=5e-6, rel=2e-7)
+
+
+@pytest.mark.parametrize(
+    "options, want",
+    [
+        (
+            {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
+            [152.728140, 25.773172, 22.549950],
+        ),
+        (
+            {
+                "moe_router_score_function": "sigmoid",
+                "moe_router_enable_expert_bias": True,
+                "moe_router_load_balancing_type": "none",
+            },
+            [150.156237, 18.213479, 7.926802],
+        ),
+    ],
+    ids=["capacity 1, padded", "sigmoid with bias"],
+)
+@pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_other_routers(options, want, dispatcher, grouped):
+    options = {**options, "moe_token_dispatcher_type": dispatcher, "moe_grouped_gemm": grouped}
+    assert layer_numbers(0, 1, {}, options) == pytest.approx(want, abs=5e-6, rel=2e-7)
