@@ -109,6 +109,7 @@ def serve(sock: socket.socket) -> None:
     parent, ended = os.getppid(), dict[int, int]()
     while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
         if not select.select([sock], [], [], 2.0)[0]:
+            _reap(ended)
             continue
         message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
         if not message:

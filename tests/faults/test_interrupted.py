@@ -34,7 +34,9 @@ def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: in
         if when == "twice":
             time.sleep(0.05)
             agent.send_signal(signal.SIGINT)
-        assert agent.wait(15) == 130
+        status = agent.wait(15)
+        # Before Python has set up its handlers the signal itself ends the process, which a shell reports as 130 too.
+        assert status == 130 or (when == "starting" and status == -signal.SIGINT)
         helpers.everything_gone(token)
     assert len((tmp_path / "output").read_text().splitlines()) <= 5, (tmp_path / "output").read_text()
 

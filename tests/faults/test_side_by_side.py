@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -56,11 +57,11 @@ def test_jobs_at_once_with_the_usual_ports_taken_listen_on_loopback_only(tmp_pat
     assert addresses == {"0100007F"}, addresses  # 127.0.0.1
 
 
-def test_starting_and_stopping_leaves_nothing(trial: int) -> None:
+def test_starting_and_stopping_leaves_nothing(trial: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     def possessions() -> tuple[int, int, int, set[str]]:
-        temporary = {
-            name for name in os.listdir(os.environ.get("TMPDIR", "/tmp")) if name.startswith("minimegatron-pool")
-        }
+        temporary = set(os.listdir(tmp_path))
         return len(os.listdir("/proc/self/fd")), threading.active_count(), len(procs.children(os.getpid())), temporary
 
     def cycle() -> None:
