@@ -9,6 +9,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+import pytest
+
 from minimegatron.comm import procs
 from minimegatron.comm.launch import Run, launch
 from minimegatron.comm.workers import WarmPool
