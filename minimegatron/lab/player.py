@@ -60,6 +60,8 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
                 "gloo", init_method=f"file://{Path.cwd()}/rendezvous", rank=rank, world_size=world,
                 timeout=datetime.timedelta(seconds=job["seconds"] + 10),
             )  # fmt: skip
+            # One that fails at once and goes must not leave another in the middle of connecting to it, for ever.
+            dist.barrier()
         exercise = __import__(f"exercises.{job['exercise']}", fromlist=["_"])
         with Witness(rank) as witness:
             value = _drive(exercise, job)
