@@ -24,6 +24,8 @@ def explain(error: MinimegatronError, script: Path) -> str:
     """A failure of warm ranks in the words that `%%torchrun` has for it."""
     what = re.sub(r"^(ranks? [\d, -]+) raised ", r"FAILED on \1: ", error.what).replace(run_cell.__name__, "the cell")
     where = re.sub(rf"{re.escape(script.name)}:(\d+) in [^:]+: ", r"line \1 of this cell: ", error.where)
+    if error.where.startswith("in the middle of "):  # ranks that went without an exception
+        return f"FAILED: {what}\n  {error.where.replace(run_cell.__name__, 'the cell')}"
     if isinstance(error, DeadlineError):
         return "\n  ".join([f"HANG: {what}", *re.split(r"; (?=rank)", where)])
     return f"{what}\n  at {where}" if where else what

@@ -176,7 +176,65 @@ def test_ranks_say_who_failed_and_where_a_hang_waits(kernel: Kernel) -> None:
     assert kernel.run("%%ranks 2\nprint('again')").text == "[ranks 0-1] again"
 
 
+def test_interrupted_ranks_are_gone_and_the_next_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    """Also when they wait for each other in C, where Python's handler of the signal cannot run."""
+    kernel.run("%%ranks 2\nprint(rank)")
+    barrier = "import torch.distributed as dist\nrank or dist.barrier()\nrank and sleep()"
+    for stuck in ("sleep()", barrier):
+        sign = tmp_path / f"started{len(stuck)}"
+        sleep = "import time\nsleep = lambda: time.sleep(600)"
+        cell = f"%%ranks 2 --name stuck\n{sleep}\nopen({str(sign)!r}, 'w').close()\n{stuck}"
+        message = kernel.start(cell)
+        wait_until(sign.exists, "the ranks did not start", 60)
+        kernel.manager.interrupt_kernel()
+        assert kernel.wait(message).error == "interrupted; no rank is left running"
+        assert kernel.run("%%ranks 2\nprint('again', world)").text == "[ranks 0-1] again 2"
+
+
+def test_what_a_cell_does_to_its_ranks_does_not_reach_the_next(kernel: Kernel) -> None:
+    probe = (
+        "%%ranks 2\nimport builtins, os, sys, torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "print(torch.get_default_dtype(), os.environ.get('DIRTY'), 'mine' in globals(), hasattr(builtins, 'mine'),"
+        " torch.allclose(x, torch.zeros(1)), x.item(), [p for p in sys.path if p == '/nowhere'])"
+    )
+    clean = kernel.run(probe)
+    assert clean == ("[ranks 0-1] torch.float32 None False False False 2.0 []", "")
+    for dirt in (
+        "import torch\ntorch.set_default_dtype(torch.float64)\nmine = 1",
+        "import os, sys\nos.environ['DIRTY'] = 'yes'\nsys.path.append('/nowhere')\nos.chdir('/')",
+        "import builtins, torch\nbuiltins.mine = 1\ntorch.allclose = lambda *a: True",
+        "import torch.distributed as dist\ndist.destroy_process_group()",
+        "import torch, torch.distributed as dist\nrank or dist.all_reduce(torch.full((1,), 1000.0), async_op=True)",
+    ):
+        assert kernel.run(f"%%ranks 2 --name dirt\n{dirt}").error == ""
+        assert kernel.run(probe) == clean, dirt
+    assert kernel.run("%%ranks 2 --name dies\nimport os\nos._exit(0)").error.splitlines() == [
+        "FAILED: rank 0 left with exit status 0; rank 1 left with exit status 0",
+        "  in the middle of the cell",
+    ]
+    assert kernel.run(probe) == clean
+
+
 # --------------------------------------------------------------------------------------------------- a dead kernel
+
+
+def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None:
+    with Kernel(tmp_path) as kernel:
+        kernel.run(OPEN)
+        kernel.run(BUBBLE)
+        kernel.run('check("bubble")')
+        sign = tmp_path / "started"
+        kernel.start(f"%%ranks 2\nopen({str(sign)!r}, 'w').close()\nimport time\ntime.sleep(600)")
+        wait_until(sign.exists, "the ranks did not start", 60)
+        family = descendants(kernel.pid)
+        kernel.manager.restart_kernel(now=True)
+        wait_until(lambda: not [pid for pid in family if alive(pid)], "orphans")
+        kernel.client.wait_for_ready(timeout=60)
+        assert kernel.run(OPEN).text == "lab 00_mini: 5 of 12 points; next: ring_all_reduce"
+        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "[ranks 0-1] 2", "no need to check again"
+        kernel.run(STUB)
+        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "○ this cell waits for exercise bubble"
+        assert kernel.run(OPEN.splitlines()[1]).text == "lab 00_mini: 0 of 12 points; next: bubble"
 
 
 def test_a_killed_kernel_takes_everything_with_it(tmp_path: Path) -> None:
