@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import contenders, gpu
+from benchmarks import contenders, gpu, ring
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -55,3 +55,22 @@ def test_both_contenders_train_the_same_model():
     padding = work.config.padded_vocab_size(1) - work.config.vocab_size
     assert ours - 2 * padding * work.config.hidden_size == sum(p.numel() for p in theirs.parameters())
     contenders.hugging_face_step(work)()
+
+
+def test_the_ring_benchmark_runs(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["ring", "--smoke"])
+    ring.main()
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 6 and all(0 < float(line.split()[-1]) < 1 for line in lines)
+
+
+def test_the_bubble_of_every_schedule_is_measured_beside_its_prediction(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bubble", "--smoke"])
+    bubble.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "predicted" in line]
+    predicted = {line[4]: line[6] for line in lines}
+    assert predicted == {
+        "gpipe": "0.2500", "1f1b": "0.2500", "interleaved": "0.1250",
+        "zb_h1": "0.0833", "zb_v": "0.0417", "dualpipe_v": "0.0417",
+    }  # fmt: skip
+    assert all(float(line[8]) > 0 for line in lines), "idle time cannot be negative: sleeps are never too short"

@@ -1,0 +1,80 @@
+"""The bubble that schedules promise and the one that processes have: stages that sleep for as long as they would work.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.bubble            2, 4 and 8 ranks, a few minutes
+    OMP_NUM_THREADS=1 python -m benchmarks.bubble --smoke    seconds
+
+Every rank of the real executor sleeps 50 ms for each of F, B and W (a chunk: its share), m = 2p microbatches, and
+messages of four bytes travel over gloo. The figure is idle time over work, (time of the batch) / (time of a rank's own
+work) - 1, from the start of the first action to the end of the last, and beside it what `simulate` predicts.
+
+The best of several rounds counts: other work on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+from minimegatron import trace
+from minimegatron.comm.collectives import barrier
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.comm.workers import WarmPool
+from minimegatron.config import ParallelConfig
+from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import SCHEDULES, build_schedule
+
+
+def spans_of(rank: int, world: int, name: str, m: int, step: float, rounds: int) -> list[tuple[float, float]]:
+    """Of each round, when this rank began its first action and ended its last, on the machine's clock."""
+    mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
+    mail, schedule = PointToPoint(mesh), build_schedule(name, world, m)
+
+    def work(steps: float) -> torch.Tensor:
+        time.sleep(steps * step / schedule.v)
+        return torch.zeros(1)
+
+    def stage(chunk: int) -> FunctionStage:
+        def backward(i: int, dy: torch.Tensor | None) -> torch.Tensor:
+            return work(1 if schedule.is_split(i, schedule.stage_of(rank, chunk)) else 2)
+
+        return FunctionStage(lambda i, x: work(1), backward, lambda i: work(1))
+
+    stages, found = [stage(chunk) for chunk in range(schedule.v)], []
+    for _ in range(rounds):
+        barrier(mesh.pp)
+        with trace.record(rank) as log:
+            run(schedule, stages, mail, Hidden(torch.Size([1]), torch.float32))
+        did = log.select(kind="compute")
+        found.append((did[0].start, did[-1].end))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="short: does it run?")
+    smoke = parser.parse_args().smoke
+    from benchmarks.bubble import spans_of as timed  # ranks import a function by the name of its module
+
+    worlds, step, rounds = ((2,), 0.002, 2) if smoke else ((2, 4, 8), 0.05, 5)
+    print(f"idle time over work; {1000 * step:g} ms for each of F, B, W; best of {rounds}")
+    for world in worlds:
+        m = 2 * world
+        with WarmPool(world) as pool:
+            for name in SCHEDULES:
+                per_rank = pool.run(timed, name, m, step, rounds, timeout=60 + 10 * rounds * m * step)
+                lasted = [max(e for _, e in of) - min(s for s, _ in of) for of in zip(*per_rank, strict=True)]
+                schedule = build_schedule(name, world, m)
+                predicted = float(simulate(schedule, Costs().divided(schedule.v)).bubble)
+                measured = min(lasted) / (3 * m * step) - 1
+                print(
+                    f"{world} ranks, {m:2} microbatches  {name:12} predicted {predicted:.4f}  measured {measured:.4f}  "
+                    f"time {(1 + measured) / (1 + predicted) - 1:+.2%}"
+                )
+
+
+if __name__ == "__main__":
+    main()
