@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
@@ -70,7 +71,8 @@ def our_step(work: Workload, mesh: Mesh) -> Callable[[], None]:
     optimizer = build_optimizer(config, ddp, mesh)
     schedule = Schedule.from_config(config, global_batch_size=1, train_iters=1000)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
-    data, n = tokens(work, work.micro_batch), work.batch // (work.micro_batch * mesh.dp.size)
+    data = (cut_batch(batch, mesh) for batch in tokens(work, work.micro_batch))
+    n = work.batch // (work.micro_batch * mesh.dp.size)
     return lambda: train_step(forward_step, data, ddp, optimizer, scheduler, mesh, num_microbatches=n) and None
 
 
@@ -96,7 +98,8 @@ def hugging_face_step(work: Workload) -> Callable[[], None]:
     """The same step with transformers' Llama and torch's optimizer, as one would write it."""
     model = hugging_face_model(work)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    data, n = tokens(work, work.micro_batch), work.batch // work.micro_batch
+    data = (cut_batch(batch, mesh) for batch in tokens(work, work.micro_batch))
+    n = work.batch // work.micro_batch
 
     def step() -> None:
         optimizer.zero_grad()

@@ -29,6 +29,8 @@ from minimegatron.models.zoo import count_parameters
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
     "tp2 sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "cp2": {"context_parallel_size": 2},
+    "cp2 a2a": {"context_parallel_size": 2, "cp_comm_type": "a2a"},
     "dp2": {},
     "dp2 overlap": {"overlap_grad_reduce": True, "ddp_bucket_size": 1_000_000},
 }
