@@ -1267,6 +1267,7 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 # **Exercise.** The ones that compute, for any model. Return a dict:
 #
 # * `query_heads`: the query heads of this rank, in order; `kv_heads`: the key/value heads they use, in order;
+# * `gate_up_rows`: the ranges `[start, stop]` of the stacked `[gate; up]` matrix, `2·ffn` rows, that this rank holds;
 # * `payloads_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
 # * `logits_over_three`: bytes sent to all-gather the logits `[s, b, V]`, over those of all-reducing three numbers a
 #   token (the same bytes an element, rings);
@@ -1276,14 +1277,15 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 # %%
 # %%exercise answers
 def answers(
-    heads: int, groups: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
+    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
 ) -> dict[str, object]:
-    """{"query_heads": [...], "kv_heads": [...], "payloads_forward": ..., "logits_over_three": ..., ...}"""
+    """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "payloads_forward": ..., ...}"""
     ### BEGIN SOLUTION
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
         "query_heads": queries,
         "kv_heads": sorted({q // (heads // groups) for q in queries}),
+        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
         "payloads_forward": 2 * layers + 1,
         "logits_over_three": vocab / (2 * 3),
         "zero3_sends_less_from": 3 * 12 * hidden**2 / (8 * hidden),

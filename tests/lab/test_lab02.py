@@ -325,6 +325,8 @@ WRONG = {
     "answers": [
         (changed("answers", ("sorted({q // (heads // groups) for q in queries})",
             "list(range(rank * groups // tp, rank * groups // tp + groups // tp))")), "use the same key/value head"),
+        (changed("answers", ("[[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)]",
+            "[[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]")), "only gates"),
         (changed("answers", ("2 * layers + 1", "2 * layers")), "embedding is summed"),
         (changed("answers", ("2 * layers + 1", "4 * layers + 1")), "Forward only"),
         (changed("answers", ("vocab / (2 * 3)", "vocab / 3")), "twice what an all-gather"),

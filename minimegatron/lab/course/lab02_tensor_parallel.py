@@ -873,16 +873,23 @@ _INITIAL = Exercise(
 # -------------------------------------------------------------------------------------------------- 13 questions
 
 
-def answers(heads: int, groups: int, tp: int, rank: int, layers: int, hidden: int, vocab: int) -> dict[str, Any]:
+def answers(
+    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
+) -> dict[str, Any]:
     mine = heads // tp
     queries = list(range(rank * mine, (rank + 1) * mine))
     return {
         "query_heads": queries,
         "kv_heads": sorted({q // (heads // groups) for q in queries}),
+        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
         "payloads_forward": 2 * layers + 1,
         "logits_over_three": vocab / 6,
         "zero3_sends_less_from": 4.5 * hidden,
     }
+
+
+def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
+    return [[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]
 
 
 def _wrong_answers(**changes: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
@@ -897,6 +904,7 @@ def _some_model(few: bool) -> Callable[[Draw], dict[str, Any]]:
         return {
             "heads": heads, "groups": groups, "tp": tp, "rank": draw.integer(1, tp - 1),
             "layers": draw.integer(2, 96), "hidden": 64 * heads, "vocab": 1024 * draw.integer(30, 250),
+            "ffn": 64 * tp * draw.integer(4, 40),
         }  # fmt: skip
 
     return inputs
@@ -907,7 +915,8 @@ _QUESTIONS = Exercise(
     reference=answers,
     cases=[
         Case("Llama-3 70B, rank 5 of 8",
-             {"heads": 64, "groups": 8, "tp": 8, "rank": 5, "layers": 80, "hidden": 8192, "vocab": 128256}),
+             {"heads": 64, "groups": 8, "ffn": 28672, "tp": 8, "rank": 5, "layers": 80, "hidden": 8192,
+              "vocab": 128256}),
         Case("other models", _some_model(few=False), hidden=True),
         Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True),
     ],
@@ -916,6 +925,10 @@ _QUESTIONS = Exercise(
             _wrong_answers(kv_heads=lambda rank, groups, tp, **_: list(
                 range(rank * groups // tp, rank * groups // tp + max(0, groups // tp)))),
             "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
+        ),
+        Mistake(
+            _wrong_answers(gate_up_rows=_middle_cut),
+            "One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two ranges.",
         ),
         Mistake(_wrong_answers(payloads_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
         Mistake(
@@ -930,7 +943,8 @@ _QUESTIONS = Exercise(
             "ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered.",
         ),
     ],
-    hint="query heads: a/t of them from rank*a/t on. key/value heads: q // (a/g) of each. Forward: the embedding and "
+    hint="query heads: a/t of them from rank*a/t on. key/value heads: q // (a/g) of each. gate and up: rows "
+    "r f/t to (r+1) f/t of the first half, and the same rows of the second. Forward: the embedding and "
     "two sums a layer. Ratio: s b V (an all-gather) to 2 * 3 s b. ZeRO-3: 3 * 12 h^2 = 8 b s h.",
 )  # fmt: skip
 
