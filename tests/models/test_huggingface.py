@@ -12,8 +12,10 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.param import load_logical
+from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import count_parameters
+from minimegatron.parallel.pipeline import FunctionStage, run
 
 transformers = pytest.importorskip("transformers")
 
@@ -104,6 +106,36 @@ def logits_over_cp(rank: int, world: int, name: str, layout: dict[str, Any]) -> 
 def test_logits_with_context_parallelism(ranks, name):
     for kind in ("p2p", "a2a") if name in ("qwen2.5-tied-mqa", "mistral") else ("p2p",):
         assert max(ranks(2).run(logits_over_cp, name, {"cp_comm_type": kind})) <= 1e-5
+
+
+def logits_through_a_pipeline(rank: int, world: int, name: str) -> float | None:
+    """The last stage's deviation; None on ranks that have no logits."""
+    theirs = hf_model(name)
+    family, config = config_from_huggingface(theirs.config.to_dict())
+    ours = ModelChunks(config, Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
+    load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family), stage=True)
+    tokens = torch.randint(0, 99, (3, 2, 40), generator=torch.Generator().manual_seed(0))
+    logits: dict[int, torch.Tensor] = {}
+
+    def forward_of(stage):
+        def forward(i, hidden):
+            out = stage(tokens[i], hidden=hidden)
+            if stage.post_process:
+                logits[i] = out.transpose(0, 1)[..., : config.vocab_size]
+            return out
+
+        return forward
+
+    with torch.no_grad():
+        stages = [FunctionStage(forward_of(stage)) for _, stage in ours.eval().stages()]
+        run(ours.evaluation(3), stages, ours.mail)
+        return max(((logits[i] - theirs(tokens[i]).logits).abs().max().item() for i in logits), default=None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_through_a_pipeline(ranks, name):
+    first, last = ranks(2).run(logits_through_a_pipeline, name)
+    assert first is None and last <= 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
