@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import contenders, gpu, ring
+from benchmarks import bubble, contenders, gpu, ring
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
