@@ -20,8 +20,8 @@
 # ## 1 · The problem
 #
 # GPT-3 has 96 layers and 175 billion parameters: 2.8 TB with gradients and Adam's state. Tensor parallelism over the 8
-# GPUs of one machine leaves 350 GB for each. The next cut crosses machines, where links are ten times slower or worse. So cut
-# where little has to travel.
+# GPUs of one machine leaves 350 GB for each. The next cut crosses machines, where links are ten times slower or worse.
+# So cut where little has to travel.
 
 # %%
 tokens, h, t = 2048, 12288, 8
@@ -484,7 +484,8 @@ for name, function in functions.items():
     bubbles[name] = float(plan.bubble), seconds(events) / (3 * 8 * STEP) - 1
     if name in ("1f1b", "zb_h1"):
         display(gantt(events, plan.events(STEP), by="name", title=f"{name}: predicted above, measured below"))
-    print(f"{name:12} most activations kept, by rank: predicted {plan.peak_live}, measured {[one[name][0][1] for one in measured]}")
+    kept = [one[name][0][1] for one in measured]
+    print(f"{name:12} most activations kept, by rank: predicted {plan.peak_live}, measured {kept}")
     chrome_trace(events, Path(".work/03_pipeline_1f1b") / f"{name}.json", plan.events(STEP))
 
 fig, ax = plt.subplots(figsize=(7, 2.4))
@@ -496,7 +497,8 @@ plt.show()
 
 # %% [markdown]
 # Each ran three times; you see the fastest. What you measure lies above the prediction: processes wake up late from a
-# sleep, messages take time, and four ranks share your machine with everything else that runs on it. Each run was also written to `.work/03_pipeline_1f1b/` as a trace file. Open one at ui.perfetto.dev to zoom.
+# sleep, messages take time, and four ranks share your machine with everything else that runs on it. Each run was also
+# written to `.work/03_pipeline_1f1b/` as a trace file. Open one at ui.perfetto.dev to zoom.
 #
 # ### The same gradient, in every order
 #
@@ -626,11 +628,14 @@ said = {}
 for name in ("1f1b", "zb_h1"):
     schedule = build_schedule(name, world, 4 * world)
     back = 40 if schedule.splits else 80
-    stage = FunctionStage(lambda i, x: work(some(x), 40), lambda i, dy: work(some(dy), back), lambda i: work(zeros, 40) and None)
+    stage = FunctionStage(
+        lambda i, x: work(some(x), 40), lambda i, dy: work(some(dy), back), lambda i: work(zeros, 40)
+    )
     for _ in range(2):
         with trace.record(rank) as log:
             run(schedule, [stage], mail, Hidden(zeros.shape, zeros.dtype))
-    said[name] = [(e.name, e.kind, e.rank, e.start, e.end, e.note.partition(".")[0]) for e in log.select(kind="compute")]
+    did = log.select(kind="compute")
+    said[name] = [(e.name, e.kind, e.rank, e.start, e.end, e.note.partition(".")[0]) for e in did]
 report(said)
 finish()
 """
