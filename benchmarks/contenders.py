@@ -98,8 +98,7 @@ def hugging_face_step(work: Workload) -> Callable[[], None]:
     """The same step with transformers' Llama and torch's optimizer, as one would write it."""
     model = hugging_face_model(work)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    data = (cut_batch(batch, mesh) for batch in tokens(work, work.micro_batch))
-    n = work.batch // work.micro_batch
+    data, n = tokens(work, work.micro_batch), work.batch // work.micro_batch
 
     def step() -> None:
         optimizer.zero_grad()
