@@ -20,8 +20,9 @@ Qi et al. 2023 (arXiv 2401.10241). Not in Megatron-LM, whose `delay_wgrad_comput
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -72,11 +73,17 @@ def weight_gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-def defer(model: nn.Module, queue: DeferredGradients | None) -> None:
-    """Make the linear layers of a model put their products into `queue`, or, with None, compute them at once."""
-    for module in model.modules():
-        if hasattr(module, "deferred"):
-            module.deferred = queue  # type: ignore[assignment]
+@contextlib.contextmanager
+def deferring(model: nn.Module, queue: DeferredGradients | None) -> Iterator[None]:
+    """Linear layers of the model that run in the block put their products into `queue`; with None, nothing changes."""
+    layers = [module for module in model.modules() if hasattr(module, "deferred")] if queue is not None else []
+    for layer in layers:
+        layer.deferred = queue  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.deferred = None  # type: ignore[assignment]
 
 
 def compute(products: list[Product], accumulate: Callable[[torch.Tensor, torch.Tensor], None]) -> None:

@@ -141,7 +141,7 @@ class _Executor:
         neighbours = range(schedule.p)
         self.edges = {source: schedule.messages(source, rank) for source in neighbours}
         self.next = dict.fromkeys(neighbours, 0)  # first message of the edge that is not posted
-        self.acknowledged = {source: _acknowledged(schedule, rank, source) for source in neighbours if mail}
+        self.acknowledged = {s: _acknowledged(schedule, rank, s) for s in neighbours if self.edges[s]}
 
     def step(self, index: int) -> None:
         """Do the action at this place of the list."""
@@ -190,8 +190,8 @@ class _Executor:
 
     def _look_ahead(self, index: int) -> None:
         """Post the receive that the next action with an input from elsewhere will need."""
-        for action in self.actions[index:]:
-            message = self._wanted(action)
+        for place in range(index, len(self.actions)):
+            message = self._wanted(self.actions[place])
             if message is None or (source := self._source(message)) == self.rank:
                 continue
             if self.hidden is not None or self._needs_no_header(message, source):

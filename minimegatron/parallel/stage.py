@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from minimegatron import trace
-from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, defer
+from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, deferring
 from minimegatron.parallel.actions import Action, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 
@@ -57,7 +57,7 @@ class ModuleStage:
         row = schedule.actions[rank]
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)
         self._queue = DeferredGradients() if splits else None
-        self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge]] = {}
+        self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge | None]] = {}
         self._products: dict[int, list[Product]] = {}
         self._bytes: dict[int, int] = {}
 
@@ -71,19 +71,20 @@ class ModuleStage:
             return self._forward(microbatch, x)
         if x is not None:
             x = x.detach().requires_grad_()
-        defer(self._module, self._queue)
-        with self._counting(microbatch):
+        with self._counting(microbatch), deferring(self._module, self._queue):
             y = self._forward(microbatch, x)
-        self._graphs[microbatch] = x, torch.autograd.graph.get_gradient_edge(y)
+        # A first stage whose weights are all frozen has no graph, and nothing to do on the way back.
+        self._graphs[microbatch] = x, torch.autograd.graph.get_gradient_edge(y) if y.requires_grad else None
         return y.detach()
 
     def backward(self, microbatch: int, dy: torch.Tensor | None) -> torch.Tensor | None:
         """See `pipeline.Stage`."""
         x, y = self._graphs.pop(microbatch)
-        defer(self._module, self._queue)  # layers that are computed again defer as well
         split = self._schedule.is_split(microbatch, self._stage)
         with self._completing("B", microbatch):
-            torch.autograd.backward(y, dy)
+            if y is not None:
+                with deferring(self._module, self._queue):  # layers that are computed again defer as well
+                    torch.autograd.backward(y, dy)
             if self._queue is not None:
                 self._products[microbatch] = self._queue.take()
                 if not split:

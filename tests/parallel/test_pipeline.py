@@ -213,6 +213,8 @@ def run_list(rank: int, world: int, case: Case, schedule: Schedule) -> float:
     ddp = parallel_model(case, mesh)
     batches = iter([microbatch(case, 0, i) for i in range(case.accumulation)])
     forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss, schedule)
+    ddp.finish_grad_sync()
+    assert not any(getattr(module, "deferred", None) for module in ddp.modules()), "nothing defers after the run"
     return sum(float(p.main_grad.abs().sum()) for p in ddp.buffer.params.values())
 
 
@@ -220,6 +222,14 @@ def test_a_list_of_ones_own(ranks):
     case = case_of("1f1b", 2, 3, model={"num_layers": 2})
     mine = schedule_from_text("mine", ["F0 F1 F2 B0 B1 B2", "F0 F1 B0 B1 F2 B2"])
     assert ranks(2).run(run_list, case, mine) == pytest.approx(ranks(2).run(run_list, case, one_f_one_b(2, 3)))
+
+
+def test_a_list_that_splits_some_backwards_alone(ranks):
+    """B1 of rank 0 computes everything, B0 leaves the weights to W0, which comes last; buckets travel meanwhile."""
+    case = case_of("1f1b", 2, 2, overlap=True, bucket_size=1000, model={"num_layers": 2})
+    mine = schedule_from_text("mine", ["F0 F1 B0 B1 W0", "F0 F1 B0 B1 W1"])
+    want = ranks(4).run(run_list, case, one_f_one_b(2, 2))
+    assert ranks(4).run(run_list, case, mine) == pytest.approx(want, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,41 @@ def test_sleeping_stages_take_as_long_as_the_simulator_says(ranks, name, m):
     assert predicted <= measured < 1.35 * predicted
 
 
+def keep(rank: int, world: int, name: str, m: int) -> int:
+    """The most messages that were kept because they might still have been on their way."""
+    schedule, mail, most = build_schedule(name, world, m), mail_of(world), [0]
+
+    def look(*_: Any) -> torch.Tensor:
+        most.append(mail.kept())
+        return torch.zeros(8)
+
+    stage = FunctionStage(look, look)
+    run(schedule, [stage] * schedule.v, mail, Hidden(torch.Size([8]), torch.float32))
+    return max(most)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_v"])
+def test_sent_tensors_are_let_go_of_on_the_way(ranks, name):
+    """Not 32 of them: what comes back proves what has arrived."""
+    assert max(ranks(2).run(keep, name, 32)) <= 8
+
+
+def frozen(rank: int, world: int) -> float:
+    layer = nn.Linear(3, 3).requires_grad_(rank == 1)
+    schedule = build_schedule("1f1b", world, 2)
+
+    def forward(i: int, x: torch.Tensor | None) -> torch.Tensor:
+        return layer(torch.ones(3)) if x is None else layer(x).sum()
+
+    run(schedule, [ModuleStage(forward, layer, schedule, rank)], mail_of(world))
+    return sum(float(p.grad.abs().sum()) for p in layer.parameters() if p.grad is not None)
+
+
+def test_a_frozen_first_stage(ranks):
+    first, last = ranks(2).run(frozen)
+    assert first == 0.0 < last
+
+
 # ------------------------------------------------------------------------------------ shapes
 
 
