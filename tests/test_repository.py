@@ -56,6 +56,7 @@ READS_ENVIRONMENT = {
         f"comm/{name}.py": LAUNCHER
         for name in ("agent", "blame", "forkclient", "forkserver", "launch", "rank", "workers")
     },
+    "kernels/build.py": "where compiled libraries are kept",
     "lab/build.py": CLEAN,
     "lab/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
     "lab/fresh.py": CLEAN,

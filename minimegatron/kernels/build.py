@@ -1,0 +1,159 @@
+"""A kernel file becomes a library: built once, by one process, found by everybody afterwards.
+
+The problem in a sentence: eight ranks start at once on a machine where nothing is compiled, one of them is killed
+half-way, the next run has another version of torch, and all of them must end up with a library that is whole and of
+*this* source.
+
+    key      = hash of (the .cu file, the headers, compiler and its version, flags, torch, CUDA)
+    library  = <cache>/<name>-<target>-<key>/lib.so
+
+The folder appears by one rename when the compiler is done (`data/publish.py`), under a lock that the kernel of the
+operating system frees when its holder dies. So a library that exists is complete, a stale one has another name, and a
+killed build leaves a staging folder that the next one removes.
+
+| target     | compiler            | runs on                                               |
+|------------|---------------------|-------------------------------------------------------|
+| `cuda`     | nvcc                | the GPU's architecture; 9.0 means sm_90a              |
+| `emulated` | g++ (or clang++)    | any CPU, through `csrc/emulator.h`                    |
+
+The cache is `$MINIMEGATRON_KERNEL_CACHE`, else `minimegatron/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import torch
+
+from minimegatron.data.publish import build_once
+from minimegatron.errors import ConfigError, DataError
+
+CSRC = Path(__file__).parent / "csrc"
+COMPILE_DEADLINE_S = 600.0
+EMULATED_FLAGS = (
+    "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fno-gnu-unique", "-ffp-contract=off", "-DMM_EMULATE",
+    "-U_FORTIFY_SOURCE", "-Wall", "-Wno-unknown-pragmas",
+)  # fmt: skip
+CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=shared", "-Xptxas", "-v")
+
+
+class KernelsUnavailable(ConfigError):
+    """A library cannot be made here: no compiler, no place to write, or the source does not compile."""
+
+
+def sources() -> list[str]:
+    """Names of the kernel files."""
+    return sorted(path.stem for path in CSRC.glob("*.cu"))
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept."""
+    chosen = os.environ.get("MINIMEGATRON_KERNEL_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minimegatron" / "kernels"
+
+
+def compiler(target: str) -> str | None:
+    """Path of the compiler for a target, None when there is none."""
+    if target == "cuda":
+        toolkit = "/usr/local/cuda/bin/nvcc"
+        return shutil.which("nvcc") or (toolkit if os.access(toolkit, os.X_OK) else None)
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+@functools.cache
+def compiler_version(path: str) -> str:
+    """What the compiler says of itself."""
+    return subprocess.run((path, "--version"), capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def gencode(capability: tuple[int, int]) -> tuple[str, ...]:
+    """nvcc's flags for a GPU: exactly this architecture, with its own instructions from 9.0 on."""
+    arch = f"{capability[0]}{capability[1]}" + ("a" if capability[0] >= 9 else "")
+    return ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
+
+
+def library(
+    name: str,
+    target: str,
+    *,
+    capability: tuple[int, int] | None = None,
+    source: str | None = None,
+    extra: tuple[str, ...] = (),
+    cache: Path | None = None,
+    deadline_s: float = COMPILE_DEADLINE_S,
+) -> Path:
+    """The compiled library of a kernel file, built when it is not there. Beside it, `log` is what the compiler said.
+
+    Args:
+        name: of the file in `csrc`, without `.cu`.
+        target: `cuda` or `emulated`.
+        capability: of the GPU; default that of the current one.
+        source: text to compile in place of the file's: a learner's version of it.
+        extra: further flags.
+        cache: folder, default `cache_folder()`.
+        deadline_s: longest time for a compiler, and for another process that has the lock.
+
+    Raises:
+        KernelsUnavailable: no compiler, nowhere to write, or the compiler's own message.
+        DeadlineError: another process has been building for longer than the deadline.
+    """
+    program = compiler(target)
+    if program is None:
+        wanted = "nvcc" if target == "cuda" else "g++ or clang++"
+        raise KernelsUnavailable(f"no {wanted} on this machine", where=f"kernel {name}", fix=f"install {wanted}")
+    flags = EMULATED_FLAGS
+    if target == "cuda":
+        flags = (*CUDA_FLAGS, *gencode(capability or torch.cuda.get_device_capability()))
+    text = (CSRC / f"{name}.cu").read_text() if source is None else source
+    key = _key(text, program, (*flags, *extra))
+    folder = (cache or cache_folder()) / f"{name}-{target}-{key}"
+    try:
+        build_once(
+            os.fspath(folder),
+            lambda stage: _compile(text, name, [program, *flags, *extra], Path(stage), deadline_s),
+            lambda path: os.path.isfile(os.path.join(path, "lib.so")),
+            deadline_s,
+        )
+    except (DataError, OSError) as error:
+        raise KernelsUnavailable(
+            f"cannot write the kernel cache: {error.what if isinstance(error, DataError) else error}",
+            where=os.fspath(folder.parent),
+            fix="set MINIMEGATRON_KERNEL_CACHE to a folder that this user may write to",
+        ) from error
+    return folder / "lib.so"
+
+
+def _key(text: str, program: str, flags: tuple[str, ...]) -> str:
+    headers = [path.read_text() for path in sorted(CSRC.glob("*.h"))]
+    parts = [text, *headers, compiler_version(program), *flags, torch.__version__, str(torch.version.cuda)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _compile(text: str, name: str, command: list[str], stage: Path, deadline_s: float) -> None:
+    """Run the compiler in the staging folder. Its output has a name of this process, because the compiler of a builder
+    that was killed may still be writing."""
+    source, output = stage / f"{name}.cu", stage / f"{os.getpid()}.so"
+    source.write_text(text)
+    try:
+        done = subprocess.run(
+            [*command, f"-I{CSRC}", os.fspath(source), "-o", os.fspath(output)],
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelsUnavailable(
+            f"{command[0]} took longer than {deadline_s:g} s", where=f"{name}.cu", fix="wait, or give it more time"
+        ) from error
+    if done.returncode:
+        first = [line for line in done.stderr.splitlines() if "error" in line][:8] or done.stderr.splitlines()[-8:]
+        raise KernelsUnavailable("the compiler refused it:\n" + "\n".join(first), where=f"{name}.cu", fix="mend it")
+    (stage / "log").write_text(done.stdout + done.stderr)
+    os.rename(output, stage / "lib.so")

@@ -1,0 +1,129 @@
+"""Calling a launcher: tensors become pointers, and the C declaration is read, not written down twice.
+
+    MM_EXPORT mm_norm_forward(const void* x, ..., int64_t rows, ..., int dtype, void* stream)
+
+A pointer argument takes a tensor or None, the last argument is the stream (None on a CPU). Whether the shapes fit is
+checked by the operators *before* the launch; a kernel believes what it is told.
+
+A call costs some ten microseconds on the host, a torch operator around it some tens more: kernels are for tensors whose
+time is longer than that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minimegatron.errors import MinimegatronError
+from minimegatron.kernels import build
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_KINDS = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "double": ctypes.c_double}
+BAD_ARGUMENT = -1
+
+
+class KernelError(MinimegatronError):
+    """A launcher refused its arguments, or a kernel failed."""
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """In which kernels compute: fp64 for fp64, else fp32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Library:
+    """A loaded kernel library.
+
+    Args:
+        path: of the shared object.
+        source: text of the kernel file, from which the launchers' signatures are read.
+        emulated: whether it runs on the CPU.
+    """
+
+    def __init__(self, path: Path, source: str, emulated: bool) -> None:
+        self.path, self.emulated, self._c = path, emulated, ctypes.CDLL(str(path))
+        self._kinds = signatures(source)
+        for name, kinds in self._kinds.items():
+            function = getattr(self._c, name)
+            function.argtypes, function.restype = kinds, ctypes.c_int
+        if emulated:
+            self._c.mm_emulator_message.restype = ctypes.c_char_p
+
+    def call(self, name: str, *args: Any) -> None:
+        """Run a launcher on the current stream.
+
+        Raises:
+            KernelError: it returned an error.
+        """
+        kinds = self._kinds[name]
+        assert len(args) == len(kinds) - 1, f"{name} takes {len(kinds) - 1} arguments and the stream, not {len(args)}"
+        raw = [
+            (a.data_ptr() if a is not None else None) if kind is ctypes.c_void_p else a
+            for a, kind in zip(args, kinds, strict=False)
+        ]
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+        stream = None if self.emulated else torch.cuda.current_stream(device).cuda_stream
+        error = getattr(self._c, name)(*raw, stream)
+        if error:
+            raise self._error(name, error, args)
+
+    def order(self, order: int) -> None:
+        """Emulator: which threads run first; 0 forward, 1 backward, n > 1 shuffled by seed n."""
+        self._c.mm_emulator_order(order)
+
+    def counters(self) -> dict[str, int]:
+        """Emulator: what all threads together did since the last question."""
+        four = (ctypes.c_longlong * 4)()
+        self._c.mm_emulator_counters(four)
+        return dict(zip(("blocks", "block_waits", "warp_waits", "atomics"), four, strict=True))
+
+    def _error(self, name: str, error: int, args: Sequence[Any]) -> KernelError:
+        shown = ", ".join(str(tuple(a.shape)) if isinstance(a, torch.Tensor) else str(a) for a in args)
+        if error == BAD_ARGUMENT:
+            return KernelError(f"{name} refused its arguments", where=shown, fix="see the checks in its .cu file")
+        detail = self._c.mm_emulator_message().decode() if self.emulated else "see cudaError_t"
+        return KernelError(
+            f"{name} failed with error {error}: {detail}", where=shown, fix="run it emulated to debug it"
+        )
+
+
+def signatures(source: str) -> dict[str, list[Any]]:
+    """Launcher -> ctypes of its arguments, from the text of a kernel file."""
+    found = {}
+    for name, arguments in re.findall(r"MM_EXPORT (\w+)\(([^)]*)\)", source):
+        kinds = [" ".join(argument.split()[:-1]) for argument in arguments.split(",")]
+        found[name] = [ctypes.c_void_p if "*" in kind else _KINDS[kind] for kind in kinds]
+    return found
+
+
+def load(name: str, target: str, source: str | None = None) -> Library:
+    """Build and load a kernel file, or a learner's text in its place.
+
+    Raises:
+        KernelsUnavailable: see `build.library`.
+    """
+    path = build.library(name, target, source=source)
+    text = (build.CSRC / f"{name}.cu").read_text() if source is None else source
+    return Library(path, text, target == "emulated")
+
+
+@functools.cache
+def library(name: str, target: str) -> Library:
+    """`load`, once a process."""
+    return load(name, target)
+
+
+def run(name: str, launcher: str, like: torch.Tensor, *args: Any) -> None:
+    """Call a launcher of the file `name` on the device of `like`: the GPU's library, or the emulator's."""
+    target = "cuda" if like.is_cuda else "emulated"
+    if like.is_cuda:
+        with torch.cuda.device(like.device):
+            library(name, target).call(launcher, *args)
+    else:
+        library(name, target).call(launcher, *args)

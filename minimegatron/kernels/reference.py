@@ -1,0 +1,201 @@
+"""What every kernel computes, in plain torch: the specification.
+
+Each function takes any float dtype, computes in fp32 (fp64 for fp64 inputs) and rounds at the end, as its kernel does;
+in fp64 it is the formula itself, differentiable by autograd. It is what runs where there is no GPU and no compiler, and
+what every kernel is compared with. Shapes are written as the operators' docstrings write them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# ------------------------------------------------------------------------------------------- norms, softmax, activations
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """[..., n]: LayerNorm, or RMSNorm where beta is None."""
+    h = _wide(x)
+    if beta is not None:
+        h = h - h.mean(-1, keepdim=True)
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * _wide(gamma)
+    return (y if beta is None else y + _wide(beta)).to(x.dtype)
+
+
+def add_norm(
+    x: torch.Tensor, r: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(h), h) with h = x + r rounded to the dtype."""
+    h = (_wide(x) + _wide(r)).to(x.dtype)
+    return norm(h, gamma, beta, eps), h
+
+
+def scaled_softmax(
+    x: torch.Tensor, scale: float, mask: torch.Tensor | None = None, causal: bool = False
+) -> torch.Tensor:
+    """softmax(scale x) over the last dim of [..., q, k].
+
+    mask: bool, broadcastable, True where a query does *not* see a key. causal: query i sees keys j <= i + k - q.
+    A query that sees nothing gets zeros, and so do its gradients.
+    """
+    z = _wide(x) * scale
+    hidden = torch.zeros(x.shape[-2:], dtype=torch.bool, device=x.device)
+    if causal:
+        hidden = torch.ones_like(hidden).triu(x.shape[-1] - x.shape[-2] + 1)
+    hidden = (hidden if mask is None else hidden | mask).expand(z.shape)
+    blind = hidden.all(-1, keepdim=True)
+    return z.masked_fill(hidden & ~blind, -torch.inf).softmax(-1).masked_fill(hidden | blind, 0.0).to(x.dtype)
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """[..., 2 f] = [gate, up] -> [..., f]: silu(gate) * up."""
+    gate, up = _wide(x).chunk(2, -1)
+    return (F.silu(gate) * up).to(x.dtype)
+
+
+def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: bool = False) -> torch.Tensor:
+    """gelu(x + bias) over [..., f], with erf, or with tanh where `approximate`."""
+    return F.gelu(_wide(x) + _wide(bias), approximate="tanh" if approximate else "none").to(x.dtype)
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Turn the first 2 r channels of x [s, b, heads, d] by cos, sin [s, b or 1, 1, r]."""
+    z, r = _wide(x), cos.shape[-1]
+    a, b = (z[..., 0 : 2 * r : 2], z[..., 1 : 2 * r : 2]) if interleaved else (z[..., :r], z[..., r : 2 * r])
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((turned, z[..., 2 * r :]), -1).to(x.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- cross entropy
+
+
+def cross_entropy_statistics(
+    logits: torch.Tensor, target: torch.Tensor, first: int, real: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row of this rank's columns [n, w], words first .. first + real - 1: what the ranks must put together.
+
+    Returns:
+        (m, the largest; sum of exp(z - m); the target's z or 0 where it is another rank's; sum of z), each [n].
+    """
+    z = _wide(logits)[:, :real]
+    own = (target >= first) & (target < first + real)
+    column = (target - first).masked_fill(~own, 0)
+    if real == 0:
+        zero = z.new_zeros(z.shape[0])
+        return torch.full_like(zero, -torch.inf), zero, zero.clone(), zero.clone()
+    m = z.amax(-1)
+    picked = z.gather(-1, column[:, None]).squeeze(-1).masked_fill(~own, 0.0)
+    return m, (z - m[:, None]).exp().sum(-1), picked, z.sum(-1)
+
+
+def cross_entropy_gradient(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    dloss: torch.Tensor,
+    first: int,
+    real: int,
+    hit: float = 1.0,
+    spread: float = 0.0,
+) -> torch.Tensor:
+    """(exp(z - lse) - spread - hit [j is the target]) dloss in the first `real` columns, 0 in the padding: [n, w]."""
+    z = _wide(logits)
+    own = (target >= first) & (target < first + real)
+    dz = (z - lse[:, None]).exp() - spread
+    rows = own.nonzero().squeeze(-1)
+    dz[rows, target[rows] - first] -= hit
+    dz = dz * dloss[:, None]
+    dz[:, real:] = 0.0
+    return dz.to(logits.dtype)
+
+
+# -------------------------------------------------------------------------------------------------- optimizer, experts
+
+
+def adam_(
+    main: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    grad_scale: float = 1.0,
+) -> None:
+    """One AdamW step in place: decoupled decay, bias correction; the gradient is multiplied by `grad_scale` first."""
+    g = grad.to(main.dtype) * grad_scale
+    main.mul_(1 - lr * weight_decay)
+    exp_avg.mul_(beta1).add_(g, alpha=1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    denominator = exp_avg_sq.sqrt() / math.sqrt(1 - beta2**step) + eps
+    main.addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+
+
+def squared_norm(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum of squares, how many elements are not finite), both fp64 scalars."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    total, bad = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
+    for x in tensors:
+        total = total + x.double().square().sum()
+        bad = bad + (~x.isfinite()).sum()
+    return total, bad
+
+
+def permute(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """x [t, h], source [n] -> [n, h]: row i is row source[i] of x. Rows may be taken several times or not at all."""
+    return x[source]
+
+
+def unpermute(y: torch.Tensor, place: torch.Tensor, probs: torch.Tensor | None = None) -> torch.Tensor:
+    """y [n, h], place [t, k] -> [t, h]: sum over k of probs[t, k] y[place[t, k]]; place -1 adds nothing (a dropped token)."""
+    rows = _wide(y)[place.clamp(min=0)] * (place >= 0)[..., None]
+    return (rows if probs is None else rows * _wide(probs)[..., None]).sum(1).to(y.dtype)
+
+
+# -------------------------------------------------------------------------------------------------------------- fp8
+
+FP8_TOP = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+
+
+def fp8_cast(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
+    """x scale, clamped to the largest number of the format, rounded to nearest even. NaN stays NaN.
+
+    The clamp is not cosmetic: what torch's own cast does beyond the largest number differs between its versions.
+    """
+    top = FP8_TOP[dtype]
+    return (_wide(x) * scale).clamp(-top, top).to(torch.float32).to(dtype)
+
+
+def amax(x: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude, fp32; 0 of an empty tensor, NaN where there is one."""
+    return x.abs().amax().float() if x.numel() else torch.zeros((), device=x.device)
+
+
+# -------------------------------------------------------------------------------------------------------- attention
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [b, a, n, d], k, v [b, g, m, d] -> out [b, a, n, d], lse [b, a, n]; causal: query i sees keys j <= i + m - n."""
+    repeat = q.shape[1] // k.shape[1]
+    k, v = (_wide(t).repeat_interleave(repeat, 1) for t in (k, v))
+    z = _wide(q) @ k.transpose(-1, -2) * scale
+    if causal:
+        hidden = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(z.shape[-1] - z.shape[-2] + 1)
+        z = z.masked_fill(hidden, -torch.inf)
+    lse = z.logsumexp(-1)
+    p = (z - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
+    return (p @ v).to(q.dtype), lse

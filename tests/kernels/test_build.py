@@ -1,0 +1,106 @@
+"""Building: once, whole, keyed; and what is said where it cannot be done."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from minimegatron.kernels import build, launch
+
+TINY = """
+#include <stdint.h>
+extern "C" int mm_answer(void* stream) { return VALUE; }
+"""
+
+
+def tiny(value: int) -> str:
+    return TINY.replace("VALUE", str(value))
+
+
+def test_a_library_is_built_once_and_keyed_by_its_source_and_flags(tmp_path):
+    first = build.library("tiny", "emulated", source=tiny(1), cache=tmp_path)
+    built = first.stat().st_mtime_ns
+    assert build.library("tiny", "emulated", source=tiny(1), cache=tmp_path) == first
+    assert first.stat().st_mtime_ns == built
+    assert build.library("tiny", "emulated", source=tiny(2), cache=tmp_path) != first
+    assert build.library("tiny", "emulated", source=tiny(1), cache=tmp_path, extra=("-DX",)) != first
+
+
+def test_another_torch_or_compiler_means_another_library(tmp_path, monkeypatch):
+    names = set()
+    for version in ("2.11.0", "2.13.0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        for compiler in ("g++ 12", "g++ 13"):
+            monkeypatch.setattr(build, "compiler_version", lambda path, compiler=compiler: compiler)
+            names.add(build._key(tiny(1), "g++", ()))
+    assert len(names) == 4
+
+
+def builder(value: int, cache) -> int:
+    """A forked process, leader of its own session, that builds; its status is 0 when it has the library."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        status = 1
+        try:
+            build.library("tiny", "emulated", source=tiny(value), cache=cache, deadline_s=60)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def test_four_builders_at_once_build_once(tmp_path):
+    children = [builder(3, tmp_path) for _ in range(4)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    folders = [name for name in os.listdir(tmp_path) if os.path.isdir(tmp_path / name)]
+    assert len(folders) == 1 and not folders[0].endswith(".tmp")
+    assert (tmp_path / folders[0] / "lib.so").exists()
+
+
+def test_a_builder_killed_at_any_moment_leaves_nothing_in_the_way(tmp_path):
+    """Killed with its compiler (odd) or alone (even), so that an orphaned compiler goes on writing."""
+    start = time.monotonic()
+    build.library("tiny", "emulated", source=tiny(0), cache=tmp_path)
+    whole = time.monotonic() - start
+    for i in range(20):
+        child = builder(4, tmp_path)
+        time.sleep(whole * (i + 1) / 22)
+        (os.killpg if i % 2 else os.kill)(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for path in tmp_path.glob("*/lib.so"):
+            ctypes.CDLL(str(path))  # what can be seen can be used
+    path = build.library("tiny", "emulated", source=tiny(4), cache=tmp_path, deadline_s=60)
+    assert ctypes.CDLL(str(path)).mm_answer(None) == 4
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_no_compiler_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.KernelsUnavailable, match=r"no g\+\+ or clang\+\+ on this machine"):
+        build.library("norm", "emulated", cache=tmp_path)
+
+
+def test_nowhere_to_write_is_said(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(build.KernelsUnavailable, match="cannot write(.|\n)*MINIMEGATRON_KERNEL_CACHE"):
+        build.library("tiny", "emulated", source=tiny(5), cache=blocked / "cache")
+
+
+def test_the_compilers_own_message_is_shown(tmp_path):
+    with pytest.raises(build.KernelsUnavailable, match="nonsense"):
+        build.library("tiny", "emulated", source="int x = nonsense;", cache=tmp_path)
+    assert not list(tmp_path.glob("*/lib.so")) and not list(tmp_path.glob("*.tmp"))
+
+
+def test_launchers_are_read_from_the_source():
+    for name in build.sources():
+        found = launch.signatures((build.CSRC / f"{name}.cu").read_text())
+        assert found, f"{name}.cu exports nothing"
+        assert all(launcher.startswith("mm_") for launcher in found)
