@@ -53,3 +53,10 @@ def test_odd_numbers_of_heads(assert_same_as_serial, heads, groups):
     model = {"num_attention_heads": heads, "num_query_groups": groups, "kv_channels": 6}
     for kind in ("p2p", "allgather", "a2a") if heads == 6 else ("p2p", "allgather"):
         assert_same_as_serial(Case({CP: 2, KIND: kind}, model, double=True))
+
+
+@pytest.mark.parametrize("schedule,kind", [("1f1b", "p2p"), ("interleaved", "a2a"), ("zb_v", "allgather")])
+def test_with_a_pipeline(assert_same_as_serial, schedule, kind):
+    layout = {CP: 2, KIND: kind, "pipeline_model_parallel_size": 2, "pipeline_schedule": schedule}
+    case = Case(layout, {"num_layers": 4}, accumulation=4, double=True, documents=True)
+    assert_same_as_serial(case)
