@@ -114,8 +114,8 @@ def grade(
             while waiting:
                 done, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in done:
-                    marks[waiting.pop(future)] = future.result()
-                    on_mark(future.result())
+                    marks[waiting.pop(future)] = mark = future.result(timeout=0)
+                    on_mark(mark)
         except KeyboardInterrupt:
             interrupted = True
         finally:  # nothing waits any more, or nobody will

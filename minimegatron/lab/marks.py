@@ -13,6 +13,7 @@ apostrophe. Files are replaced in one step.
 from __future__ import annotations
 
 import csv
+import hashlib
 import html
 import io
 import json
@@ -111,7 +112,13 @@ def feedback(marks: Sequence[Mark], folder: Path) -> None:
     for learner in dict.fromkeys(mark.submission.learner for mark in marks):
         mine = [mark for mark in marks if mark.submission.learner == learner]
         body = f"<h1>{html.escape(learner)}</h1>" + "".join(_feedback(mark) for mark in mine)
-        write(folder / f"{learner}.html", PAGE.format(title=html.escape(learner), body=body))
+        write(folder / f"{_short(learner)}.html", PAGE.format(title=html.escape(learner), body=body))
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for an ending: files' names have at most 255 bytes."""
+    raw = os.fsencode(name)
+    return name if len(raw) <= 200 else f"{name[:40]}-{hashlib.sha256(raw).hexdigest()[:12]}"
 
 
 def _feedback(mark: Mark) -> str:

@@ -208,7 +208,7 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
     absolute, fsdecode, below = os.path.abspath, os.fsdecode, os.path.commonpath
 
     def outside(path: Any) -> bool:
-        return isinstance(path, str | bytes) and below([absolute(fsdecode(path)), mine]) != mine
+        return isinstance(path, str | bytes | os.PathLike) and below([absolute(fsdecode(path)), mine]) != mine
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in _NEVER or (event == "os.kill" and args[0] != own):
@@ -219,7 +219,7 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
                 raise PermissionError("a check may not read the checks or the solutions")
             if args[2] & _WRITING and path != os.devnull and outside(path):
                 raise PermissionError("a check may write in its own folder only")
-        elif event in _CHANGING and outside(args[0]):
+        elif event in _CHANGING and (outside(args[0]) or (event == "os.rename" and outside(args[1]))):
             raise PermissionError("a check may change its own folder only")
 
     sys.addaudithook(hook)

@@ -19,8 +19,8 @@ from minimegatron.comm import procs
 from minimegatron.lab import grade as command
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.grading import Course, Mark, grade
-from minimegatron.lab.marks import as_csv
-from minimegatron.lab.report import same_text
+from minimegatron.lab.marks import as_csv, feedback
+from minimegatron.lab.report import as_html, same_text
 from minimegatron.lab.submissions import Submission, collect
 from minimegatron.lab.verdict import Row, Verdict
 from tests.lab.cheats import CHEATS
@@ -288,6 +288,22 @@ def mark(learner: str, source: str = "", state: str = "wrong", remarks: tuple[st
 def test_a_cell_of_the_table_is_no_formula() -> None:
     table = as_csv([mark("=HYPERLINK(1)", remarks=("@SUM(1)", "x"))])
     assert table.splitlines()[1] == "'=HYPERLINK(1),00_mini,'=HYPERLINK(1).ipynb,1,1,2,50.0,'@SUM(1); x"
+
+
+def test_what_the_kernel_does_not_prevent_is_said() -> None:
+    run = {"seed": "s", "complete": True, "prevented": {"start processes": True, "reach the network": False}}
+    page = as_html([mark("a")], run)
+    assert "a submission cannot start processes (tried" in page
+    assert "does not prevent it to reach the network: grade in a container" in page
+
+
+def test_names_of_learners_are_no_markup_and_fit_into_a_file_name(tmp_path: Path) -> None:
+    marks = [mark("<b>ada</b> & co"), mark("x" * 250)]
+    page = as_html(marks, {"seed": "s", "complete": True, "prevented": {}})
+    assert "&lt;b&gt;ada&lt;/b&gt; &amp; co" in page and "<b>ada" not in page
+    (tmp_path / "real").mkdir()
+    feedback([marks[1]], tmp_path / "real")
+    assert [len(path.name) < 255 for path in (tmp_path / "real").iterdir()] == [True]
 
 
 def test_the_same_text_is_found_under_comments_and_space() -> None:

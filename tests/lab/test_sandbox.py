@@ -37,6 +37,8 @@ ASKS_PYTHON = {
     "__import__('resource').setrlimit(9, (-1, -1))": "its own limits",
     "open('../beside', 'w')": "its own folder only",
     "os.remove(os.__file__)": "its own folder only",
+    "__import__('pathlib').Path(os.__file__).unlink()": "its own folder only",
+    "open('mine', 'w').close()\nos.rename('mine', '../beside')": "its own folder only",
     "__import__('shutil').rmtree(os.path.dirname(os.__file__))": "its own folder only",
 }
 
