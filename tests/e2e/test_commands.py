@@ -69,6 +69,20 @@ def test_torchrun_on_two_ranks_logs_what_one_process_computes(tmp_path):
     assert records[1]["losses"]["lm loss"] == pytest.approx(serial.history[0].losses["lm loss"], rel=1e-6)
 
 
+def test_torchrun_with_a_pipeline_logs_what_one_process_computes(tmp_path):
+    flags = f"{TINY} --num-layers 4 --train-iters 2 --eval-interval 2 --eval-iters 1"
+    layout = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
+    status, out, err = python(f"{TORCHRUN} -m minimegatron train --mock-data {flags} {layout}", tmp_path)
+    assert status == 0, err
+    assert "pipeline: interleaved, 4 stages of 1 1 1 1 layers on 2 ranks" in out
+    serial = Trainer(parse_args(["--mock-data", *shlex.split(flags)]), quiet=True)
+    serial.train()
+    assert [float(value) for value in re.findall(r"lm loss: (\S+)", out)] == pytest.approx(
+        [r.losses["lm loss"] for r in serial.history], rel=1e-5
+    )
+    assert out.count("validation loss at iteration") == 2
+
+
 def test_the_loop_on_one_page_prints_the_same_on_two_ranks(tmp_path):
     loop = f"{ROOT / 'examples' / 'simple_loop.py'} --steps 4"
     status, alone, err = python(loop, tmp_path)
