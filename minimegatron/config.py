@@ -121,7 +121,9 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, Config):
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
-        self._check_latent(self.position_embedding_type)
+        self._check_latent(
+            self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
+        )
         if self.rotates:
             self._check_rope()
         for name in ("hidden_dropout", "attention_dropout"):

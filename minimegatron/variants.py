@@ -154,12 +154,17 @@ class LatentFields(Config):
     qk_pos_emb_head_dim: int = opt(64, "channels of a query or key that RoPE turns; the key's are shared by all heads")
     v_head_dim: int = opt(128, "channels of a value")
 
-    def _check_latent(self, position_embedding_type: str) -> None:
+    def _check_latent(self, position_embedding_type: str, qk_layernorm: bool, biases: bool) -> None:
         if not self.multi_latent_attention:
             return
         for name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "v_head_dim"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
+        require(
+            not qk_layernorm and not biases,
+            f"multi_latent_attention with qk_layernorm={qk_layernorm} or biases: it norms its latents and has none",
+            "qk_layernorm=False, add_bias_linear=False, add_qkv_bias=False",
+        )
         turned = self.qk_pos_emb_head_dim
         require(turned >= 2 and turned % 2 == 0, f"qk_pos_emb_head_dim is {turned}", "choose an even number")
         require(

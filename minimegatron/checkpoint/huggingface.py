@@ -1,10 +1,10 @@
-"""Hugging Face models as ours, and ours as theirs: two tables and five reversible transforms.
+"""Hugging Face models as ours, and ours as theirs: a table for each family and six reversible transforms.
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
-Each row of a table pairs one logical tensor of ours with the tensors of theirs that hold the same numbers, and names
-the transform between them. A transform is a pair of functions that undo each other, so import and export cannot
-disagree.
+Each row of a table (`checkpoint/tables.py`) pairs one logical tensor of ours with the tensors of theirs that hold the
+same numbers, and names the transform between them. A transform is a pair of functions that undo each other, so import
+and export cannot disagree.
 
 | transform  | theirs -> ours                                                                                     |
 |------------|----------------------------------------------------------------------------------------------------|
@@ -13,6 +13,7 @@ disagree.
 | pack       | q [a d, h], k [g d, h], v [g d, h] -> per group: its query heads, its key head, its value head     |
 | conv_pack  | GPT-2's `[h, 3h]` of all q, all k, all v, transposed and packed                                    |
 | stack      | gate [f, h] and up [f, h] -> [2 f, h]                                                              |
+| experts    | gate, up of every expert -> [E, 2 f, h]; down of every expert -> [E, h, f]                         |
 
 The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are
 already in RoPE's half-split convention, so no permutation of rows is needed.
@@ -22,84 +23,17 @@ Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from minimegatron.checkpoint.mixtures import MIXTURES
+from minimegatron.checkpoint.tables import TABLES, published, rows
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 
 Tensors = list[torch.Tensor]
-
-
-class Row(NamedTuple):
-    """One logical tensor of ours and what it is made of. `{}` stands for the layer's number."""
-
-    ours: str
-    theirs: tuple[str, ...]
-    transform: str = "same"
-    when: Callable[[TransformerConfig], bool] = lambda config: True
-
-
-def _bias(config: TransformerConfig) -> bool:
-    return config.add_bias_linear
-
-
-def _qkv_bias(config: TransformerConfig) -> bool:
-    return config.add_bias_linear or config.add_qkv_bias
-
-
-def _untied(config: TransformerConfig) -> bool:
-    return config.untie_embeddings_and_output_weights
-
-
-_L, _T = "decoder.layers.{}.", "model.layers.{}."
-
-LLAMA_LIKE = (
-    Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",)),
-    Row(_L + "input_layernorm.weight", (_T + "input_layernorm.weight",)),
-    Row(_L + "self_attention.linear_qkv.weight", tuple(_T + f"self_attn.{x}_proj.weight" for x in "qkv"), "pack"),
-    Row(
-        _L + "self_attention.linear_qkv.bias", tuple(_T + f"self_attn.{x}_proj.bias" for x in "qkv"), "pack", _qkv_bias
-    ),
-    Row(_L + "self_attention.q_layernorm.weight", (_T + "self_attn.q_norm.weight",), when=lambda c: c.qk_layernorm),
-    Row(_L + "self_attention.k_layernorm.weight", (_T + "self_attn.k_norm.weight",), when=lambda c: c.qk_layernorm),
-    Row(_L + "self_attention.linear_proj.weight", (_T + "self_attn.o_proj.weight",)),
-    Row(_L + "self_attention.linear_proj.bias", (_T + "self_attn.o_proj.bias",), when=_bias),
-    Row(_L + "pre_mlp_layernorm.weight", (_T + "post_attention_layernorm.weight",)),
-    Row(_L + "mlp.linear_fc1.weight", (_T + "mlp.gate_proj.weight", _T + "mlp.up_proj.weight"), "stack"),
-    Row(_L + "mlp.linear_fc1.bias", (_T + "mlp.gate_proj.bias", _T + "mlp.up_proj.bias"), "stack", _bias),
-    Row(_L + "mlp.linear_fc2.weight", (_T + "mlp.down_proj.weight",)),
-    Row(_L + "mlp.linear_fc2.bias", (_T + "mlp.down_proj.bias",), when=_bias),
-    Row("decoder.final_layernorm.weight", ("model.norm.weight",)),
-    Row("output_layer.weight", ("lm_head.weight",), when=_untied),
-)
-
-_G = "transformer.h.{}."
-
-GPT2 = (
-    Row("embedding.word_embeddings.weight", ("transformer.wte.weight",)),
-    Row("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
-    *(
-        Row(_L + f"{ours}.{kind}", (_G + f"{theirs}.{kind}",))
-        for ours, theirs in (("input_layernorm", "ln_1"), ("pre_mlp_layernorm", "ln_2"))
-        for kind in ("weight", "bias")
-    ),
-    Row(_L + "self_attention.linear_qkv.weight", (_G + "attn.c_attn.weight",), "conv_pack"),
-    Row(_L + "self_attention.linear_qkv.bias", (_G + "attn.c_attn.bias",), "conv_pack"),
-    Row(_L + "self_attention.linear_proj.weight", (_G + "attn.c_proj.weight",), "transpose"),
-    Row(_L + "self_attention.linear_proj.bias", (_G + "attn.c_proj.bias",)),
-    Row(_L + "mlp.linear_fc1.weight", (_G + "mlp.c_fc.weight",), "transpose"),
-    Row(_L + "mlp.linear_fc1.bias", (_G + "mlp.c_fc.bias",)),
-    Row(_L + "mlp.linear_fc2.weight", (_G + "mlp.c_proj.weight",), "transpose"),
-    Row(_L + "mlp.linear_fc2.bias", (_G + "mlp.c_proj.bias",)),
-    Row("decoder.final_layernorm.weight", ("transformer.ln_f.weight",)),
-    Row("decoder.final_layernorm.bias", ("transformer.ln_f.bias",)),
-    Row("output_layer.weight", ("lm_head.weight",), when=_untied),
-)
-
-TABLES = {"llama": LLAMA_LIKE, "mistral": LLAMA_LIKE, "qwen2": LLAMA_LIKE, "qwen3": LLAMA_LIKE, "gpt2": GPT2}
 
 
 # -------------------------------------------------------------------------------------------------- transforms
@@ -134,10 +68,14 @@ def _import(transform: str, tensors: Tensors, config: TransformerConfig) -> torc
             return pack_qkv(matrix.chunk(3), config)
         case "stack":
             return torch.cat(tensors)
+        case "experts":
+            each = len(tensors) // (config.num_experts or 1)
+            return torch.stack([torch.cat(tensors[i : i + each]) for i in range(0, len(tensors), each)])
     raise AssertionError(f"unknown transform {transform}")
 
 
-def _export(transform: str, tensor: torch.Tensor, config: TransformerConfig) -> Tensors:
+def _export(transform: str, tensor: torch.Tensor, config: TransformerConfig, count: int) -> Tensors:
+    """`count`: how many tensors of theirs this is."""
     match transform:
         case "same":
             return [tensor]
@@ -150,18 +88,12 @@ def _export(transform: str, tensor: torch.Tensor, config: TransformerConfig) -> 
             return [joined.t().contiguous() if joined.dim() == 2 else joined]
         case "stack":
             return [t.contiguous() for t in tensor.chunk(2)]
+        case "experts":
+            return [t.contiguous() for expert in tensor for t in expert.chunk(count // len(tensor))]
     raise AssertionError(f"unknown transform {transform}")
 
 
 # -------------------------------------------------------------------------------------------------- conversion
-
-
-def _rows(config: TransformerConfig, family: str) -> Iterator[tuple[str, list[str], str]]:
-    for row in TABLES[family]:
-        if not row.when(config):
-            continue
-        for n in range(config.num_layers) if "{}" in row.ours else (0,):
-            yield row.ours.format(n), [t.format(n) for t in row.theirs], row.transform
 
 
 def state_from_huggingface(
@@ -173,7 +105,9 @@ def state_from_huggingface(
         CheckpointError: listing every missing tensor and every one left over.
     """
     ours, used, missing = {}, set(), []
-    for name, theirs, transform in _rows(config, family):
+    if config.num_experts is not None:
+        state = published(state, family)
+    for name, theirs, transform in rows(config, family):
         absent = [t for t in theirs if t not in state]
         missing += absent
         if not absent:
@@ -196,10 +130,10 @@ def state_to_huggingface(
 ) -> dict[str, torch.Tensor]:
     """A Hugging Face state dict from our logical tensors; a tied output layer is written once, as they do."""
     theirs: dict[str, torch.Tensor] = {}
-    for name, names, transform in _rows(config, family):
+    for name, names, transform in rows(config, family):
         if name not in state:
             raise CheckpointError(f"missing {name}", fix="gather the logical tensors of all ranks first")
-        theirs.update(zip(names, _export(transform, state[name], config), strict=True))
+        theirs.update(zip(names, _export(transform, state[name], config, len(names)), strict=True))
     return theirs
 
 
@@ -269,8 +203,10 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
         raise ConfigError(
             f"attention_bias={bias} with mlp_bias={not bias} is not supported", fix="use a model with both or neither"
         )
-    fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias)
-    fields.update(add_qkv_bias=family == "qwen2", qk_layernorm=family == "qwen3", sliding_window=_window(hf, family))
+    fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias, add_qkv_bias=family == "qwen2")
+    fields.update(qk_layernorm=family in ("qwen3", "qwen3_moe"), sliding_window=_window(hf, family))
+    if family in MIXTURES:
+        fields.update(MIXTURES[family](hf))
     return family, TransformerConfig.from_dict(fields)
 
 

@@ -17,9 +17,9 @@ dropped: that expert adds nothing for them. With padding every expert takes exac
 
 | way             | what is added                                                        | statistics over             |
 |-----------------|----------------------------------------------------------------------|-----------------------------|
-| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                              | microbatch, sequence, batch |
-| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                 | none                        |
-| expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`)  | all tokens of the step      |
+| auxiliary loss  | coeff E / (k T^2) sum_e (sum_x p_xe) n_e                             | microbatch, sequence, batch |
+| z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                | none                        |
+| expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`) | all tokens of the step      |
 
 The optimum of the first is coeff, where every n_e is k T / E. Only p has a gradient, and it is linear in it: a token
 pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of everybody

@@ -68,6 +68,7 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
 def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     """The layer of every decoder family here: norm, attention, norm, MLP or experts, with residual connections."""
     from minimegatron.layers.attention import SelfAttention
+    from minimegatron.layers.mla import MultiLatentAttention
     from minimegatron.layers.mlp import MLP
     from minimegatron.layers.moe import MoELayer
     from minimegatron.layers.norm import Norm
@@ -77,7 +78,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
         TransformerLayer,
         submodules={
             "input_layernorm": ModuleSpec(Norm),
-            "self_attention": ModuleSpec(SelfAttention),
+            "self_attention": ModuleSpec(MultiLatentAttention if config.multi_latent_attention else SelfAttention),
             "pre_mlp_layernorm": ModuleSpec(Norm),
             "mlp": ModuleSpec(MLP),
             "moe": ModuleSpec(MoELayer),

@@ -11,6 +11,7 @@ masked half of causal attention). For one token in a sequence of s:
     attention  QKV            2 h (a + 2 g) d          gated MLP   3 * 2 h f
                scores, values 2 * 2 a d * s/2          plain MLP   2 * 2 h f
                output         2 a d h                  logits      2 h V'
+    experts        k * (gated or plain MLP of the expert's f) + shared MLP + router 2 h E, in the layers that have them
 
 `s/2`: query i sees i keys, half of s on average (Megatron's convention; papers before 2023 count the full square, see
 `causal=False`, which for a plain GPT is the closed form 72 B L s h^2 (1 + s/(6h) + V/(12hL)) of arXiv 2104.04473).
@@ -66,13 +67,27 @@ def attention_pairs(seq_length: int, sliding_window: int | None = None, causal: 
 
 def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = True) -> dict[str, float]:
     """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp`, `logits`."""
-    h, f, d = config.hidden_size, config.ffn_hidden_size, config.kv_channels
+    h, d = config.hidden_size, config.kv_channels
     a, g = config.num_attention_heads, config.num_query_groups
-    projections = 2 * seq_length * h * d * ((a + 2 * g) + a)
-    core = 2 * 2 * a * d * attention_pairs(seq_length, config.sliding_window, causal)
+    pairs = attention_pairs(seq_length, config.sliding_window, causal)
+    if config.multi_latent_attention:
+        r, turned, v = config.kv_lora_rank, config.qk_pos_emb_head_dim, config.v_head_dim
+        queries = h * a * d if config.q_lora_rank is None else config.q_lora_rank * (h + a * d)
+        weights = queries + h * (r + turned) + r * a * (config.qk_head_dim + v) + a * v * h
+        core = 2 * a * (d + v) * pairs
+    else:
+        weights = h * d * ((a + 2 * g) + a)
+        core = 2 * 2 * a * d * pairs
+    matrices = 3 if config.gated_linear_unit else 2
+    with_experts = sum(config.expert_layers)
+    width = (config.num_layers - with_experts) * config.ffn_hidden_size  # of all MLPs that a token passes
+    width += with_experts * (
+        config.moe_router_topk * config.moe_ffn_hidden_size + (config.moe_shared_expert_intermediate_size or 0)
+    )
+    routers = with_experts * 2 * seq_length * h * (config.num_experts or 0)
     return {
-        "attention": float(config.num_layers * (projections + core)),
-        "mlp": float(config.num_layers * 2 * seq_length * h * f * (3 if config.gated_linear_unit else 2)),
+        "attention": float(config.num_layers * (2 * seq_length * weights + core)),
+        "mlp": float(2 * seq_length * h * width * matrices + routers),
         "logits": float(2 * seq_length * h * config.padded_vocab_size(1)),
     }
 

@@ -59,17 +59,78 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-yarn": ("Qwen2Config", {**SIZES, "rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 32}),
 }
+EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralConfig", {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **SIZES,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe, not normalised": (
+        "Qwen3MoeConfig",
+        {**SIZES, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": False},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **SIZES,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v3, direct queries": (
+        "DeepseekV3Config",
+        {
+            **SIZES,
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 40,
+            "q_lora_rank": None,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 32,
+        },
+    ),
+}
 
 
 def hf_model(name: str, seed: int = 0):
     """A tiny random model whose norms are not 1 and biases not 0."""
-    cls, fields = FAMILIES[name]
+    cls, fields = {**FAMILIES, **EXPERTS}[name]
     torch.manual_seed(seed)
     config = getattr(transformers, cls)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for param in model.parameters():
             param.add_(0.05 * torch.randn_like(param))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.add_(0.3 * torch.randn_like(buffer))
     return model
 
 
@@ -136,6 +197,55 @@ def logits_through_a_pipeline(rank: int, world: int, name: str) -> float | None:
 def test_logits_through_a_pipeline(ranks, name):
     first, last = ranks(2).run(logits_through_a_pipeline, name)
     assert first is None and last <= 1e-5
+
+
+EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+def expert_logits(rank: int, world: int, name: str, layouts: list[dict[str, Any]]) -> list[float]:
+    theirs = hf_model(name)
+    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(1))
+    deviations = []
+    with torch.no_grad():
+        want = theirs(tokens).logits
+        for layout in layouts:
+            deviations.append((ours_from(theirs, ParallelConfig(**layout)).full_logits(tokens) - want).abs().max())
+    return [d.item() for d in deviations]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_logits_of_experts(ranks, name, world):
+    layouts: dict[int, list[dict[str, Any]]] = {
+        1: [{}],
+        2: [{EP: 2}, {**TP2, EP: 2, ETP: 1}, TP2],
+        4: [{EP: 4}, {**TP2, EP: 2, ETP: 2}, {**TP2, EP: 4, ETP: 1}, {"context_parallel_size": 2, EP: 2}],
+    }
+    for found in ranks(world).run(expert_logits, name, layouts[world]):
+        assert max(found) <= 1e-5, dict(zip(map(str, layouts[world]), found, strict=True))
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_round_trip_through_published_files(name, tmp_path):
+    from safetensors.torch import load_file
+
+    theirs = hf_model(name)
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    family, config = config_from_huggingface(theirs.config.to_dict())
+    ours = state_from_huggingface(state, config, family)
+    back = state_to_huggingface(ours, config, family)
+    assert back.keys() == state.keys() and all(torch.equal(back[k], state[k]) for k in back)
+    in_memory = state_from_huggingface(theirs.state_dict(), config, family)
+    assert in_memory.keys() == ours.keys() and all(torch.equal(in_memory[k], ours[k]) for k in ours)
+    assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"rms_norm_eps": 1e-5}, {"num_experts_per_tok": 3}])
+def test_what_is_not_supported_of_deepseek_is_refused(change):
+    with pytest.raises(ConfigError, match="not supported"):
+        config_from_huggingface({**hf_model("deepseek_v3").config.to_dict(), **change})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

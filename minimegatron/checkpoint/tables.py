@@ -1,0 +1,198 @@
+"""Which tensors of Hugging Face's hold the numbers of which tensor of ours, family by family.
+
+A row pairs one logical tensor of ours with tensors of theirs and names the transform between them
+(`checkpoint/huggingface.py`). `{}` stands for the layer's number. `{e}` stands for the number of an expert, over all
+of which a row runs: published checkpoints store every expert by itself, we stack them.
+
+| their name, published                                 | in transformers 5 while a model is in memory           |
+|--------------------------------------------------------|--------------------------------------------------------|
+| `mlp.experts.{e}.gate_proj`, `up_proj`, `down_proj`    | `mlp.experts.gate_up_proj`, `down_proj`, stacked       |
+| `block_sparse_moe.experts.{e}.w1`, `w3`, `w2` (Mixtral)| the same                                               |
+
+Both are read (`published` turns the second into the first), the first is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+from minimegatron.config import TransformerConfig
+
+
+class Row(NamedTuple):
+    """One logical tensor of ours and what it is made of; `on` which layers: all, dense, or those with experts."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    transform: str = "same"
+    when: Callable[[TransformerConfig], bool] = lambda config: True
+    on: str = "all"
+
+
+def _bias(config: TransformerConfig) -> bool:
+    return config.add_bias_linear
+
+
+def _qkv_bias(config: TransformerConfig) -> bool:
+    return config.add_bias_linear or config.add_qkv_bias
+
+
+def _untied(config: TransformerConfig) -> bool:
+    return config.untie_embeddings_and_output_weights
+
+
+def _shared(config: TransformerConfig) -> bool:
+    return config.moe_shared_expert_intermediate_size is not None
+
+
+def _low_rank(config: TransformerConfig) -> bool:
+    return config.q_lora_rank is not None
+
+
+_L, _T = "decoder.layers.{}.", "model.layers.{}."
+
+_ENDS = (
+    Row("embedding.word_embeddings.weight", ("model.embed_tokens.weight",)),
+    Row(_L + "input_layernorm.weight", (_T + "input_layernorm.weight",)),
+    Row(_L + "pre_mlp_layernorm.weight", (_T + "post_attention_layernorm.weight",)),
+    Row("decoder.final_layernorm.weight", ("model.norm.weight",)),
+    Row("output_layer.weight", ("lm_head.weight",), when=_untied),
+)
+
+_ATTENTION = (
+    Row(_L + "self_attention.linear_qkv.weight", tuple(_T + f"self_attn.{x}_proj.weight" for x in "qkv"), "pack"),
+    Row(
+        _L + "self_attention.linear_qkv.bias", tuple(_T + f"self_attn.{x}_proj.bias" for x in "qkv"), "pack", _qkv_bias
+    ),
+    Row(_L + "self_attention.q_layernorm.weight", (_T + "self_attn.q_norm.weight",), when=lambda c: c.qk_layernorm),
+    Row(_L + "self_attention.k_layernorm.weight", (_T + "self_attn.k_norm.weight",), when=lambda c: c.qk_layernorm),
+    Row(_L + "self_attention.linear_proj.weight", (_T + "self_attn.o_proj.weight",)),
+    Row(_L + "self_attention.linear_proj.bias", (_T + "self_attn.o_proj.bias",), when=_bias),
+)
+
+_LATENT = (
+    Row(_L + "self_attention.linear_q_proj.weight", (_T + "self_attn.q_proj.weight",), when=lambda c: not _low_rank(c)),
+    Row(_L + "self_attention.linear_q_down_proj.weight", (_T + "self_attn.q_a_proj.weight",), when=_low_rank),
+    Row(_L + "self_attention.q_layernorm.weight", (_T + "self_attn.q_a_layernorm.weight",), when=_low_rank),
+    Row(_L + "self_attention.linear_q_up_proj.weight", (_T + "self_attn.q_b_proj.weight",), when=_low_rank),
+    Row(_L + "self_attention.linear_kv_down_proj.weight", (_T + "self_attn.kv_a_proj_with_mqa.weight",)),
+    Row(_L + "self_attention.kv_layernorm.weight", (_T + "self_attn.kv_a_layernorm.weight",)),
+    Row(_L + "self_attention.linear_kv_up_proj.weight", (_T + "self_attn.kv_b_proj.weight",)),
+    Row(_L + "self_attention.linear_proj.weight", (_T + "self_attn.o_proj.weight",)),
+)
+
+_MLP = (
+    Row(_L + "mlp.linear_fc1.weight", (_T + "mlp.gate_proj.weight", _T + "mlp.up_proj.weight"), "stack", on="dense"),
+    Row(_L + "mlp.linear_fc1.bias", (_T + "mlp.gate_proj.bias", _T + "mlp.up_proj.bias"), "stack", _bias, "dense"),
+    Row(_L + "mlp.linear_fc2.weight", (_T + "mlp.down_proj.weight",), on="dense"),
+    Row(_L + "mlp.linear_fc2.bias", (_T + "mlp.down_proj.bias",), when=_bias, on="dense"),
+)
+
+
+def _experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
+    """Router and experts, whose three matrices have these names."""
+    one = _T + their_layer + ".experts.{e}."
+    fc1 = (f"{one}{gate}.weight", f"{one}{up}.weight")
+    return (
+        Row(_L + "mlp.router.weight", (_T + their_layer + ".gate.weight",), on="experts"),
+        Row(_L + "mlp.experts.weight1", fc1, "experts", on="experts"),
+        Row(_L + "mlp.experts.weight2", (f"{one}{down}.weight",), "experts", on="experts"),
+    )
+
+
+_SHARED = tuple(
+    row._replace(
+        ours=row.ours.replace("mlp.", "mlp.shared_experts."),
+        theirs=tuple(name.replace("mlp.", "mlp.shared_experts.") for name in row.theirs),
+        when=_shared,
+        on="experts",
+    )
+    for row in _MLP
+    if row.ours.endswith(".weight")
+)
+_BIAS = Row(
+    _L + "mlp.router.expert_bias",
+    (_T + "mlp.gate.e_score_correction_bias",),
+    when=lambda c: c.moe_router_enable_expert_bias,
+    on="experts",
+)
+_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
+
+LLAMA_LIKE = (*_ENDS, *_ATTENTION, *_MLP)
+MIXTRAL = (*_ENDS, *_ATTENTION, *_experts("block_sparse_moe", "w1", "w3", "w2"))
+QWEN3_MOE = (*LLAMA_LIKE, *_experts(*_NAMES))
+DEEPSEEK_V3 = (*_ENDS, *_LATENT, *_MLP, *_experts(*_NAMES), *_SHARED, _BIAS)
+
+_G = "transformer.h.{}."
+
+GPT2 = (
+    Row("embedding.word_embeddings.weight", ("transformer.wte.weight",)),
+    Row("embedding.position_embeddings.weight", ("transformer.wpe.weight",)),
+    *(
+        Row(_L + f"{ours}.{kind}", (_G + f"{theirs}.{kind}",))
+        for ours, theirs in (("input_layernorm", "ln_1"), ("pre_mlp_layernorm", "ln_2"))
+        for kind in ("weight", "bias")
+    ),
+    Row(_L + "self_attention.linear_qkv.weight", (_G + "attn.c_attn.weight",), "conv_pack"),
+    Row(_L + "self_attention.linear_qkv.bias", (_G + "attn.c_attn.bias",), "conv_pack"),
+    Row(_L + "self_attention.linear_proj.weight", (_G + "attn.c_proj.weight",), "transpose"),
+    Row(_L + "self_attention.linear_proj.bias", (_G + "attn.c_proj.bias",)),
+    Row(_L + "mlp.linear_fc1.weight", (_G + "mlp.c_fc.weight",), "transpose"),
+    Row(_L + "mlp.linear_fc1.bias", (_G + "mlp.c_fc.bias",)),
+    Row(_L + "mlp.linear_fc2.weight", (_G + "mlp.c_proj.weight",), "transpose"),
+    Row(_L + "mlp.linear_fc2.bias", (_G + "mlp.c_proj.bias",)),
+    Row("decoder.final_layernorm.weight", ("transformer.ln_f.weight",)),
+    Row("decoder.final_layernorm.bias", ("transformer.ln_f.bias",)),
+    Row("output_layer.weight", ("lm_head.weight",), when=_untied),
+)
+
+TABLES = {
+    "llama": LLAMA_LIKE,
+    "mistral": LLAMA_LIKE,
+    "qwen2": LLAMA_LIKE,
+    "qwen3": LLAMA_LIKE,
+    "gpt2": GPT2,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
+    "deepseek_v3": DEEPSEEK_V3,
+}
+
+
+def rows(config: TransformerConfig, family: str) -> Iterator[tuple[str, list[str], str]]:
+    """(our tensor, theirs, transform) for every layer that has them; of experts first all matrices of expert 0."""
+    experts = config.num_experts or 0
+    for row in TABLES[family]:
+        if not row.when(config):
+            continue
+        for n in range(config.num_layers) if "{}" in row.ours else (0,):
+            if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
+                continue
+            numbers = range(experts) if "{e}" in row.theirs[0] else (0,)
+            names = [t.replace("{e}", str(e)).replace("{}", str(n)) for e in numbers for t in row.theirs]
+            yield row.ours.format(n), names, row.transform
+
+
+_STACKED = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
+
+
+def published(state: Mapping[str, torch.Tensor], family: str) -> dict[str, torch.Tensor]:
+    """A state dict with published names: stacks of experts taken apart (views), Mixtral's layer renamed."""
+    found: dict[str, torch.Tensor] = {}
+    mixtral = family == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    for name, tensor in state.items():
+        where = _STACKED.fullmatch(name)
+        if where is None:
+            found[re.sub(r"\.mlp\.gate\.", ".block_sparse_moe.gate.", name) if mixtral else name] = tensor
+            continue
+        for e, matrix in enumerate(tensor):
+            one = f"{where[1]}{'block_sparse_moe' if mixtral else 'mlp'}.experts.{e}."
+            if where[2] == "down_proj":
+                found[f"{one}{down}.weight"] = matrix
+            else:
+                found[f"{one}{gate}.weight"], found[f"{one}{up}.weight"] = matrix.chunk(2)
+    return found

@@ -1,0 +1,192 @@
+"""Multi-latent attention: keys and values of all heads, made from one short vector a token.
+
+The problem in a sentence: what generation has to remember of every token is 2 g d numbers a layer, and with 128 heads
+that is more than the model itself.
+
+Remember a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, that
+RoPE has turned:
+
+    c_kv   = norm(x W_dkv^T)                     [s, b, r]           k_r = rope(x W_kr^T)    [s, b, d_r]
+    k_i    = [c_kv W_uk,i^T ; k_r]               d_n + d_r           v_i = c_kv W_uv,i^T     d_v
+    q_i    = [c_q W_uq,i^T ; rope(c_q W_qr,i^T)]                     c_q = norm(x W_dq^T), or x itself
+    o      = concat_i softmax(q_i k_i^T / sqrt(d_n + d_r)) v_i       y = o W_o^T
+
+RoPE must not touch what comes out of c, or the following could not be done: W_uk moves to the other side of the dot
+product, (c W_uk^T) . q = c . (q W_uk), and W_uv behind the sum over tokens. So generation never makes keys or values:
+it compares q W_uk [r] with c itself, and turns P c [r] into a head's output at the end (`absorbed`). It is attention
+with one key/value head of width r + d_r, whose memory is that of the latent:
+
+| kept for a token and layer       | numbers           | DeepSeek-V3 (128 heads, d_n + d_r = 192, d_v = 128, r = 512) |
+|----------------------------------|-------------------|---------------------------------------------------------------|
+| keys and values of all heads     | a (d_n + d_r + d_v) | 40,960                                                      |
+| latent and turned key            | r + d_r           | 576                                                           |
+
+**Over tp** the heads are divided: W_uq, W_uk, W_uv are column-parallel, W_o is row-parallel. The down-projections are
+small and replicated: each rank computes c of the tokens it holds. With sequence parallelism these are its own s/t, so
+the gradients are partial (`"sequence"`), and the latents are gathered, r + d_r numbers a token where ordinary attention
+gathers h. k_r is used by the heads of every rank, so its gradient is summed on the way back.
+
+With YaRN the scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1)^2, as DeepSeek does.
+
+DeepSeek-V2 (arXiv 2405.04434) section 2.1. Megatron-LM: `megatron/core/transformer/multi_latent_attention.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.param import Init, ParamLayout, new_parameter
+from minimegatron.layers.recompute import recompute
+from minimegatron.layers.rope import apply_rotary
+
+
+class ReplicatedLinear(nn.Module):
+    """`y = x A^T`, the whole of A on every tp rank, each with the tokens that it holds."""
+
+    def __init__(self, input_size: int, output_size: int, init: Init, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = new_parameter(ParamLayout((output_size, input_size), init=init, partial="sequence"), dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., i] -> [..., o]."""
+        return F.linear(x, self.weight)
+
+
+class MultiLatentAttention(nn.Module):
+    """See the module docstring.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        layer_number: global number from 0, for messages.
+        rng: dropout streams.
+        core_attention: class of the core; same signature as `CoreAttention`.
+
+    Raises:
+        ConfigError: heads cannot be divided over tp.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        layer_number: int = 0,
+        rng: RngStreams | None = None,
+        core_attention: type[CoreAttention] = CoreAttention,
+    ) -> None:
+        super().__init__()
+        self.config, self.mesh, self.layer_number, self.rng = config, mesh, layer_number, rng
+        self.r, self.d_n, self.d_r = config.kv_lora_rank, config.qk_head_dim, config.qk_pos_emb_head_dim
+        self.d_v, h, heads = config.v_head_dim, config.hidden_size, config.num_attention_heads
+        init = Init(std=config.init_method_std)
+
+        def up(rank: int, width: int) -> ColumnParallelLinear:
+            sp = mesh.sequence_parallel
+            return ColumnParallelLinear(
+                rank, heads * width, mesh.tp, init=init, bias=False, sequence_parallel=sp, dtype=config.dtype
+            )
+
+        q = config.q_lora_rank
+        if q is None:
+            self.linear_q_proj = up(h, self.d_n + self.d_r)
+        else:
+            self.linear_q_down_proj = ReplicatedLinear(h, q, init, config.dtype)
+            self.q_layernorm = Norm(config, q)
+            self.linear_q_up_proj = up(q, self.d_n + self.d_r)
+        self.linear_kv_down_proj = ReplicatedLinear(h, self.r + self.d_r, init, config.dtype)
+        self.kv_layernorm = Norm(config, self.r)
+        self.linear_kv_up_proj = up(self.r, self.d_n + self.d_v)
+        self.core_attention = core_attention(config, mesh, rng)
+        self.core_attention.scale *= score_factor(config)
+        self.linear_proj = RowParallelLinear(
+            heads * self.d_v,
+            h,
+            mesh.tp,
+            init=Init(std=config.output_init_std),
+            bias=False,
+            sequence_parallel=mesh.sequence_parallel,
+            dtype=config.dtype,
+        )
+
+    def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
+        if self.config.q_lora_rank is None:
+            q = self.linear_q_proj(x)
+        else:
+            q = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(x)))
+        without, turn = q.unflatten(-1, (-1, self.d_n + self.d_r)).split([self.d_n, self.d_r], -1)
+        return torch.cat([without, self._turn(turn, context)], -1)
+
+    def latents(self, x: torch.Tensor, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [s', b, h] -> c_kv [s', b, r] of the tokens that are here, and k_r [s, b, 1, d_r] of all, turned."""
+        latent, turn = self.linear_kv_down_proj(x).split([self.r, self.d_r], -1)
+        if self.mesh.sequence_parallel:
+            turn = c.gather_from_sequence_region(turn, self.mesh.tp)
+        else:
+            turn = c.copy_to_region(turn, self.mesh.tp)
+        return self.kv_layernorm(latent), self._turn(turn.unsqueeze(2), context)
+
+    def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        q = self.queries(x, context)
+        latent, k_r = self.latents(x, context)
+        up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
+        k_n, v = up.split([self.d_n, self.d_v], -1)
+        k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
+        if self.config.recomputes("core_attn") and self.training:
+            out = recompute(self._core, q, k, v, context, rng=self.rng)
+        else:
+            out = self._core(q, k, v, context)
+        return self.linear_proj(out)
+
+    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
+        whole = self.mesh.cp.size == 1 and self.core_attention.backend in ("sdpa", "reference")
+        if whole or self.d_v == q.shape[-1]:
+            return self.core_attention(q, k, v, context.mask)
+        width = max(self.d_v, q.shape[-1])
+        q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+        return self.core_attention(q, k, v, context.mask).unflatten(-1, (-1, width))[..., : self.d_v].flatten(2)
+
+    def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        assert context.rotary is not None, "the config has checked that there is RoPE"
+        return apply_rotary(x, *context.rotary, self.config.rotary_interleaved)
+
+    def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Attention that never makes a key or a value: what generation computes from its cache.
+
+        Args:
+            q: [n, b, a/t, d_n + d_r] of n new tokens, from `queries`.
+            latent, k_r: [m, b, r] and [m, b, 1, d_r] of all m tokens, from `latents`: the cache.
+            mask: [n, m], True where token i sees token j.
+
+        Returns:
+            [n, b, a/t * d_v], what `linear_proj` wants.
+        """
+        w_k, w_v = self.linear_kv_up_proj.weight.unflatten(0, (-1, self.d_n + self.d_v)).split([self.d_n, self.d_v], 1)
+        without, turned = q.split([self.d_n, self.d_r], -1)
+        scores = torch.einsum("nbar,mbr->banm", torch.einsum("nbad,adr->nbar", without, w_k), latent)
+        scores = scores + torch.einsum("nbad,mbd->banm", turned, k_r.squeeze(2))
+        weights = (scores * self.core_attention.scale).masked_fill(~mask, -math.inf).softmax(-1)
+        seen = torch.einsum("banm,mbr->nbar", weights, latent)
+        return torch.einsum("nbar,adr->nbad", seen, w_v).flatten(2)
+
+
+def score_factor(config: TransformerConfig) -> float:
+    """What scores are multiplied by besides 1 / sqrt(d): not 1 with YaRN and `yarn_mscale_all_dim` only."""
+    factor, mscale = config.rope_scaling_factor, config.yarn_mscale_all_dim
+    if config.rope_scaling_type != "yarn" or not mscale or factor <= 1:
+        return 1.0
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2
