@@ -40,3 +40,8 @@ def parts_for(rows: int, device: torch.device) -> int:
     """How many blocks share the rows of a reduction over rows: two a multiprocessor, four where they are emulated."""
     blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(rows, blocks))
+
+
+def like(x: torch.Tensor) -> torch.Tensor:
+    """An empty, contiguous tensor of the shape and dtype of `x`."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

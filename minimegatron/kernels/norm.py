@@ -69,7 +69,7 @@ def _norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: 
 def _(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float) -> Triple:
     _check("norm", x, None, gamma, beta)
     rstd = x.new_empty(_rows(x), dtype=accumulator(x.dtype))
-    return _like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
+    return checks.like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
 
 
 @torch.library.custom_op("minimegatron::add_norm", mutates_args=(), device_types=("cpu", "cuda"))
@@ -85,7 +85,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     _check("add_norm", x, r, gamma, beta)
     rstd = x.new_empty(_rows(x), dtype=accumulator(x.dtype))
-    return _like(x), _like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
+    return checks.like(x), checks.like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
 
 
 @torch.library.custom_op("minimegatron::norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
@@ -139,11 +139,7 @@ def _(
     mean: torch.Tensor,
     rstd: torch.Tensor,
 ) -> Triple:
-    return _like(h), torch.empty_like(gamma), gamma.new_empty(gamma.shape[0] if mean.numel() else 0)
-
-
-def _like(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return checks.like(h), torch.empty_like(gamma), gamma.new_empty(gamma.shape[0] if mean.numel() else 0)
 
 
 def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,0 +1,100 @@
+"""Cross entropy kernels: one rank against torch, several ranks' columns put together against the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import cross_entropy, reference
+from tests.kernels.compare import DTYPES, SIZES, both, close, misaligned, random
+
+
+@pytest.mark.parametrize("v", SIZES)
+def test_equals_torch(v):
+    for dtype in DTYPES if v == 33 else (torch.float64, torch.bfloat16):
+        n = 5 if v < 100 else 2
+        target = torch.randint(0, v, (n,), generator=torch.Generator().manual_seed(1))
+        logits = random(n, v, dtype=dtype, scale=3.0)
+        kernel = lambda z, t=target: cross_entropy.cross_entropy(z, t)  # noqa: E731
+        wanted = lambda z, t=target: F.cross_entropy(z, t, reduction="none")  # noqa: E731
+        got, want = both(kernel, wanted, [logits])
+        assert got[0].dtype == torch.promote_types(dtype, torch.float32)
+        close(got[:1], want[:1], got[0].dtype)
+        close(got[1:], want[1:], dtype)
+
+
+@pytest.mark.parametrize("width, total", [(8, 32), (9, 33), (16, 50), (24, 50)])
+def test_a_cut_vocabulary(width, total):
+    """Four ranks, the last of them with padding: statistics put together, gradients side by side; both kinds of target."""
+    n = 12
+    for dtype in (torch.float64, torch.bfloat16):
+        whole = random(n, 4 * width, dtype=dtype, scale=3.0)
+        edges = [0, width - 1, width, 2 * width - 1, min(total, 2 * width), total - 1]
+        target = torch.tensor([min(t, total - 1) for t in edges * 2])
+        parts = [
+            (whole[:, r * width : (r + 1) * width].contiguous(), r * width, max(0, min(width, total - r * width)))
+            for r in range(4)
+        ]
+        found = [cross_entropy.statistics(z, target, first, real) for z, first, real in parts]
+        for (z, first, real), got in zip(parts, found, strict=True):
+            want = reference.cross_entropy_statistics(z.double(), target, first, real)
+            keep = [i for i in range(4) if not (i == 0 and real == 0)]
+            close([got[i] for i in keep], [want[i] for i in keep], got[0].dtype, factor=4)
+        top = torch.stack([m for m, *_ in found]).amax(0)
+        lse = top + torch.stack([(m - top).exp() * s for m, s, *_ in found]).sum(0).log()
+        loss = lse - torch.stack([p for _, _, p, _ in found]).sum(0)
+        real_logits = whole[:, :total].double().requires_grad_()
+        want = F.cross_entropy(real_logits, target, reduction="none")
+        close([loss], [want], loss.dtype, factor=4)
+        dloss = random(n, seed=8, dtype=loss.dtype)
+        (dwant,) = torch.autograd.grad(want, real_logits, dloss.double())
+        grads = [cross_entropy.gradient(z, target, lse, dloss, first, real) for z, first, real in parts]
+        got = torch.cat(grads, 1)
+        close([got[:, :total]], [dwant], dtype)
+        assert (got[:, total:] == 0).all()
+
+
+def test_label_smoothing_terms():
+    z, target = random(4, 10, dtype=torch.float64), torch.tensor([0, 3, 9, 3])
+    eps = 0.1 * 10 / 9
+    zg = z.clone().requires_grad_()
+    logp = zg.log_softmax(-1)
+    ((1 - eps) * F.nll_loss(logp, target, reduction="none") - eps * logp.mean(-1)).sum().backward()
+    got = cross_entropy.gradient(z, target, z.logsumexp(-1), torch.ones(4).double(), 0, 10, 1 - eps, eps / 10)
+    close([got], [zg.grad], torch.float64)
+
+
+def test_extreme_logits():
+    z = torch.tensor([[1e4, -1e4, 0.0], [-torch.inf, 2.0, 2.0]])
+    assert cross_entropy.cross_entropy(z, torch.tensor([0, 1])).tolist() == pytest.approx([0.0, 0.693147], abs=1e-6)
+    z[0, 1] = torch.nan
+    loss = cross_entropy.cross_entropy(z, torch.tensor([0, 1]))
+    assert loss[0].isnan() and loss[1].isfinite()
+
+
+def test_strides_misaligned_memory_and_empty():
+    z, target = random(6, 64), torch.tensor([1, 5, 9])
+    for view in (z[::2], misaligned(z[::2].contiguous()), z[::2, ::2]):
+        want = F.cross_entropy(view.double(), target, reduction="none")
+        close([cross_entropy.cross_entropy(view, target)], [want], torch.float32)
+    assert cross_entropy.cross_entropy(torch.empty(0, 7), torch.empty(0, dtype=torch.int64)).shape == (0,)
+
+
+def test_refused_before_the_launch():
+    with pytest.raises(ConfigError, match=r"target is \(3,\)"):
+        cross_entropy.cross_entropy(random(2, 5), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="int32"):
+        cross_entropy.cross_entropy(random(2, 5), torch.zeros(2, dtype=torch.int32))
+    with pytest.raises(ConfigError, match="6 of 5"):
+        cross_entropy.statistics(random(2, 5), torch.zeros(2, dtype=torch.int64), 0, 6)
+
+
+def test_gradcheck_and_opcheck():
+    z, target = random(3, 5, dtype=torch.float64).requires_grad_(), torch.tensor([0, 4, 2])
+    assert gradcheck(lambda z: cross_entropy.cross_entropy(z, target), [z])
+    kinds = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.minimegatron.cross_entropy, (z, target), test_utils=kinds)
+    torch.library.opcheck(torch.ops.minimegatron.cross_entropy_statistics, (z, target, 0, 5), test_utils=kinds)
