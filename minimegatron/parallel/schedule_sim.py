@@ -145,9 +145,12 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
     live = live_activations(schedule)
     ends: dict[tuple[int, Action], Number] = {}
     rows: list[list[Span]] = [[] for _ in range(schedule.p)]
-    while any(len(row) < len(spans) for row, spans in zip(rows, schedule.actions, strict=True)):
+    left = sum(map(len, schedule.actions))
+    while left:
         for rank, row in enumerate(rows):
-            for action in schedule.actions[rank][len(row) :]:
+            todo = schedule.actions[rank]
+            while len(row) < len(todo):
+                action = todo[len(row)]
                 needs = schedule.needs(rank, action)
                 if any(need not in ends for need in needs):
                     break
@@ -156,6 +159,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Simulation:
                 span = Span(rank, action, start, start + costs.of(schedule, rank, action), live[rank][len(row)])
                 ends[rank, action] = span.end
                 row.append(span)
+                left -= 1
     return Simulation(schedule, tuple(map(tuple, rows)))
 
 
