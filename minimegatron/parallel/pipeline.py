@@ -140,6 +140,7 @@ class _Executor:
         self.live: set[tuple[int, int]] = set()
         neighbours = range(schedule.p)
         self.edges = {source: schedule.messages(source, rank) for source in neighbours}
+        self.coming = self._next_remote()
         self.next = dict.fromkeys(neighbours, 0)  # first message of the edge that is not posted
         self.acknowledged = {s: _acknowledged(schedule, rank, s) for s in neighbours if self.edges[s]}
 
@@ -147,7 +148,7 @@ class _Executor:
         """Do the action at this place of the list."""
         action = self.actions[index]
         x = self._input(action)
-        self._look_ahead(index + 1)
+        self._look_ahead(self.coming[index])
         stage, note = self.stages[action.chunk], f"{action.microbatch}.{action.chunk}"
         with trace.span(action.kind, note=note):
             if action.kind == "F":
@@ -188,15 +189,23 @@ class _Executor:
         self.mail.taken(source, self.acknowledged[source].pop(message))
         return x
 
-    def _look_ahead(self, index: int) -> None:
+    def _look_ahead(self, message: Message | None) -> None:
         """Post the receive that the next action with an input from elsewhere will need."""
-        for place in range(index, len(self.actions)):
-            message = self._wanted(self.actions[place])
-            if message is None or (source := self._source(message)) == self.rank:
-                continue
+        if message is not None:
+            source = self._source(message)
             if self.hidden is not None or self._needs_no_header(message, source):
                 self._post_until(message, source)
-            return
+
+    def _next_remote(self) -> list[Message | None]:
+        """For each place of the list the first message from another rank that an action after it needs."""
+        found: list[Message | None] = []
+        coming: Message | None = None
+        for action in reversed(self.actions):
+            found.append(coming)
+            message = self._wanted(action)
+            if message is not None and self._source(message) != self.rank:
+                coming = message
+        return found[::-1]
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
         """Whether all receives up to this one can be posted without waiting for a header, or for a shape of ours."""
