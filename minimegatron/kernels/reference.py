@@ -153,14 +153,16 @@ def squared_norm(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tenso
     return total, bad
 
 
-def permute(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """x [t, h], source [n] -> [n, h]: row i is row source[i] of x. Rows may be taken several times or not at all."""
-    return x[source]
+def permute(x: torch.Tensor, slots: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """x [t, h] -> [n, h]: row i is token slots[i] // k of the choices [t, k]; slot -1 is a row of zeros."""
+    return x[slots.clamp(min=0) // places.shape[1]] * (slots >= 0)[:, None]
 
 
-def unpermute(y: torch.Tensor, place: torch.Tensor, probs: torch.Tensor | None = None) -> torch.Tensor:
-    """y [n, h], place [t, k] -> [t, h]: sum over k of probs[t, k] y[place[t, k]]; place -1 adds nothing (a dropped token)."""
-    rows = _wide(y)[place.clamp(min=0)] * (place >= 0)[..., None]
+def unpermute(
+    y: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, probs: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y [n, h] -> [t, h]: sum over j of probs[t, j] y[places[t, j]]; place -1 adds nothing (a dropped token)."""
+    rows = _wide(y)[places.clamp(min=0)] * (places >= 0)[..., None]
     return (rows if probs is None else rows * _wide(probs)[..., None]).sum(1).to(y.dtype)
 
 
@@ -176,6 +178,42 @@ def fp8_cast(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -
     """
     top = FP8_TOP[dtype]
     return (_wide(x) * scale).clamp(-top, top).to(torch.float32).to(dtype)
+
+
+def tile_amax(x: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+    """x [m, n] -> largest magnitude of each tile, fp32 [ceil(m / tile[0]), ceil(n / tile[1])]."""
+    (m, n), (bm, bn) = x.shape, tile
+    padded = torch.nn.functional.pad(x.float(), (0, -n % bn, 0, -m % bm)).abs()
+    return padded.unflatten(1, (-1, bn)).unflatten(0, (-1, bm)).amax((1, 3))
+
+
+def tile_scales(amax: torch.Tensor, dtype: torch.dtype, rule: str) -> torch.Tensor:
+    """What tiles with these largest magnitudes are divided by; 1 where it is 0 or not finite.
+
+    rule: "float" amax / top; "power" the smallest power of two that keeps amax within the format; "mx"
+    2^(floor(log2 amax) - emax), which saturates values beyond 1.75 2^emax (OCP Microscaling 1.0).
+    """
+    if rule == "float":
+        scale = (amax / FP8_TOP[dtype]).clamp(min=torch.finfo(torch.float32).tiny)
+    else:
+        mantissa, exponent = torch.frexp(amax)  # in [1/2, 1), so that floor(log2 amax) = exponent - 1
+        e = exponent - 1 - (15 if dtype == torch.float8_e5m2 else 8)
+        e = e + (mantissa > 0.875) if rule == "power" else e
+        scale = torch.ldexp(torch.ones_like(amax), e.clamp(-126, 127))
+    return torch.where((amax > 0) & amax.isfinite(), scale, 1.0)
+
+
+def fp8_cast_tiles(
+    x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str = "float"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, n] -> (q [m, n], scales): x is q times the scale of its tile."""
+    scales = tile_scales(tile_amax(x, tile), dtype, rule)
+    return fp8_cast(_wide(x) / spread_tiles(scales, tile, x.shape), 1.0, dtype), scales
+
+
+def spread_tiles(scales: torch.Tensor, tile: tuple[int, int], shape: torch.Size) -> torch.Tensor:
+    """The scale of every element, `shape`."""
+    return scales.repeat_interleave(tile[0], 0)[: shape[0]].repeat_interleave(tile[1], 1)[:, : shape[1]]
 
 
 def amax(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,142 @@
+// Casting to FP8: with one scale a tensor (cast, transposed copy and largest magnitude in one pass), or a scale a tile.
+//
+//   q = cast(clamp(x scale, -top, top)),     E4M3: top 448;  E5M2: top 57344;     NaN stays NaN
+//
+// A matrix product on the tensor cores wants both factors with the summed index last, and FP8 has no transposing load: dW
+// needs x^T and dy^T. So the cast writes both copies, and notes the largest magnitude for the scale of the next step.
+//
+// The ladder, and what bounds each step:
+//   0  torch: amax, multiply, clamp, cast, transpose      memory, five passes
+//   1  one kernel; the transposed copy written directly   memory: neighbours write bytes a row apart, 1 of 32 is used
+//   2  64 x 64 tiles through shared memory, 4 bytes a store   memory: 2 bytes in, 2 out
+//   3  one atomic maximum a block, on the bits of a float that is not negative (they are ordered as integers; NaN is above
+//      infinity, so it is not lost)
+// Bound reached by design: 4 bytes a value for cast and transpose. Tiles with their own scale: the tile is read twice, the
+// second time from the L1.
+#include "device.h"
+
+__device__ __forceinline__ unsigned char to_fp8(float x, bool e5m2) {
+#ifdef MM_EMULATE
+  return emulator::to_fp8(x, e5m2);
+#else
+  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3);
+#endif
+}
+__device__ __forceinline__ float top_of(bool e5m2) { return e5m2 ? 57344.f : 448.f; }
+// |x|, or NaN, as an integer that orders like the number
+__device__ __forceinline__ int magnitude(float x) { return __float_as_int(x) & 0x7fffffff; }
+__device__ __forceinline__ int warp_max_bits(int v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) {
+    const int w = __shfl_xor_sync(0xffffffffu, v, o);
+    v = w > v ? w : v;
+  }
+  return v;
+}
+
+template <typename T>
+__global__ void cast_transpose(const T* __restrict__ x, const float* __restrict__ scale, unsigned char* __restrict__ q,
+                               unsigned char* __restrict__ qt, int* __restrict__ amax, int64_t m, int64_t n, bool e5m2) {
+  MM_SHARED(unsigned char, tile, 64 * 68);
+  const int64_t r0 = blockIdx.y * 64, c0 = blockIdx.x * 64;
+  const int tx = threadIdx.x & 15, ty = threadIdx.x >> 4;
+  const float s = scale ? *scale : 1.f;
+  int top = 0;
+  for (int r = ty; r < 64; r += 16) {
+    unsigned char four[4];
+    const int64_t row = r0 + r, col = c0 + 4 * tx;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float v = row < m && col + j < n ? (float)load(x[row * n + col + j]) : 0.f;
+      top = magnitude(v) > top ? magnitude(v) : top;
+      four[j] = to_fp8(v * s, e5m2);
+      tile[r * 68 + 4 * tx + j] = four[j];
+    }
+    if (row < m && col + 3 < n && n % 4 == 0) {
+      *reinterpret_cast<Pack<unsigned char, 4>*>(q + row * n + col) = {four[0], four[1], four[2], four[3]};
+    } else if (row < m) {
+      for (int j = 0; j < 4 && col + j < n; ++j) q[row * n + col + j] = four[j];
+    }
+  }
+  top = warp_max_bits(top);
+  if ((threadIdx.x & 31) == 0 && amax) atomicMax(amax, top);
+  if (!qt) return;
+  __syncthreads();
+  for (int c = ty; c < 64; c += 16) {
+    const int64_t row = r0 + 4 * tx, col = c0 + c;
+    if (col >= n) continue;
+    if (row + 3 < m && m % 4 == 0) {
+      Pack<unsigned char, 4> p;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) p.v[j] = tile[(4 * tx + j) * 68 + c];
+      *reinterpret_cast<Pack<unsigned char, 4>*>(qt + col * m + row) = p;
+    } else {
+      for (int j = 0; j < 4 && row + j < m; ++j) qt[col * m + row + j] = tile[(4 * tx + j) * 68 + c];
+    }
+  }
+}
+
+// What a tile with this largest magnitude is divided by. rule 0: amax / top; 1: the same rounded up to a power of two; 2: MX,
+// 2^(floor(log2 amax) - emax), which lets values up to 1.75 of the top saturate (OCP Microscaling 1.0). 1 where amax is 0 or
+// not finite.
+__device__ __forceinline__ float tile_scale(int bits, int rule, bool e5m2) {
+  if (bits == 0 || bits >= 0x7f800000) return 1.f;
+  const float amax = __int_as_float(bits);
+  const int floor_log2 = bits >= 0x00800000 ? (bits >> 23) - 127 : -127;
+  int e = floor_log2 - (e5m2 ? 15 : 8);
+  if (rule == 0) {
+    const float s = amax / top_of(e5m2);
+    return s < 1.17549435e-38f ? 1.17549435e-38f : s;
+  }
+  if (rule == 1 && (bits & 0x7fffff) > 0x600000) ++e;  // above 1.75 2^k: both tops are 1.75 2^emax
+  e = e < -126 ? -126 : e > 127 ? 127 : e;
+  return __int_as_float((e + 127) << 23);
+}
+
+// A block a tile of bm x bn; scales [ceil(m / bm), ceil(n / bn)] are what q must be multiplied with.
+template <typename T>
+__global__ void cast_tiles(const T* __restrict__ x, unsigned char* __restrict__ q, float* __restrict__ scales, int64_t m, int64_t n,
+                           int bm, int bn, int rule, bool tall, bool e5m2) {
+  MM_SHARED(int, tops, 32);
+  const int64_t tiles = (n + bn - 1) / bn, tr = blockIdx.x / tiles, tc = blockIdx.x % tiles;
+  int top = 0;
+  for (int i = threadIdx.x; i < bm * bn; i += blockDim.x) {
+    const int64_t row = tr * bm + i / bn, col = tc * bn + i % bn;
+    const int bits = row < m && col < n ? magnitude((float)load(x[row * n + col])) : 0;
+    top = bits > top ? bits : top;
+  }
+  top = warp_max_bits(top);
+  if (tall) {  // more than one warp
+    if ((threadIdx.x & 31) == 0) tops[threadIdx.x >> 5] = top;
+    __syncthreads();
+    top = warp_max_bits((threadIdx.x & 31) < (blockDim.x >> 5) ? tops[threadIdx.x & 31] : 0);
+  }
+  const float s = tile_scale(top, rule, e5m2);
+  if (threadIdx.x == 0) scales[blockIdx.x] = s;
+  for (int i = threadIdx.x; i < bm * bn; i += blockDim.x) {
+    const int64_t row = tr * bm + i / bn, col = tc * bn + i % bn;
+    if (row < m && col < n) q[row * n + col] = to_fp8((float)load(x[row * n + col]) / s, e5m2);
+  }
+}
+
+// x [m, n] -> q [m, n] and qt [n, m] (or null); scale, amax: fp32 scalars in the device's memory (or null), amax >= 0 before.
+MM_EXPORT mm_fp8_cast(const void* x, const void* scale, void* q, void* qt, void* amax, int64_t m, int64_t n, int e5m2, int dtype,
+                      void* stream) {
+  if (m == 0 || n == 0) return 0;
+  if (m < 0 || n < 0 || ceil_div(m, 64) > 65535) return MM_BAD_ARGUMENT;
+  return MM_BY_DTYPE(dtype, {
+    return MM_LAUNCH((cast_transpose<T>), dim3((unsigned)ceil_div(n, 64), (unsigned)ceil_div(m, 64)), 256, 0, stream, (const T*)x, (const float*)scale, (unsigned char*)q, (unsigned char*)qt, (int*)amax, m, n, e5m2 != 0);
+  });
+}
+
+// x [m, n] -> q [m, n], scales fp32 [ceil(m / bm), ceil(n / bn)]
+MM_EXPORT mm_fp8_cast_tiles(const void* x, void* q, void* scales, int64_t m, int64_t n, int bm, int bn, int rule, int e5m2, int dtype,
+                            void* stream) {
+  if (m == 0 || n == 0) return 0;
+  const int64_t tiles = bm > 0 && bn > 0 ? ceil_div(m, bm) * ceil_div(n, bn) : -1;
+  if (m < 0 || n < 0 || tiles < 0 || tiles > 0x7fffffff || rule < 0 || rule > 2) return MM_BAD_ARGUMENT;
+  const int threads = threads_for(bm * bn, bm == 1 ? 32 : 256);
+  return MM_BY_DTYPE(dtype, {
+    return MM_LAUNCH((cast_tiles<T>), (unsigned)tiles, threads, 0, stream, (const T*)x, (unsigned char*)q, (float*)scales, m, n, bm, bn, rule, threads > 32, e5m2 != 0);
+  });
+}

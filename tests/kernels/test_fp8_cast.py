@@ -1,0 +1,127 @@
+"""Casts to FP8: against torch's own, and against a model that knows the formats only as lists of numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import fp8, reference
+from tests.kernels.compare import misaligned, random
+
+FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def numbers_of(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positive numbers in order, their codes), from the definition: 1.m 2^(e - bias), 0.m 2^(1 - bias) for e = 0."""
+    bits, bias, last = (3, 7, 0x7E) if dtype == torch.float8_e4m3fn else (2, 15, 0x7B)
+    codes = torch.arange(last + 1)
+    e, m = codes >> bits, (codes & (2**bits - 1)) / 2**bits
+    return torch.where(e == 0, torch.ldexp(m, torch.tensor(1 - bias)), torch.ldexp(1 + m, e - bias)).double(), codes
+
+
+def by_search(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Codes of the nearest numbers, the even code where two are equally near, the largest beyond it; NaN 0x7f."""
+    values, codes = numbers_of(dtype)
+    a = x.double().abs().clamp(max=values[-1].item())
+    above = torch.searchsorted(values, a.nan_to_num(0.0)).clamp(max=len(values) - 1)
+    below = (above - 1).clamp(min=0)
+    up, down = values[above] - a, a - values[below]
+    pick = torch.where((up < down) | ((up == down) & (codes[above] % 2 == 0)), above, below)
+    pick = torch.where(a == values[above], above, pick)
+    code = codes[pick] | (torch.signbit(x).long() << 7)
+    return torch.where(x.isnan(), 0x7F, code).to(torch.uint8)
+
+
+def samples(dtype: torch.dtype) -> torch.Tensor:
+    """Every number of the format, every midpoint and its neighbours, beyond the top, tiny ones, random ones."""
+    values, _ = numbers_of(dtype)
+    middle = ((values[1:] + values[:-1]) / 2).float()
+    near = torch.cat([middle, torch.nextafter(middle, torch.tensor(0.0)), torch.nextafter(middle, torch.tensor(1e9))])
+    wild = torch.randn(3000, generator=torch.Generator().manual_seed(0)) * torch.exp2(torch.linspace(-20, 18, 3000))
+    special = torch.tensor([0.0, 1e-30, 1e-45, 448.1, 464.0, 465.0, 480.0, 57344.0, 61440.0, 61441.0, 1e38, torch.inf])
+    positive = torch.cat([values.float(), near, wild, special])
+    return torch.cat([positive, -positive])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_every_bit_of_the_cast(dtype):
+    x = samples(dtype)
+    want = by_search(x, dtype)
+    one = torch.ones(())
+    got, _, amax = fp8.cast(x[None], one, dtype)
+    assert torch.equal(got.view(torch.uint8)[0], want)
+    assert torch.equal(reference.fp8_cast(x, 1.0, dtype).view(torch.uint8), want)
+    inside = x.abs() <= reference.FP8_TOP[dtype]
+    assert torch.equal(x[inside].to(dtype).view(torch.uint8), want[inside])
+    assert amax == torch.inf
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_nan_stays_and_is_seen_in_amax(dtype):
+    x = random(3, 70)
+    x[1, 69] = torch.nan
+    q, qt, amax = fp8.cast(x, torch.ones(()), dtype, transpose=True)
+    assert q.float().isnan().nonzero().tolist() == [[1, 69]] and qt.float().isnan().nonzero().tolist() == [[69, 1]]
+    assert amax.isnan()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (31, 33), (64, 64), (1, 1023), (129, 65), (68, 132), (4097, 2)])
+def test_cast_transpose_and_amax(shape):
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x, scale = random(*shape, dtype=dtype), torch.tensor(17.3)
+        q, qt, amax = fp8.cast(x, scale, fp8.E4M3, transpose=True)
+        want = reference.fp8_cast(x.float(), scale, fp8.E4M3)
+        assert torch.equal(q.view(torch.uint8), want.view(torch.uint8))
+        assert torch.equal(qt.view(torch.uint8), want.view(torch.uint8).t())
+        assert amax == x.abs().max().float()
+
+
+@pytest.mark.parametrize("rule", list(fp8.RULES))
+@pytest.mark.parametrize("tile", [(1, 128), (128, 128), (1, 32), (32, 1)])
+def test_tiles(tile, rule):
+    for shape in [(1, 1), (5, 300), (130, 129)]:
+        x = random(*shape) * torch.exp2(torch.arange(shape[0])[:, None] % 40 - 20.0)
+        x[0, 0] = 0.0
+        if shape[0] > 3:
+            x[3] = 0.0
+        for dtype in FORMATS:
+            q, scales = fp8.cast_tiles(x, tile, dtype, rule)
+            want, wanted = reference.fp8_cast_tiles(x, tile, dtype, rule)
+            assert torch.equal(scales, wanted) and torch.equal(q.view(torch.uint8), want.view(torch.uint8))
+            if rule == "power":
+                spread = reference.spread_tiles(scales, tile, x.shape)
+                assert ((x / spread).abs() <= reference.FP8_TOP[dtype]).all() and (torch.frexp(scales)[0] == 0.5).all()
+
+
+def test_tiles_of_numbers_that_are_not_finite():
+    x = random(2, 64)
+    x[0, 3], x[1, 40] = torch.inf, torch.nan
+    q, scales = fp8.cast_tiles(x, (1, 32), fp8.E4M3)
+    assert scales[0, 0] == scales[1, 1] == 1 and q[0, 3].float() == 448 and q[1, 40].float().isnan()
+
+
+def test_strides_misaligned_memory_empty_and_refusals():
+    x, one = random(8, 64), torch.ones(())
+    for view in (x[:, ::2], misaligned(x), x.t()):
+        want = reference.fp8_cast(view, 1.0, fp8.E5M2).view(torch.uint8)
+        assert torch.equal(fp8.cast(view, one, fp8.E5M2)[0].view(torch.uint8), want)
+    q, qt, amax = fp8.cast(torch.empty(0, 5), one, fp8.E4M3, transpose=True)
+    assert q.shape == (0, 5) and qt.shape == (5, 0) and amax == 0
+    for call, message in [
+        (lambda: fp8.cast(random(3), one, fp8.E4M3), "give a matrix"),
+        (lambda: fp8.cast(x, one.double(), fp8.E4M3), "one fp32 number"),
+        (lambda: fp8.cast(x, one, torch.float16), "fp8 format"),
+        (lambda: fp8.cast_tiles(x, (0, 3), fp8.E4M3), "at least 1 x 1"),
+        (lambda: fp8.cast_tiles(x, (1, 3), fp8.E4M3, "e8"), "choose among"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+def test_opcheck():
+    kinds = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.minimegatron.fp8_cast, (random(3, 5), torch.ones(()), False, True), test_utils=kinds
+    )
+    torch.library.opcheck(torch.ops.minimegatron.fp8_cast_tiles, (random(3, 5), 1, 4, 0, True), test_utils=kinds)

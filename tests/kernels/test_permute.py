@@ -1,0 +1,80 @@
+"""Permutation of rows: against the reference in fp64, with padding and dropped tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import permute, reference
+from tests.kernels.compare import DTYPES, both, close, misaligned, random
+
+T, K = 7, 3
+
+
+def maps(drop=3, padding=2):
+    """slots and places of 7 tokens with 3 choices: a random order, some dropped, some rows of padding."""
+    order = torch.randperm(T * K, generator=torch.Generator().manual_seed(0))[: T * K - drop]
+    slots = torch.cat([order[:5], torch.full((padding,), -1), order[5:]])
+    return slots, permute.inverse(slots, T, K)
+
+
+def test_the_inverse():
+    slots, places = maps()
+    for row, slot in enumerate(slots.tolist()):
+        assert slot < 0 or places.view(-1)[slot] == row
+    assert (places == -1).sum() == 3
+
+
+@pytest.mark.parametrize("h", [1, 31, 32, 33, 1023, 4097])
+def test_permute_and_unpermute(h):
+    slots, places = maps()
+    for dtype in DTYPES if h == 33 else (torch.float64, torch.bfloat16):
+        x, y = random(T, h, dtype=dtype), random(len(slots), h, dtype=dtype, seed=1)
+        probs = random(T, K, seed=2, dtype=torch.promote_types(dtype, torch.float32))
+        for p, q in ((permute, reference),):
+            close(*both(lambda x: p.permute(x, slots, places), lambda x: q.permute(x, slots, places), [x]), dtype)
+            got, want = both(
+                lambda y, w: p.unpermute(y, slots, places, w), lambda y, w: q.unpermute(y, slots, places, w), [y, probs]
+            )
+            close(got, want, dtype)
+            close(*both(lambda y: p.unpermute(y, slots, places), lambda y: q.unpermute(y, slots, places), [y]), dtype)
+
+
+def test_there_and_back_is_k_times_the_token():
+    slots, places = maps(drop=0)
+    x = random(T, 16)
+    assert torch.allclose(permute.unpermute(permute.permute(x, slots, places), slots, places), K * x)
+
+
+def test_strides_misaligned_memory_and_empty():
+    slots, places = maps()
+    x = random(T, 64)
+    for view in (x[:, ::2], misaligned(x)):
+        assert torch.equal(permute.permute(view, slots, places), reference.permute(view, slots, places))
+    none = torch.empty(0, dtype=torch.int64)
+    assert permute.permute(torch.empty(0, 8), none, none.view(0, 2)).shape == (0, 8)
+    assert torch.equal(permute.unpermute(torch.empty(0, 8), none, torch.full((3, 2), -1)), torch.zeros(3, 8))
+
+
+def test_refused_before_the_launch():
+    slots, places = maps()
+    for call, message in [
+        (lambda: permute.permute(random(T + 1, 4), slots, places), "x has 8 rows"),
+        (lambda: permute.permute(random(T, 4), slots.int(), places), "int64 slots"),
+        (lambda: permute.unpermute(random(len(slots), 4), slots, places, random(T, K + 1)), "probs is"),
+        (lambda: permute.unpermute(random(len(slots), 4), slots, places, random(T, K).bfloat16()), "probs are"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+def test_gradcheck_and_opcheck():
+    slots, places = maps()
+    wide = {"dtype": torch.float64}
+    y, probs = random(len(slots), 3, **wide).requires_grad_(), random(T, K, **wide).requires_grad_()
+    assert gradcheck(lambda y, p: permute.unpermute(y, slots, places, p), [y, probs])
+    assert gradcheck(lambda x: permute.permute(x, slots, places), [random(T, 3, **wide).requires_grad_()])
+    kinds = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.minimegatron.unpermute, (y, slots, places, probs), test_utils=kinds)
