@@ -47,9 +47,14 @@ class Joined:
         acc = torch.promote_types(q.dtype, torch.float32)
         self.out = torch.zeros(q.shape, dtype=acc, device=q.device)
         self.lse = torch.full(q.shape[:3], -torch.inf, dtype=acc, device=q.device)
+        self._empty = True
 
     def add(self, rows: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Join a piece that covers these rows."""
+        if self._empty and out.shape == self.out.shape:  # the usual first piece: nothing to weigh it against
+            self.out, self.lse, self._empty = out.to(self.out.dtype), lse.to(self.lse.dtype), False
+            return
+        self._empty = False
         before, now = self.lse[:, :, rows], lse.to(self.lse.dtype)
         total = torch.logaddexp(before, now)
         finite = total.masked_fill(total == -torch.inf, 0.0)  # rows that have seen nothing yet stay 0
@@ -105,13 +110,18 @@ def attend_backward(
         dout, out, lse: of the queries' whole attention.
         dq: [b, a, n, d] in fp32 (fp64).
     """
-    dk, dv = (torch.zeros(t.shape, dtype=dq.dtype, device=t.device) for t in (k, v))
-    for tile in mask.tiles(q_spans, k_spans):
+    tiles = mask.tiles(q_spans, k_spans)
+    whole = len(tiles) == 1 and tiles[0].cols == (0, k.shape[2])
+    dk, dv = (torch.zeros((0,) if whole else t.shape, dtype=dq.dtype, device=t.device) for t in (k, v))
+    for tile in tiles:
         rows, cols = slice(*tile.rows), slice(*tile.cols)
         of_rows = (dout[:, :, rows], q[:, :, rows], out[:, :, rows], lse[:, :, rows])
         grads = _backward(*of_rows, k[:, :, cols], v[:, :, cols], tile, mask, scale, backend)
-        for total, index, grad in zip((dq, dk, dv), (rows, cols, cols), grads, strict=True):
-            total[:, :, index] += grad
+        dq[:, :, rows] += grads[0]
+        if whole:  # one rectangle over all keys: nothing to add up
+            return grads[1].to(dq.dtype), grads[2].to(dq.dtype)
+        dk[:, :, cols] += grads[1]
+        dv[:, :, cols] += grads[2]
     return dk, dv
 
 
