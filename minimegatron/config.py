@@ -90,6 +90,12 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, Config):
         "formula; auto takes flash-attn where it is installed and applies, else torch's",
         ("auto", "sdpa", "flash", "te", "local", "reference"),
     )
+    kernels: str = opt(
+        "auto",
+        "what computes norms, activations, RoPE, softmax, the loss and local attention: torch, CUDA kernels, or the "
+        "same kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
+        ("auto", "torch", "cuda", "emulated"),
+    )
     apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
 
     init_method_std: float = opt(0.02, "standard deviation of the initial weights")

@@ -108,7 +108,7 @@ def library(
     if program is None:
         wanted = "nvcc" if target == "cuda" else "g++ or clang++"
         raise KernelsUnavailable(f"no {wanted} on this machine", where=f"kernel {name}", fix=f"install {wanted}")
-    flags = EMULATED_FLAGS
+    flags: tuple[str, ...] = EMULATED_FLAGS
     if target == "cuda":
         flags = (*CUDA_FLAGS, *gencode(capability or torch.cuda.get_device_capability()))
     text = (CSRC / f"{name}.cu").read_text() if source is None else source

@@ -17,7 +17,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-# ------------------------------------------------------------------------------------------- norms, softmax, activations
+# ------------------------------------------------------------------------------------ norms, softmax, activations
 
 
 def norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -227,7 +227,7 @@ def amax(x: torch.Tensor) -> torch.Tensor:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [b, a, n, d], k, v [b, g, m, d] -> out [b, a, n, d], lse [b, a, n]; causal: query i sees keys j <= i + m - n."""
+    """q [b, a, n, d], k, v [b, g, m, d] -> out [b, a, n, d], lse [b, a, n]; causal: query i sees j <= i + m - n."""
     repeat = q.shape[1] // k.shape[1]
     k, v = (_wide(t).repeat_interleave(repeat, 1) for t in (k, v))
     z = _wide(q) @ k.transpose(-1, -2) * scale

@@ -132,7 +132,9 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if context.rotary is not None:
-            q, k = (apply_rotary(t, *context.rotary, self.config.rotary_interleaved) for t in (q, k))
+            q, k = (
+                apply_rotary(t, *context.rotary, self.config.rotary_interleaved, self.config.kernels) for t in (q, k)
+            )
         if self.config.recomputes("core_attn") and self.training:
             out = recompute(self.core_attention, q, k, v, context.mask, rng=self.rng)
         else:

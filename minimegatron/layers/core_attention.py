@@ -34,6 +34,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.data.masking import cu_seqlens
 from minimegatron.errors import ConfigError
+from minimegatron.kernels.switch import kernels
 from minimegatron.layers.context import context_attention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.flash import flash_attention
@@ -119,10 +120,17 @@ class CoreAttention(nn.Module):
             return self._transformer_engine(q, k, v, mask)
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
         if self.backend == "local":
-            out = flash_attention(q, k, v, mask, self.scale)
+            out = self._local(q, k, v, mask)
         else:
             out = (self._reference if self.backend == "reference" else self._sdpa)(q, k, v, mask)
         return out.permute(2, 0, 1, 3)
+
+    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
+        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
+        return (
+            flash_attention(q, k, v, mask, self.scale) if ops is None else ops.flash_attention(q, k, v, self.scale)[0]
+        )
 
     @property
     def _dropout_p(self) -> float:
@@ -146,6 +154,11 @@ class CoreAttention(nn.Module):
         """The slow twin of all others: what the formula says, softmax in fp32."""
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        ops = kernels(self.config.kernels, "softmax", q)
+        if ops is not None:
+            hidden = ~mask.table((0, s), (0, s), q.device)
+            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
+            return self.dropout(weights, different_over_tp=True) @ v
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
         weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
         return self.dropout(weights, different_over_tp=True) @ v

@@ -25,16 +25,24 @@ Megatron-LM: `megatron/core/tensor_parallel/cross_entropy.py`.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis
+from minimegatron.kernels.switch import kernels
 
 
 def vocab_parallel_cross_entropy(
-    logits: torch.Tensor, target: torch.Tensor, tp: Axis, *, vocab_size: int | None = None, label_smoothing: float = 0.0
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    tp: Axis,
+    *,
+    vocab_size: int | None = None,
+    label_smoothing: float = 0.0,
+    fused: str = "torch",
 ) -> torch.Tensor:
     """The loss of every token.
 
@@ -44,10 +52,14 @@ def vocab_parallel_cross_entropy(
         tp: the axis that shares the vocabulary.
         vocab_size: V, logical columns; the rest is padding. Default all.
         label_smoothing: probability spread over the vocabulary.
+        fused: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
 
     Returns:
         [...] in fp32. The caller decides about masks and means.
     """
+    ops = kernels(fused, "cross_entropy", logits)
+    if ops is not None:
+        return _Fused.apply(logits, target, tp, vocab_size, label_smoothing, ops)  # type: ignore[no-any-return]
     apply = _VocabParallelCrossEntropy.apply
     return apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
 
@@ -92,3 +104,41 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         dz.scatter_add_(-1, column.unsqueeze(-1), -hit)
         dz *= grads[0].unsqueeze(-1)
         return dz.to(ctx.dtype), None, None, None, None
+
+
+class _Fused(torch.autograd.Function):
+    """The same by two kernels (`kernels/csrc/cross_entropy.cu`): before the collectives and in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        target: torch.Tensor,
+        tp: Axis,
+        vocab_size: int | None,
+        smoothing: float,
+        ops: ModuleType,
+    ) -> torch.Tensor:
+        width = logits.shape[-1]
+        first, total = tp.rank * width, vocab_size or width * tp.size
+        real = max(0, min(width, total - first))
+        z, flat = logits.reshape(-1, width), target.reshape(-1)
+        top, partition, picked, spread = ops.statistics(z, flat, first, real)
+        highest = c.all_reduce(top.clone(), tp, "max")
+        sums = torch.stack([picked, partition * (top - highest).exp(), spread])
+        picked, partition, spread = c.all_reduce(sums, tp).unbind(0)
+        lse = highest + partition.log()
+        loss = lse - picked
+        eps = smoothing * total / (total - 1) if smoothing else 0.0
+        if smoothing:
+            loss = (1 - eps) * loss - eps * (spread / total - lse)
+        ctx.save_for_backward(z, flat, lse)
+        ctx.place, ctx.eps, ctx.total, ctx.ops = (first, real), eps, total, ops
+        return loss.view(target.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        z, flat, lse = ctx.saved_tensors
+        dloss = grads[0].reshape(-1).to(lse.dtype)
+        dz = ctx.ops.gradient(z, flat, lse, dloss, *ctx.place, 1 - ctx.eps, ctx.eps / ctx.total)
+        return dz.view(*grads[0].shape, -1), None, None, None, None, None

@@ -23,7 +23,8 @@ from torch import nn
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.kernels.switch import kernels
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
 from minimegatron.layers.param import Init
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -53,6 +54,7 @@ class MLP(nn.Module):
         super().__init__()
         f = ffn_hidden_size or config.ffn_hidden_size
         self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
+        self.kind, self.kernels = config.activation, config.kernels
         halves = 2 if self.gated else 1
         self.linear_fc1 = ColumnParallelLinear(
             config.hidden_size,
@@ -76,7 +78,14 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        y = self.linear_fc1(x)
+        ops = kernels(self.kernels, "activation", x, self.linear_fc1.weight)
+        fc1 = self.linear_fc1
+        if ops is not None and self.kind == "swiglu":
+            return self.linear_fc2(ops.swiglu(fc1(x)))
+        if ops is not None and fc1.bias is not None and self.kind in ("gelu", "gelu_tanh"):
+            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred)
+            return self.linear_fc2(ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh"))
+        y = fc1(x)
         if self.gated:
             gate, up = y.chunk(2, -1)
             y = self.activation(gate) * up

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.config import TransformerConfig
+from minimegatron.kernels.switch import kernels
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 
 
@@ -38,6 +39,7 @@ class Norm(nn.Module):
             config.normalization,
             config.layernorm_zero_centered_gamma,
         )
+        self.kernels = config.kernels
         shape = (hidden_size or config.hidden_size,)
         start = Init(value=0.0 if self.zero_centered else 1.0)
         self.weight = new_parameter(ParamLayout(shape, init=start, partial=partial), config.dtype)
@@ -49,6 +51,9 @@ class Norm(nn.Module):
         """[..., n] -> [..., n]; statistics in fp32 whatever the dtype."""
         gamma = self.weight + 1 if self.zero_centered else self.weight
         x = x.to(gamma.dtype) if x.dtype != gamma.dtype else x
+        ops = kernels(self.kernels, "norm", x, gamma, self.bias)
+        if ops is not None:
+            return ops.norm(x, gamma, self.bias, self.eps)
         if self.kind == "LayerNorm":
             return F.layer_norm(x, gamma.shape, gamma, self.bias, self.eps)
         return F.rms_norm(x, gamma.shape, gamma, self.eps)

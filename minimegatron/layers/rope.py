@@ -41,6 +41,7 @@ import torch
 from torch import nn
 
 from minimegatron.config import TransformerConfig
+from minimegatron.kernels.switch import kernels
 
 
 def inverse_frequencies(config: TransformerConfig) -> torch.Tensor:
@@ -140,14 +141,21 @@ class RotaryEmbedding(nn.Module):
         return angle.cos() * self.factor, angle.sin() * self.factor
 
 
-def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+def apply_rotary(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, fused: str = "torch"
+) -> torch.Tensor:
     """Turn the first `2 * cos.shape[-1]` channels of every head.
 
     Args:
         x: [s, b, heads, d].
         cos, sin: [s, b or 1, 1, rotated / 2].
         interleaved: pairs (2i, 2i+1) instead of (i, i + rotated/2).
+        fused: `config.kernels`; kernels keep the angles in fp32, torch rounds them to the dtype of x.
     """
+    ops = kernels(fused, "rope", x)
+    if ops is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return ops.rope(x, cos.to(wide), sin.to(wide), interleaved)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     rotated = 2 * cos.shape[-1]
     turn, keep = x[..., :rotated], x[..., rotated:]

@@ -156,7 +156,9 @@ class GPTModel(nn.Module):
         logits = self.logits(hidden)
         if labels is None:
             return logits
-        return vocab_parallel_cross_entropy(logits, labels.t(), self.mesh.tp, vocab_size=self.config.vocab_size).t()
+        return vocab_parallel_cross_entropy(
+            logits, labels.t(), self.mesh.tp, vocab_size=self.config.vocab_size, fused=self.config.kernels
+        ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[s, b, h] (or [s/t, b, h]) -> [s, b, V'/t]."""

@@ -28,7 +28,7 @@ def test_equals_torch(v):
 
 @pytest.mark.parametrize("width, total", [(8, 32), (9, 33), (16, 50), (24, 50)])
 def test_a_cut_vocabulary(width, total):
-    """Four ranks, the last of them with padding: statistics put together, gradients side by side; both kinds of target."""
+    """Four ranks, the last of them with padding: statistics put together, gradients side by side."""
     n = 12
     for dtype in (torch.float64, torch.bfloat16):
         whole = random(n, 4 * width, dtype=dtype, scale=3.0)

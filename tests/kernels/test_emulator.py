@@ -43,14 +43,17 @@ __global__ void histogram(const float* in, float* out, int* top, int64_t n) {
   if (threadIdx.x < 4) atomicAdd(&out[threadIdx.x], bins[threadIdx.x]);
 }
 MM_EXPORT mm_histogram(const void* in, void* out, void* top, int64_t n, void* stream) {
-  return MM_LAUNCH(histogram, (unsigned)ceil_div(n, 64), 64, 4 * sizeof(float), stream, (const float*)in, (float*)out, (int*)top, n);
+  return MM_LAUNCH(histogram, (unsigned)ceil_div(n, 64), 64, 4 * sizeof(float), stream, (const float*)in, (float*)out,
+                   (int*)top, n);
 }
 // Two block sums, one after the other.
 __global__ void sums(const float* in, float* out) {
   out[threadIdx.x] = block_sum(in[threadIdx.x]);
   out[blockDim.x + threadIdx.x] = block_sum(2 * in[threadIdx.x]);
 }
-MM_EXPORT mm_sums(const void* in, void* out, void* stream) { return MM_LAUNCH(sums, 1, 128, 0, stream, (const float*)in, (float*)out); }
+MM_EXPORT mm_sums(const void* in, void* out, void* stream) {
+  return MM_LAUNCH(sums, 1, 128, 0, stream, (const float*)in, (float*)out);
+}
 __global__ void cast(const float* in, __nv_bfloat16* b, __half* h, int64_t n) {
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) b[i] = __float2bfloat16(in[i]), h[i] = __float2half(in[i]);
 }

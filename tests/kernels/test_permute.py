@@ -33,13 +33,13 @@ def test_permute_and_unpermute(h):
     for dtype in DTYPES if h == 33 else (torch.float64, torch.bfloat16):
         x, y = random(T, h, dtype=dtype), random(len(slots), h, dtype=dtype, seed=1)
         probs = random(T, K, seed=2, dtype=torch.promote_types(dtype, torch.float32))
-        for p, q in ((permute, reference),):
-            close(*both(lambda x: p.permute(x, slots, places), lambda x: q.permute(x, slots, places), [x]), dtype)
-            got, want = both(
-                lambda y, w: p.unpermute(y, slots, places, w), lambda y, w: q.unpermute(y, slots, places, w), [y, probs]
-            )
-            close(got, want, dtype)
-            close(*both(lambda y: p.unpermute(y, slots, places), lambda y: q.unpermute(y, slots, places), [y]), dtype)
+        compare = [
+            (lambda m: lambda rows: m.permute(rows, slots, places), [x]),
+            (lambda m: lambda rows, w: m.unpermute(rows, slots, places, w), [y, probs]),
+            (lambda m: lambda rows: m.unpermute(rows, slots, places), [y]),
+        ]
+        for function, tensors in compare:
+            close(*both(function(permute), function(reference), tensors), dtype)
 
 
 def test_there_and_back_is_k_times_the_token():

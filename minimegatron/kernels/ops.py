@@ -1,0 +1,36 @@
+"""All operators in one place: `import minimegatron.kernels.ops` registers `torch.ops.minimegatron.*`.
+
+On CUDA tensors they run the compiled kernels, on CPU tensors the emulator. To let the configuration decide, and torch
+compute where there are no kernels, ask `switch.kernels`.
+"""
+
+from minimegatron.kernels.activation import bias_gelu, swiglu
+from minimegatron.kernels.cross_entropy import cross_entropy, gradient, statistics
+from minimegatron.kernels.flash import flash_attention
+from minimegatron.kernels.fp8 import cast, cast_tiles
+from minimegatron.kernels.norm import add_norm, norm
+from minimegatron.kernels.optimizer import AdamTable, NormTable, squared_norm
+from minimegatron.kernels.permute import inverse, permute, unpermute
+from minimegatron.kernels.rope import rope
+from minimegatron.kernels.softmax import scaled_softmax
+
+__all__ = [
+    "AdamTable",
+    "NormTable",
+    "add_norm",
+    "bias_gelu",
+    "cast",
+    "cast_tiles",
+    "cross_entropy",
+    "flash_attention",
+    "gradient",
+    "inverse",
+    "norm",
+    "permute",
+    "rope",
+    "scaled_softmax",
+    "squared_norm",
+    "statistics",
+    "swiglu",
+    "unpermute",
+]

@@ -1,0 +1,87 @@
+"""The flash attention kernels against the formula in fp64 and torch's own attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+from minimegatron.errors import ConfigError
+from minimegatron.kernels import flash, launch, reference
+from tests.kernels.compare import both, close, random
+
+
+def case(b, a, g, n, m, d, dtype):
+    return [random(b, h, s, d, dtype=dtype, seed=i) for i, (h, s) in enumerate([(a, n), (g, m), (g, m)])]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 1, 1, 1), (2, 4, 2, 33, 33, 8), (1, 2, 1, 31, 32, 64), (1, 2, 2, 70, 70, 33), (1, 3, 1, 5, 100, 128)],
+    ids=str,
+)
+def test_forward_and_backward(shape, causal):
+    for dtype in (torch.float64, torch.bfloat16) if shape[3] != 33 else (torch.float64, torch.float32, torch.float16):
+        scale = shape[-1] ** -0.5
+        kernel = lambda q, k, v, s=scale: flash.flash_attention(q, k, v, s, causal)[0]  # noqa: E731
+        wanted = lambda q, k, v, s=scale: reference.attention(q, k, v, s, causal)[0]  # noqa: E731
+        tensors = case(*shape, dtype)
+        got, want = both(kernel, wanted, tensors)
+        if shape[:5] == (1,) * 5:  # softmax of one score: dq = dk = 0, the difference of equal numbers
+            assert got[1].abs().max() < 1e-2 and got[2].abs().max() < 1e-2
+            got, want = [got[0], got[3]], [want[0], want[3]]
+        close(got, want, dtype, factor=2)
+
+
+def test_torchs_own_attention_and_its_lse():
+    q, k, v = case(1, 4, 4, 64, 64, 16, torch.float32)
+    out, lse = flash.flash_attention(q, k, v, 0.25, True)
+    close([out], [F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)], torch.float32)
+    close([lse], [reference.attention(q.double(), k.double(), v.double(), 0.25)[1]], torch.float32)
+
+
+def test_queries_that_see_nothing():
+    q, k, v = (t.requires_grad_() for t in case(1, 1, 1, 40, 4, 8, torch.float32))
+    out, lse = flash.flash_attention(q, k, v, 0.3, True)
+    grads = torch.autograd.grad(out, [q, k, v], torch.ones_like(out))
+    assert (out[0, 0, :36] == 0).all() and (lse[0, 0, :36] == -torch.inf).all() and lse[0, 0, 36:].isfinite().all()
+    assert (grads[0][0, 0, :36] == 0).all() and all(g.isfinite().all() for g in grads)
+
+
+def test_large_scores_strides_and_numbers_that_are_not_finite():
+    q, k, v = case(1, 2, 2, 40, 40, 8, torch.float32)
+    out, _ = flash.flash_attention(1e3 * q, 1e3 * k, v, 1.0, True)
+    assert out.isfinite().all()
+    packed = random(40, 1, 6, 8).permute(1, 2, 0, 3)
+    views = packed[:, 0:2], packed[:, 2:4], packed[:, 4:6]
+    want = reference.attention(*(t.double() for t in views), 0.5)[0]
+    close([flash.flash_attention(*views, 0.5)[0]], [want], torch.float32)
+    k[0, 0, 20, 3] = torch.nan
+    out, _ = flash.flash_attention(q, k, v, 1.0, True)
+    assert out[0, 0, 20:].isnan().all() and out[0, 0, :20].isfinite().all() and out[0, 1].isfinite().all()
+
+
+def test_the_order_of_threads_changes_nothing():
+    tensors, library = case(1, 2, 1, 40, 40, 8, torch.float32), launch.library("flash_attention", "emulated")
+    kernel = lambda q, k, v: flash.flash_attention(q, k, v, 0.3)[0]  # noqa: E731
+    results = []
+    for order in (0, 1, 9):
+        library.order(order)
+        results.append(both(kernel, kernel, tensors)[0])
+    library.order(0)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_refused_before_the_launch():
+    for shape, message in [((1, 3, 2, 4, 4, 8), "2 key heads for 3"), ((1, 1, 1, 4, 4, 129), "heads of 129")]:
+        with pytest.raises(ConfigError, match=message):
+            flash.flash_attention(*case(*shape, torch.float32), 1.0)
+
+
+def test_gradcheck_and_opcheck():
+    tensors = [t.requires_grad_() for t in case(1, 2, 1, 3, 4, 2, torch.float64)]
+    assert gradcheck(lambda q, k, v: flash.flash_attention(q, k, v, 0.6, True)[0], tensors)
+    kinds = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.minimegatron.flash_attention, (*tensors, 0.6, True), test_utils=kinds)

@@ -1,0 +1,119 @@
+"""The switch: the same model whatever computes, and one line where a wish cannot be met."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.kernels import build, launch, switch
+from minimegatron.layers.loss import vocab_parallel_cross_entropy
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+from tests.kernels.compare import close, random
+
+SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 100, "ffn_hidden_size": 64}
+MODELS = {
+    "llama, the formula": ("llama", {"num_query_groups": 2, "attention_backend": "reference"}),
+    "llama, local attention": ("llama", {"num_query_groups": 2, "attention_backend": "local"}),
+    "gpt2": ("gpt2", {"activation": "gelu_tanh"}),
+    "gpt2, window": ("gpt2", {"sliding_window": 5, "attention_backend": "local"}),
+}
+
+
+def loss_and_gradients(family, options, kernels):
+    """Losses of every token, and gradients by name."""
+    config = family_config(family, **SIZES, **options, kernels=kernels)
+    model = build_model(config, Mesh.serial(), seed=0)
+    ids = torch.randint(0, 100, (2, 13), generator=torch.Generator().manual_seed(0))
+    loss = model(ids[:, :-1], labels=ids[:, 1:])
+    loss.sum().backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
+    used, run = set(), launch.run
+    for module in ("norm", "softmax", "activation", "rope", "cross_entropy", "flash"):
+        target = f"minimegatron.kernels.{module}.run"
+        monkeypatch.setattr(target, lambda file, launcher, *a: (used.add(launcher), run(file, launcher, *a))[1])
+    family, options = MODELS[name]
+    want, wanted = loss_and_gradients(family, options, "torch")
+    assert not used
+    got, found = loss_and_gradients(family, options, "emulated")
+    attention = {"llama, the formula": "mm_softmax_backward", "llama, local attention": "mm_flash_backward"}.get(name)
+    activation = "mm_swiglu_backward" if family == "llama" else "mm_bias_gelu_backward"
+    expected = {"mm_norm_backward", "mm_cross_entropy_gradient", activation, *([attention] if attention else [])}
+    expected |= {"mm_rope"} if family == "llama" else set()
+    assert expected <= used
+    close([got], [want.double()], torch.float32)
+    close(found.values(), [wanted[k].double() for k in found], torch.float32, factor=5)
+
+
+def test_label_smoothing_and_padded_vocabulary():
+    tp, logits = Mesh.serial().tp, random(3, 4, 16)
+    target = torch.randint(0, 11, (3, 4), generator=torch.Generator().manual_seed(0))
+    results = []
+    for kind, z in (("emulated", logits.clone()), ("torch", logits.double())):
+        z.requires_grad_()
+        loss = vocab_parallel_cross_entropy(z, target, tp, vocab_size=11, label_smoothing=0.1, fused=kind)
+        loss.backward(random(3, 4, seed=2).to(loss.dtype))
+        results.append((loss.detach(), z.grad))
+    close(*results, torch.float32)
+
+
+def test_auto_on_a_cpu_is_torch_and_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert switch.kernels("auto", "norm", random(3)) is None
+        assert switch.kernels("torch", "norm", random(3)) is None
+
+
+def test_dtypes_that_kernels_do_not_know_are_torchs():
+    assert switch.kernels("emulated", "norm", random(3), random(3, dtype=torch.bfloat16)) is None
+    assert switch.kernels("emulated", "norm", torch.ones(3, dtype=torch.int32)) is None
+    assert switch.kernels("emulated", "norm", random(3), None) is not None
+
+
+@pytest.fixture
+def fresh():
+    cached = (switch._possible, switch._available, switch._say, launch.library)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+def test_a_wish_for_the_gpu_on_a_cpu_is_answered_in_one_line(fresh):
+    with pytest.warns(UserWarning) as said:
+        for _ in range(3):
+            assert switch.kernels("cuda", "norm", random(3)) is None
+    assert [str(w.message) for w in said] == [
+        "kernels=cuda: torch computes instead, because the tensors are on the CPU"
+    ]
+
+
+@pytest.mark.parametrize("why", ["no_compiler", "nowhere to write"])
+def test_without_compiler_or_cache_the_results_are_torchs(why, fresh, monkeypatch, tmp_path):
+    if why == "no_compiler":
+        monkeypatch.setattr(build, "compiler", lambda target: None)
+    else:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("MINIMEGATRON_KERNEL_CACHE", str(tmp_path / "file" / "below"))
+    family, options = MODELS["llama, local attention"]
+    want, wanted = loss_and_gradients(family, options, "torch")
+    with pytest.warns(UserWarning, match="kernels=emulated: torch computes instead") as said:
+        got, found = loss_and_gradients(family, options, "emulated")
+    assert torch.equal(got, want) and all(torch.equal(found[k], wanted[k]) for k in found)
+    (line,) = [str(w.message) for w in said]
+    assert ("no g++" if why == "no_compiler" else "MINIMEGATRON_KERNEL_CACHE") in line and "\n" not in line
+
+
+def test_every_kernel_file_has_a_family_and_every_operator_a_name():
+    import minimegatron.kernels.ops as ops
+
+    assert sorted(switch.FILES.values()) == build.sources()
+    assert all(callable(getattr(ops, name)) for name in ops.__all__)
