@@ -229,19 +229,33 @@ DISPATCHERS: dict[str, type[AllGatherDispatcher] | type[AllToAllDispatcher]] = {
 }
 
 
-def dispatch_bytes(
-    config: TransformerConfig, tokens: int, parallel_ranks: int, element_size: int = 4
-) -> dict[str, int]:
-    """Payload bytes of an all-gather dispatch of one layer and forward pass, by collective (`trace.Event.nbytes`).
+def dispatch_bytes(config: TransformerConfig, tokens: int, ep: int, etp: int, element_size: int = 4) -> dict[str, int]:
+    """Payload bytes of one layer's forward pass on a rank, when every expert gets as many tokens from every rank.
 
     Args:
-        config: h and E.
+        config: h, E, k, the dispatcher and the router's dtype (in which weights of experts travel).
         tokens: T of one rank.
-        parallel_ranks: P Q.
-        element_size: bytes of an activation; weights of experts are of the router's dtype, 4 or 8.
+        ep, etp: P and Q.
+        element_size: bytes of an element of an activation.
+
+    Returns:
+        {"collective/axis": bytes} as `trace.Log` counts them; the backward pass moves as much, but for counts and maps.
     """
     assert config.num_experts is not None
-    everybody = tokens * parallel_ranks
-    router = 8 if config.moe_router_dtype == "fp64" else 4
-    rows = everybody * config.hidden_size * element_size
-    return {"all_gather": rows + everybody * config.num_experts * (router + 1), "reduce_scatter": rows}
+    weight = 8 if config.moe_router_dtype == "fp64" else 4
+    found: dict[str, int] = {}
+    if config.moe_token_dispatcher_type == "allgather":
+        if ep * etp > 1:
+            everybody, row = tokens * ep * etp, config.hidden_size * element_size
+            found["all_gather/etp_ep"] = everybody * (row + config.num_experts * (weight + 1))
+            found["reduce_scatter/etp_ep"] = everybody * row
+        return found
+    there_and_back = 2 * config.hidden_size * element_size + weight
+    rows = tokens * config.moe_router_topk
+    if ep * etp > 1:
+        found["all_gather/etp_ep"] = config.num_experts * 8 * ep * etp
+    if ep > 1:
+        found["all_to_all/ep"] = rows * there_and_back
+    if etp > 1:
+        found["all_to_all/etp"] = etp * rows * there_and_back
+    return found
