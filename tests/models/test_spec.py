@@ -96,6 +96,11 @@ def test_presets_make_models_that_fit_their_name(name):
         "llama3-8b": 8.030e9,
         "llama3-70b": 70.55e9,
         "mistral-7b": 7.242e9,
+        "mixtral-8x7b": 46.70e9,
+        "mixtral-8x22b": 140.6e9,
+        "qwen3-30b-a3b": 30.53e9,
+        "qwen3-235b-a22b": 235.1e9,
+        "deepseek-v3": 671.0e9,
         "qwen2.5-0.5b": 0.494e9,
         "qwen2.5-7b": 7.616e9,
         "qwen3-0.6b": 0.596e9,
@@ -140,3 +145,11 @@ def test_unknown_names():
         preset("llama3-8")
     with pytest.raises(ConfigError, match="no family"):
         family_config("falcon")
+
+
+@pytest.mark.parametrize(
+    "name, active",
+    [("mixtral-8x7b", 12.88e9), ("qwen3-30b-a3b", 3.35e9), ("qwen3-235b-a22b", 22.19e9), ("deepseek-v3", 37.55e9)],
+)
+def test_parameters_that_a_token_passes(name, active):
+    assert count_parameters(family_config("gpt2", **preset(name)), active=True) == pytest.approx(active, rel=1e-3)

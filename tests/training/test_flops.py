@@ -63,6 +63,17 @@ def test_six_flops_a_parameter_and_token_when_the_sequence_is_short():
     assert step_flops(config, 1, 1) == pytest.approx(6 * matrices, rel=0.01)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_six_flops_a_parameter_that_a_token_passes(family):
+    config = family_config(
+        family, num_layers=3, hidden_size=256, num_attention_heads=8, vocab_size=1024, num_experts=16,
+        moe_router_topk=2, moe_layer_freq="[0,1,1]", moe_shared_expert_intermediate_size=512, q_lora_rank=96
+        if family == "deepseek_v3" else None,
+    )  # fmt: skip
+    matrices = count_parameters(config, active=True) - 1024 * 256
+    assert step_flops(config, 1, 1) == pytest.approx(6 * matrices, rel=0.01)
+
+
 @pytest.mark.parametrize("s, window", [(8, 3), (8, 8), (8, 100), (64, 16)])
 def test_pairs_of_a_sliding_window(s, window):
     exact = sum(min(i + 1, window) for i in range(s))
