@@ -60,6 +60,7 @@ def examine() -> Facts:
         "nvcc": nvcc_version(),
         "browser": next((name for name in BROWSERS if shutil.which(name)), None),
         "packages": {name: _version(name) for name in PACKAGES},
+        "kernels": None,
         "broken": [],
     }
     try:
@@ -68,6 +69,7 @@ def examine() -> Facts:
         facts["torch"] = None
         facts["broken"].append(f"torch: {type(error).__name__}: {error}")
         return facts
+    facts["kernels"] = examine_kernels()
     for name, check in (("autograd", check_autograd), ("gloo", check_gloo)):
         try:
             check()
@@ -110,6 +112,13 @@ def examine_torch(gpu: bool) -> Facts:
     seen = torch.cuda.device_count() if gpu and torch.version.cuda else 0
     nccl = dist.is_available() and dist.is_nccl_available()
     return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl}
+
+
+def examine_kernels() -> Facts:
+    """What keeps this machine from building kernels, for each of the two that can run them; None where nothing does."""
+    from minimegatron.kernels.switch import obstacle
+
+    return {target: obstacle(target) for target in ("cuda", "emulated")}
 
 
 def check_autograd() -> None:
@@ -165,6 +174,11 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
         ranks = f"gloo on the CPU: torchrun --nproc-per-node {cores} uses every core; more ranks take turns"
         precision = "fp32; bf16 and fp16 run too, to learn with, not for speed"
     attention = "torch's scaled_dot_product_attention" + (" (FlashAttention-2, cuDNN)" if seen else "")
+    obstacles = facts["kernels"]
+    if seen:
+        fused = f"torch's: {obstacles['cuda']}" if obstacles["cuda"] else "CUDA, built when first used"
+    else:
+        fused = f"torch's; emulated to learn with: {obstacles['emulated'] or 'kernels=emulated'}"
     labs = "JupyterLab: make lab" if packages["jupyterlab"] else "not installed"
     oracles = [name for name in ("transformers", "megatron-core") if packages[name]]
     tests = "make test" if packages["nbval"] else "not installed; make test does it"
@@ -172,6 +186,7 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
         ("ranks", ranks),
         ("precision", precision),
         ("attention", attention),
+        ("kernels", fused),
         ("labs", labs),
         ("pictures", "matplotlib" if packages["matplotlib"] else "not installed; make lab does it"),
         ("tests", tests + (f", against {' and '.join(oracles)}" if oracles else "")),

@@ -62,6 +62,20 @@ def test_a_gpu_that_works_is_used(facts):
     assert max(map(len, doctor.report(machine).splitlines())) <= 80
 
 
+def test_how_kernels_run_is_told(facts):
+    assert facts["kernels"].keys() == {"cuda", "emulated"}
+    on_gpu = {**facts, **GPU, "torch": {"version": "2.13.0", "build": "CUDA 13.0", "gpus": 1, "nccl": True}}
+    free, blocked = {"cuda": None, "emulated": None}, {"cuda": "this machine has no nvcc", "emulated": "no g++"}
+    machines = [{**machine, "kernels": k} for machine in (facts, on_gpu) for k in (free, blocked)]
+    said = [dict(doctor.ways(machine))["kernels"] for machine in machines]
+    assert said == [
+        "torch's; emulated to learn with: kernels=emulated",
+        "torch's; emulated to learn with: no g++",
+        "CUDA, built when first used",
+        "torch's: this machine has no nvcc",
+    ]
+
+
 def test_a_quota_cuts_the_cores(tmp_path):
     everything = doctor.usable_cores(tmp_path)
     (tmp_path / "cpu.max").write_text("max 100000\n")

@@ -76,13 +76,8 @@ def obstacle(target: str) -> str | None:
     if build.compiler(target) is None:
         return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
     folder = build.cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return (
-            f"{folder} cannot be made ({error.strerror}): set MINIMEGATRON_KERNEL_CACHE to a folder that can be written"
-        )
-    if not os.access(folder, os.W_OK):
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
         return f"{folder} cannot be written: set MINIMEGATRON_KERNEL_CACHE to a folder that can"
     return None
 

@@ -72,7 +72,7 @@ template <typename A> __device__ __forceinline__ A infinity() { return (A)__int_
 
 // Sixteen bytes: what one thread moves at best with one instruction.
 template <typename T, int VEC> struct alignas(sizeof(T) * VEC) Pack { T v[VEC]; };
-template <typename T> constexpr int vector_width() { return 16 / (int)sizeof(T); }
+template <typename T> __host__ __device__ constexpr int vector_width() { return 16 / (int)sizeof(T); }
 inline bool aligned16(const void* p) { return ((uintptr_t)p & 15) == 0; }
 template <typename... P> bool aligned16(const void* p, P... more) { return aligned16(p) && aligned16(more...); }
 
