@@ -10,7 +10,7 @@ V/t columns of them. Gathering them would send `s b V` numbers; three all-reduce
 
     dz_j = softmax_j - [j is the target]            no communication at all
 
-Columns that only pad the vocabulary are set to -inf first, so they take no probability and get no gradient, and the
+Columns that only pad the vocabulary are left out of M and S, so they take no probability and get no gradient, and the
 loss does not depend on tp through the padding. (Megatron lets them take part; there the loss at the start of training
 changes with tp.)
 
@@ -18,7 +18,7 @@ Label smoothing e spreads probability over all V words, so its mean runs over th
 all-reduce): loss = (1-e') nll - e' mean_V log p with e' = e V/(V-1). Megatron-Core 0.16.1 averages over the local V/t
 columns, which is off by up to 0.04 for tp=2.
 
-Saved for the backward pass: the softmax, 4 bytes * s * b * V/t, usually the largest single activation of a model.
+Saved for the backward pass: exp(z - M), 4 bytes * s * b * V/t, usually the largest single activation of a model.
 
 Megatron-LM: `megatron/core/tensor_parallel/cross_entropy.py`.
 """
@@ -72,37 +72,38 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         width = logits.shape[-1]
         first, total = tp.rank * width, vocab_size or width * tp.size
         real = max(0, min(width, total - first))  # columns of this rank that are words
-        z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        z[..., real:] = -torch.inf
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        top = logits[..., :real].amax(-1) if real else logits.new_full(logits.shape[:-1], -torch.inf)
+        top = c.all_reduce(top.to(wide), tp, "max")
 
-        z -= c.all_reduce(z.amax(-1), tp, "max").unsqueeze(-1)
         own = (target >= first) & (target < first + width)
         column = (target - first).masked_fill(~own, 0)
-        picked = z.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~own, 0.0)
+        picked = (logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) - top).masked_fill(~own, 0.0)
+        picked = picked.masked_fill(own & (column >= real), -torch.inf)  # a target that is padding has no probability
+        z = logits - top.unsqueeze(-1)  # the one large tensor; what follows happens inside it
         spread = z[..., :real].sum(-1) if smoothing else None
-        softmax = z.exp_()
-        sums = [picked, softmax.sum(-1)] + ([spread] if spread is not None else [])
+        weights = z.exp_()
+        weights[..., real:] = 0.0
+        sums = [picked, weights.sum(-1)] + ([spread] if spread is not None else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
         log_partition = partition.log()
-        softmax /= partition.unsqueeze(-1)
         loss = log_partition - picked
 
         eps = smoothing * total / (total - 1) if smoothing else 0.0
         if smoothing:
             loss = (1 - eps) * loss - eps * (rest[0] / total - log_partition)
-        ctx.save_for_backward(softmax, own, column)
+        ctx.save_for_backward(weights, partition, own, column)
         ctx.eps, ctx.total, ctx.real, ctx.dtype = eps, total, real, logits.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        softmax, own, column = ctx.saved_tensors
-        dz = softmax.clone()
+        weights, partition, own, column = ctx.saved_tensors
+        dz = weights * (grads[0] / partition).unsqueeze(-1)
         if ctx.eps:
-            dz[..., : ctx.real] -= ctx.eps / ctx.total
-        hit = own.unsqueeze(-1).to(dz.dtype) * (1 - ctx.eps)
-        dz.scatter_add_(-1, column.unsqueeze(-1), -hit)
-        dz *= grads[0].unsqueeze(-1)
+            dz[..., : ctx.real] -= grads[0].unsqueeze(-1) * (ctx.eps / ctx.total)
+        hit = own * grads[0] * (1 - ctx.eps)
+        dz.scatter_add_(-1, column.unsqueeze(-1), -hit.unsqueeze(-1))
         return dz.to(ctx.dtype), None, None, None, None
 
 
