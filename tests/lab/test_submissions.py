@@ -92,7 +92,8 @@ BAD = {
     "": "it is empty", "{": "it is not a notebook: Expecting", "[]": "it is JSON, but not a notebook",
     "{}": "it is JSON, but not a notebook", "null": "it is JSON", '{"cells": 3}': "it is JSON",
     '{"cells": [3]}': "it is JSON", '{"cells": [{"cell_type": "code"}]}': "it is JSON",
-    '{"cells": [{"cell_type": "code", "source": [1]}]}': "it is JSON", "[" * 100_000: "it is not a notebook: lists inside",
+    '{"cells": [{"cell_type": "code", "source": [1]}]}': "it is JSON",
+    "[" * 100_000: "it is not a notebook: lists inside",
 }  # fmt: skip
 
 
