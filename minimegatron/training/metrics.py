@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.parallel.balance import ExpertLoad, imbalance
+from minimegatron.parallel.balance import LayerLoad, imbalance
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.run import RunConfig
 from minimegatron.training.sinks import open_sinks
@@ -49,7 +49,7 @@ class StepReport:
         loss_scale: of this step; 1 without loss scaling.
         skipped: the optimizer did not move (fp16 overflow).
         num_zeros: zeros in the gradient, when counted.
-        expert_load: what the routers did, in a model with experts.
+        experts: what the router of each layer with experts did.
     """
 
     losses: dict[str, float]
@@ -59,7 +59,7 @@ class StepReport:
     loss_scale: float = 1.0
     skipped: bool = False
     num_zeros: int | None = None
-    expert_load: ExpertLoad | None = None
+    experts: tuple[LayerLoad, ...] = ()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -149,7 +149,7 @@ class Metrics:
             "counted_tokens": last.num_tokens,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "mfu": flops / 1e12 / self.peak if self.peak else None,
-            "experts": [dataclasses.asdict(layer) for layer in last.expert_load.to_host()] if last.expert_load else [],
+            "experts": [dataclasses.asdict(layer) for layer in last.experts],
         }
         self.say(format_step(record))
         for sink in self.sinks:

@@ -232,6 +232,6 @@ def train_step(
         loss_scale=result.loss_scale,
         skipped=not result.successful,
         num_zeros=result.num_zeros,
-        expert_load=model.expert_load,
+        experts=tuple(model.expert_load.to_host()) if model.expert_load else (),
     )
     return report, stop
