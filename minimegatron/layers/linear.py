@@ -42,6 +42,8 @@ from minimegatron.comm.mesh import Axis
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
+ALONE = Axis("", (0,), 0)  # a product that concerns no other rank
+
 
 class ColumnParallelLinear(nn.Module):
     """`y = x A^T + b` with A cut by output features.
@@ -146,7 +148,7 @@ class RowParallelLinear(nn.Module):
             x = c.scatter_to_region(x, self.tp)
         if self.tp.size == 1:
             return column_linear(x, self.weight, self.bias, self.tp, deferred=self.deferred)
-        y = F.linear(x, self.weight) if self.deferred is None else _own(x, self.weight, self.deferred)
+        y = column_linear(x, self.weight, None, ALONE, deferred=self.deferred)
         y = (
             c.reduce_scatter_to_sequence_region(y, self.tp)
             if self.sequence_parallel
@@ -164,14 +166,14 @@ def column_linear(
     deferred: DeferredGradients | None = None,
 ) -> torch.Tensor:
     """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed, or leaves dW to `deferred`."""
-    if tp.size == 1 and deferred is None:
+    if tp.size == 1 and deferred is None and not accumulates(weight):
         return F.linear(x, weight, bias)
     return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
 
 
-def _own(x: torch.Tensor, weight: torch.Tensor, deferred: DeferredGradients) -> torch.Tensor:
-    """A product that concerns no other rank, its dW deferred."""
-    return _ColumnLinear.apply(x, weight, None, Axis("", (0,), 0), False, deferred)  # type: ignore[no-any-return]
+def accumulates(weight: torch.Tensor) -> bool:
+    """Whether dW is added to `weight.main_grad` by the product that computes it (`parallel/ddp.py` asks for it)."""
+    return getattr(weight, "gradient_accumulation_fusion", False)
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -208,6 +210,12 @@ class _ColumnLinear(torch.autograd.Function):
             sending = c.reduce_scatter_start(dx, tp) if ctx.sequence_parallel else c.all_reduce_start(dx, tp)
         elif gathering:
             x = gathering.wait()
-        dw = weight_gradient(x, dy) if want_dw else None
+        dw = None
+        if want_dw and accumulates(ctx.parameter):
+            rows = dy.reshape(-1, dy.shape[-1])
+            ctx.parameter.main_grad.addmm_(rows.t(), x.reshape(-1, x.shape[-1]))
+            ctx.parameter.grad_added_to_main_grad = True
+        elif want_dw:
+            dw = weight_gradient(x, dy)
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
         return sending.wait() if sending else None, dw, db, None, None, None

@@ -14,6 +14,10 @@ computed:
 |-----------------------|----------------------------------------|-------------------------------|
 | all-reduce per bucket | last microbatch (`no_sync` for others) | 4 bytes per parameter, over dp_cp |
 
+Where weights have the buffer's dtype, a linear layer's backward adds its dW to the buffer in the very product that
+computes it (`layers/linear.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
+pass over it is saved. The hook then only learns that it is there.
+
 Gradients are *summed*, never averaged here. A replica does not know how many tokens the others counted, so it cannot
 know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by
 the global token count, is in `parallel/finalize.py`.
@@ -78,6 +82,7 @@ class DistributedDataParallel(nn.Module):
             self.grad_buffers.append((GradBuffer(experts, size, grad_dtype), mesh.edp))
         self._names = {param: name for name, param in trainable}
         for name, param in trainable:
+            param.gradient_accumulation_fusion = param.dtype == grad_dtype  # type: ignore[attr-defined]
             param.register_post_accumulate_grad_hook(self._collect(name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,14 +96,20 @@ class DistributedDataParallel(nn.Module):
         def hook(param: torch.Tensor) -> None:
             ddp = wrapper()
             assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
-            if param.grad is not None:  # else it was deferred, and comes through `accumulate`
+            added = vars(param).pop("grad_added_to_main_grad", False)
+            if param.grad is not None:
                 ddp._add(name, param, param.grad)
                 param.grad = None
+            elif added:  # else it was deferred, and comes through `accumulate`
+                ddp._complete(name)
 
         return hook
 
     def _add(self, name: str, param: torch.Tensor, grad: torch.Tensor) -> None:
         param.main_grad.add_(grad)  # type: ignore[attr-defined]
+        self._complete(name)
+
+    def _complete(self, name: str) -> None:
         if self._sync is None or name in self._sync:
             self.ready((name,))
 
