@@ -1,6 +1,6 @@
 """One mixture-of-experts layer and three steps of training, with Megatron-Core's numbers, in every layout.
 
-The numbers were printed by megatron-core 0.16.1 on the CPU (`tests/oracle/moe.py` asks it again). Weights are drawn
+The numbers were printed by megatron-core 0.16.1 on the CPU (`tests/oracle/moe.py`). Weights are drawn
 from Megatron's names of them, so both programs start from the same.
 
 What is compared: the sum of |y|, the squared norm of dx, the norm of the router's gradient, for a loss sum y^2.
@@ -25,6 +25,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from tests import golden
 
 TP, SP, EP, ETP = (
     "tensor_model_parallel_size",
@@ -33,7 +34,7 @@ TP, SP, EP, ETP = (
     "expert_tensor_parallel_size",
 )
 PENALTIES = {"moe_aux_loss_coeff": 1e-2, "moe_z_loss_coeff": 1e-3}
-PLAIN = [155.408039, 25.704130, 21.244353]
+FROZEN = golden.load("moe")
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (1, {}),
     (2, {EP: 2}),
@@ -83,18 +84,18 @@ def layer_numbers(rank: int, world: int, layout: dict[str, Any], options: dict[s
 @pytest.mark.parametrize("world, layout", LAYOUTS, ids=str)
 def test_layer(ranks, world, layout, dispatcher):
     dp = world // layout.get(TP, 1)
-    expected = [155.408039, 25.704415, 21.244825] if dp == 1 else [155.408039, 25.704832, 21.245620]
-    for options, want in (({}, PLAIN), (PENALTIES, expected)):
+    penalised = "penalties" if dp == 1 else "penalties, dp 2"
+    for options, name in (({}, "plain"), (PENALTIES, penalised)):
         for got in ranks(world).run(layer_numbers, layout, {**options, "moe_token_dispatcher_type": dispatcher}):
-            assert got == pytest.approx(want, abs=5e-6, rel=2e-7)
+            assert got == pytest.approx(FROZEN["layer"][name], abs=5e-6, rel=2e-7)
 
 
 @pytest.mark.parametrize(
-    "options, want",
+    "options, name",
     [
         (
             {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
-            [152.728140, 25.773172, 22.549950],
+            "capacity 1, padded",
         ),
         (
             {
@@ -102,21 +103,18 @@ def test_layer(ranks, world, layout, dispatcher):
                 "moe_router_enable_expert_bias": True,
                 "moe_router_load_balancing_type": "none",
             },
-            [150.156237, 18.213479, 7.926802],
+            "sigmoid with bias",
         ),
     ],
-    ids=["capacity 1, padded", "sigmoid with bias"],
 )
 @pytest.mark.parametrize("dispatcher", ["allgather", "alltoall"])
 @pytest.mark.parametrize("grouped", [False, True])
-def test_other_routers(options, want, dispatcher, grouped):
+def test_other_routers(options, name, dispatcher, grouped):
     options = {**options, "moe_token_dispatcher_type": dispatcher, "moe_grouped_gemm": grouped}
-    assert layer_numbers(0, 1, {}, options) == pytest.approx(want, abs=5e-6, rel=2e-7)
+    assert layer_numbers(0, 1, {}, options) == pytest.approx(FROZEN["layer"][name], abs=5e-6, rel=2e-7)
 
 
 # ------------------------------------------------------------------------------------------ three training steps
-
-TRACE = [(4.266929, 1.253318), (3.999861, 0.601669), (3.883393, 0.405364)]
 
 
 def trained(rank: int, world: int, layout: dict[str, Any], dispatcher: str) -> list[tuple[float, float]]:
@@ -180,5 +178,5 @@ def megatron_weight(name: str, layout: ParamLayout) -> torch.Tensor:
 )
 def test_training(ranks, world, layout, dispatcher):
     for trace in ranks(world).run(trained, layout, dispatcher):
-        for got, want in zip(trace, TRACE, strict=True):
-            assert got == pytest.approx(want, abs=2e-6)
+        for got, want in zip(trace, FROZEN["trace"], strict=True):
+            assert list(got) == pytest.approx(want, abs=2e-6)

@@ -1,0 +1,182 @@
+"""Ask Megatron for one mixture-of-experts layer, with several routers, and for three steps of training with experts.
+
+Weights are drawn from parameter names, with the experts' global numbers: `0.1 * randn` (training: 0.05, plus 1 in
+norms) from a generator seeded by the first 8 hex digits of md5(name). The layer's input is one batch [16, 2, 32], cut
+over dp; the loss is the sum of y^2, and Megatron's scale of penalties is 1.
+
+`layer[router]` = [sum |y|, |dx|^2, norm of the router's gradient] summed over the ranks of `dp`; `trace[i]` = [mean
+loss before step i, norm of the gradient before clipping].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.oracle import megatron_cpu
+
+DEADLINE_SECONDS = 240.0
+PLAIN: dict[str, Any] = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0}
+# name -> (ranks, all of dp; fields of Megatron's TransformerConfig)
+ROUTERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (1, PLAIN),
+    "penalties": (1, {**PLAIN, "moe_aux_loss_coeff": 1e-2, "moe_z_loss_coeff": 1e-3}),
+    "penalties, dp 2": (2, {**PLAIN, "moe_aux_loss_coeff": 1e-2, "moe_z_loss_coeff": 1e-3}),
+    "capacity 1, padded": (
+        1,
+        {**PLAIN, "moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True},
+    ),
+    "sigmoid with bias": (
+        1,
+        {
+            "moe_router_load_balancing_type": "none",
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+        },
+    ),
+}
+
+
+def seeded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Standard normal numbers from a name."""
+    seed = int(hashlib.md5(name.encode()).hexdigest()[:8], 16)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make() -> dict[str, Any]:
+    """The numbers of every router, and of the training."""
+    layer = {name: _run(world, name) for name, (world, _) in ROUTERS.items()}
+    return {"layer": layer, "trace": _run(1, "training")}
+
+
+def _run(world: int, what: str) -> Any:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = torch.multiprocessing.spawn(_rank, (world, what, folder), world, join=False)
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not ranks.join(timeout=5.0):
+            if time.monotonic() > end:
+                for process in ranks.processes:
+                    process.kill()
+                raise TimeoutError(f"{what} did not finish within {DEADLINE_SECONDS:.0f} s")
+        return torch.load(f"{folder}/results.pt", weights_only=True)
+
+
+def _rank(rank: int, world: int, what: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    megatron_cpu.install()
+    megatron_cpu.patch_megatron()
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=world)
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    from megatron.core.transformer.moe import moe_utils
+
+    moe_utils.te_general_gemm = None  # without Transformer Engine the name does not exist, and is asked for
+    parallel_state.initialize_model_parallel(1, 1)
+    model_parallel_cuda_manual_seed(123)
+    result = _train() if what == "training" else _layer(rank, world, ROUTERS[what][1])
+    if rank == 0:
+        torch.save(result, f"{folder}/results.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _config(**fields: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return TransformerConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        ffn_hidden_size=64,
+        num_moe_experts=4,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=64,
+        moe_token_dispatcher_type="alltoall",
+        add_bias_linear=False,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        pipeline_dtype=torch.float32,
+        **fields,
+    )
+
+
+def _layer(rank: int, world: int, fields: dict[str, Any]) -> list[float]:
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.spec_utils import build_module
+
+    spec = get_moe_module_spec(use_te=False, num_experts=4, moe_grouped_gemm=False)
+    layer = build_module(spec, config=_config(num_layers=1, **fields))
+    layer.set_layer_number(1)
+    for name, parameter in layer.named_parameters():
+        parameter.data.copy_(seeded(name, tuple(parameter.shape)) * 0.1)
+    whole = torch.randn(16, 2, 32, generator=torch.Generator().manual_seed(3))
+    x = whole.chunk(world, 1)[rank].clone().requires_grad_()
+    y, _ = layer(x)
+    y.square().sum().backward()
+    sums = torch.stack([y.double().abs().sum(), x.grad.double().square().sum()])
+    router = layer.router.weight.grad.double().clone()
+    dist.all_reduce(sums)
+    dist.all_reduce(router)
+    return [round(value, 6) for value in (*sums.tolist(), router.norm().item())]
+
+
+def _train() -> list[list[float]]:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from tests.oracle.gpt import _forward_step
+
+    config = _config(num_layers=2, moe_router_load_balancing_type="none")
+    spec = get_gpt_layer_local_spec(num_experts=4, moe_grouped_gemm=False)
+    model = GPTModel(
+        config,
+        spec,
+        vocab_size=64,
+        max_sequence_length=16,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+    )
+    for name, parameter in model.named_parameters():
+        weight = seeded(name, tuple(parameter.shape)) * 0.05
+        parameter.data.copy_(weight + 1 if "layernorm" in name else weight)
+    ddp = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
+    config.finalize_model_grads_func = finalize_model_grads
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=1.0, weight_decay=0.01), [ddp]
+    )
+    config.grad_scale_func = optimizer.scale_loss
+    generator, trace = torch.Generator().manual_seed(7), []
+    batches = [torch.randint(0, 64, (2, 17), generator=generator) for _ in range(4)]
+    for _ in range(3):
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses = get_forward_backward_func()(
+            forward_step_func=_forward_step,
+            data_iterator=iter(batches),
+            model=ddp,
+            num_microbatches=4,
+            seq_length=16,
+            micro_batch_size=2,
+            forward_only=False,
+        )
+        norm = optimizer.step()[1]
+        trace.append([round(sum(loss["loss"].item() for loss in losses) / 4, 6), round(float(norm), 6)])
+    return trace
