@@ -1,0 +1,261 @@
+"""FP8 matrix products from scratch: which scale, and what it costs in accuracy.
+
+The problem in a sentence: an FP8 number has three or four significant binary digits and a range of 2^18 (E4M3) or 2^32
+(E5M2), so a tensor must be multiplied by a scale that puts its largest element just below the top, and the scale must
+be known before the product starts.
+
+    y  = x W^T       x, W in E4M3
+    dx = dy W        dy in E5M2 (HYBRID: gradients need range more than digits), W in E4M3
+    dW = dy^T x      dy in E5M2, x in E4M3
+
+| recipe    | scale of                          | from                                   | formats         |
+|-----------|-----------------------------------|----------------------------------------|-----------------|
+| `delayed` | a tensor                          | largest magnitudes of the last H steps | HYBRID          |
+| `current` | a tensor                          | this tensor; one more pass over it     | HYBRID          |
+| `block`   | 1 x 128 tiles, W 128 x 128 tiles  | each tile; a power of two              | E4M3 everywhere |
+| `mx`      | 1 x 32 tiles                      | each tile; 2^(floor log2 amax - emax)  | E4M3 everywhere |
+
+Tiles run along the index that a product sums over. x is summed over features in y and over tokens in dW, so tiled
+recipes quantise it twice, each time from the original: the two copies are not each other's transpose. Tile scales are
+local: a tile never crosses ranks.
+
+A tensor's scale must be the same on every rank that holds a piece or a replica of it, or the ranks' models drift apart.
+Delayed scaling has its own message for that, once a step, over tp x cp x dp::
+
+    amax of each use          hist[0] = max(hist[0], amax)          no communication
+    end of a step             hist[0] = max over ranks              one flat all-reduce, 4 bytes a tensor
+                              a = max(hist);  scale = top / 2^margin / a    where a is finite and not 0
+                              hist moves on by one; hist[0] = 0
+
+Current scaling needs the largest magnitude of the whole tensor at once: an all-reduce of one number a use, over the ranks
+that share it (tp). A second forward pass of the same step (recompute) uses the same scale, and max is idempotent.
+
+What a product loses: each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the
+format's smallest normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up
+to 1/8 of a tile's largest. Products are summed in fp32. Casts are saturating and round to nearest even, bit for bit
+the same wherever they run; the product here is that of the dequantised factors, on every device.
+
+Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
+2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Axis
+from minimegatron.fields import require
+from minimegatron.kernels import reference
+from minimegatron.kernels.switch import kernels
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+RECIPES = ("delayed", "current", "block", "mx")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Recipe:
+    """How scales are chosen.
+
+    Attributes:
+        kind: one of `RECIPES`.
+        hybrid: gradients in E5M2; only for scales of a whole tensor.
+        history: H, steps that delayed scaling remembers.
+        algorithm: "max" of the history, or "most_recent".
+        margin: leave this many powers of two below the top.
+        kernels: `config.kernels`: what casts.
+    """
+
+    kind: str = "delayed"
+    hybrid: bool = True
+    history: int = 1024
+    algorithm: str = "max"
+    margin: int = 0
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        require(self.kind in RECIPES, f"fp8 recipe {self.kind!r}", f"choose among {', '.join(RECIPES)}")
+        require(self.history >= 1, f"fp8 history of {self.history} steps", "at least 1")
+        require(self.algorithm in ("max", "most_recent"), f"amax algorithm {self.algorithm!r}", "max or most_recent")
+
+    def dtype(self, gradient: bool) -> torch.dtype:
+        """The format of a gradient, or of an activation or a weight."""
+        return E5M2 if gradient and self.hybrid and self.kind in ("delayed", "current") else E4M3
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantised:
+    """q [m, n] in FP8; x is about q times `inverse`: one number, or one for each tile."""
+
+    q: torch.Tensor
+    inverse: torch.Tensor
+    tile: tuple[int, int] | None = None
+
+    def dequantise(self) -> torch.Tensor:
+        """[m, n] in fp32; exact, for q has few digits."""
+        if self.tile is None:
+            return self.q.float() * self.inverse
+        return self.q.float() * reference.spread_tiles(self.inverse, self.tile, self.q.shape)
+
+
+class DelayedScale(nn.Module):
+    """Scale and history of one tensor; both are saved with the model, so a resumed run goes on with the same scales.
+
+    Args:
+        recipe: length of the history, algorithm, margin.
+        dtype: format whose top the scale aims at.
+    """
+
+    amax_history: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.recipe, self.dtype = recipe, dtype
+        self.register_buffer("amax_history", torch.zeros(recipe.history))
+        self.register_buffer("scale", torch.ones(()))
+
+    @torch.no_grad()
+    def record(self, amax: torch.Tensor) -> None:
+        """Note a magnitude of this step. A NaN counts as infinity, so that a maximum over ranks cannot lose it."""
+        self.amax_history[0] = torch.maximum(self.amax_history[0], amax.nan_to_num(nan=torch.inf, posinf=torch.inf))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """End of a step: the next scale, and the history moves on."""
+        a = self.amax_history.amax() if self.recipe.algorithm == "max" else self.amax_history[0]
+        self.scale.copy_(torch.where((a > 0) & a.isfinite(), scale_for(a, self.dtype, self.recipe.margin), self.scale))
+        self.amax_history.copy_(self.amax_history.roll(-1))
+        self.amax_history[0] = 0.0
+        # An overflow is not worth remembering: it would keep the scale where it is for as long as the history is.
+        self.amax_history.masked_fill_(self.amax_history.isinf(), 0.0)
+
+
+def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
+    """top / 2^margin / amax, fp32 and finite; 1 where amax is 0 or not finite."""
+    scale = (reference.FP8_TOP[dtype] / 2**margin / amax.float()).clamp(max=torch.finfo(torch.float32).max)
+    return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
+
+
+@torch.no_grad()
+def update_scales(modules: nn.Module | Sequence[nn.Module], axis: Axis) -> None:
+    """End of a step: put the magnitudes of all ranks together in one message, then move every scale.
+
+    Args:
+        modules: which hold `DelayedScale`s, in the same order on every rank.
+        axis: tp x cp x dp: all ranks that hold a piece or a replica of these tensors. All must call.
+    """
+    modules = [modules] if isinstance(modules, nn.Module) else modules
+    states = [m for module in modules for m in module.modules() if isinstance(m, DelayedScale)]
+    if not states:
+        return
+    together = all_reduce(torch.stack([s.amax_history[0] for s in states]), axis, "max")
+    for state, amax in zip(states, together, strict=True):
+        state.amax_history[0] = amax
+        state.update()
+
+
+# ---------------------------------------------------------------------------------------------------- quantising
+
+
+def cast(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, n] -> (x times scale in FP8, amax of x)."""
+    ops = kernels(fused, "fp8", x)
+    if ops is not None:
+        q, _, amax = ops.cast(x, scale, dtype)
+        return q, amax
+    return reference.fp8_cast(x, scale, dtype), reference.amax(x)
+
+
+def quantise(
+    x: torch.Tensor, recipe: Fp8Recipe, dtype: torch.dtype, state: DelayedScale | None, axis: Axis, square: bool = False
+) -> Quantised:
+    """x [m, n] in FP8 by a recipe, for a product that sums over n.
+
+    Args:
+        state: of delayed scaling: its scale is used, and in training it notes the magnitude.
+        axis: ranks that share the tensor, for current scaling.
+        square: block recipe: 128 x 128 tiles (a weight) instead of 1 x 128.
+    """
+    if recipe.kind in ("block", "mx"):
+        tile = (1, 32) if recipe.kind == "mx" else (128, 128) if square else (1, 128)
+        rule = "mx" if recipe.kind == "mx" else "power"
+        ops = kernels(recipe.kernels, "fp8", x)
+        q, inverse = (reference.fp8_cast_tiles if ops is None else ops.cast_tiles)(x, tile, dtype, rule)
+        return Quantised(q, inverse, tile)
+    if recipe.kind == "current":
+        amax = all_reduce(reference.amax(x).nan_to_num(nan=torch.inf, posinf=torch.inf), axis, "max")
+        scale = scale_for(amax, dtype, recipe.margin)
+        return Quantised(cast(x, scale, dtype, recipe.kernels)[0], 1 / scale)
+    assert state is not None, "delayed scaling has a state for every tensor"
+    scale = state.scale.clone()
+    q, amax = cast(x, scale, dtype, recipe.kernels)
+    if state.training:
+        state.record(amax)
+    return Quantised(q, 1 / scale)
+
+
+def product(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
+    """a b^T, [m, k] x [n, k] -> [m, n], summed in fp32: the specification of an FP8 matrix product."""
+    return (a.dequantise() @ b.dequantise().t()).to(dtype)
+
+
+class Fp8Linear(nn.Module):
+    """`y = x W^T` in FP8 on this rank's matrix, with its own three scales; biases and collectives are the caller's.
+
+    Args:
+        recipe: which scales.
+        axis: ranks that share x, for current scaling (tp where x is cut along the sequence or the features).
+    """
+
+    def __init__(self, recipe: Fp8Recipe, axis: Axis) -> None:
+        super().__init__()
+        self.recipe, self.axis = recipe, axis
+        delayed = recipe.kind == "delayed"
+        self.input = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
+        self.weight = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
+        self.gradient = DelayedScale(recipe, recipe.dtype(True)) if delayed else None
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """[..., i], [o, i] -> [..., o] in the dtype of x; scales move in `update_scales`, histories in training only."""
+        require(x.dtype == weight.dtype, f"Fp8Linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
+        return _Product.apply(x.reshape(-1, x.shape[-1]), weight, self).view(*x.shape[:-1], -1)
+
+    def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
+        """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
+        dtype = self.recipe.dtype(which == "gradient")
+        x = x.t().contiguous() if transposed else x
+        return quantise(x, self.recipe, dtype, getattr(self, which), self.axis, square=which == "weight")
+
+
+class _Product(torch.autograd.Function):
+    """The three products. Scales of a whole tensor serve both ways of reading it; tiles are made for each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: Fp8Linear) -> torch.Tensor:
+        qx, qw = layer.quantise(x, "input"), layer.quantise(weight, "weight")
+        ctx.layer, ctx.dtype = layer, x.dtype
+        if layer.recipe.kind in ("block", "mx"):
+            ctx.save_for_backward(x, weight)
+        else:
+            ctx.save_for_backward(qx.q, qx.inverse, qw.q, qw.inverse)
+        return product(qx, qw, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        layer, dy = ctx.layer, grads[0].contiguous()
+        if layer.recipe.kind in ("block", "mx"):
+            x, weight = ctx.saved_tensors
+            dx = product(layer.quantise(dy, "gradient"), layer.quantise(weight, "weight", True), ctx.dtype)
+            dw = product(layer.quantise(dy, "gradient", True), layer.quantise(x, "input", True), ctx.dtype)
+            return dx, dw, None
+        qx, x_inverse, qw, w_inverse = ctx.saved_tensors
+        qdy = layer.quantise(dy, "gradient")
+        dx = product(qdy, Quantised(qw.t(), w_inverse), ctx.dtype)
+        dw = product(Quantised(qdy.q.t(), qdy.inverse), Quantised(qx.t(), x_inverse), ctx.dtype)
+        return dx, dw, None
