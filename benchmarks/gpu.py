@@ -6,10 +6,11 @@
 In this order, so that nothing wrong is ever timed:
 
 1. *The machine.* Copy bandwidth and the bf16 matrix rate, measured here and now: every share below is of these.
-2. *Right?* Each layer, forward and backward, in fp32 and bf16 on the device against its fp64 twin on the CPU with the
-   same weights and inputs. A failed check ends the run with status 1.
-3. *How fast?* Layers at sizes well beyond the L2 cache, then whole training steps of a 1.2 B-parameter Llama: sequence
-   4096, bf16 with fp32 main parameters, gradients and moments, no recompute, no compilation.
+2. *Right?* Each layer and each fused kernel, forward and backward, in fp32 and bf16 on the device against fp64 on the
+   CPU with the same weights and inputs. A failed check ends the run with status 1. A smoke run emulates the kernels.
+3. *How fast?* Fused kernels beside torch and torch.compile (`benchmarks/gpu_kernels.py`), layers at sizes well beyond
+   the L2 cache, then whole training steps of a 1.2 B-parameter Llama: sequence 4096, bf16 with fp32 main parameters,
+   gradients and moments, no recompute, no compilation.
 
 MFU counts model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops.py`).
 """
@@ -28,10 +29,12 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu_kernels
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
+from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import initialize
@@ -65,6 +68,7 @@ class Row:
     rate: float
     unit: str
     share: float | None = None
+    against: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -117,14 +121,13 @@ class CrossEntropy(torch.nn.Module):
 class WithContext(torch.nn.Module):
     """A module that wants rotary angles and a mask beside its input."""
 
-    def __init__(self, config: TransformerConfig, module: torch.nn.Module, mask: torch.Tensor | None = None) -> None:
+    def __init__(self, config: TransformerConfig, module: torch.nn.Module, mask: AttentionMask | None = None) -> None:
         super().__init__()
         self.rotary, self.inner, self.mask = RotaryEmbedding(config), module, mask
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(x.shape[0], device=x.device).expand(x.shape[1], -1)
-        mask = None if self.mask is None else self.mask.to(x.device)
-        return self.inner(x, AttentionContext(self.rotary(positions), mask))
+        return self.inner(x, AttentionContext(self.rotary(positions), self.mask))
 
 
 def layers(config: TransformerConfig) -> Iterator[tuple[str, Callable[[], torch.nn.Module]]]:
@@ -136,7 +139,7 @@ def layers(config: TransformerConfig) -> Iterator[tuple[str, Callable[[], torch.
     yield "MLP, SwiGLU", lambda: MLP(config, mesh)
     yield "cross entropy", CrossEntropy
     yield "attention", lambda: WithContext(config, SelfAttention(config, mesh))
-    window = torch.ones(64, 64, dtype=torch.bool).tril().triu(-15)[None, None]
+    window = AttentionMask(window=16)
     yield "attention, window 16", lambda: WithContext(config, SelfAttention(config, mesh), window)
     yield "layer", lambda: WithContext(config, build_module(spec, config, mesh, 0, None))
 
@@ -167,7 +170,31 @@ def check_all(device: torch.device) -> list[tuple[str, str, float]]:
     return found
 
 
+def check_kernels(device: torch.device) -> bool:
+    """Whether every fused kernel is right; prints each error."""
+    right = True
+    for case in gpu_kernels.cases():
+        for name, dtype, error, tolerance in gpu_kernels.check(case, device):
+            good = error <= tolerance
+            print(f"{'kernel: ' + name:<34}{dtype:<10}error {error:.1e}{'' if good else '  WRONG'}", flush=True)
+            right &= good
+    return right
+
+
 # ------------------------------------------------------------------------------------------------ how fast?
+
+
+def time_kernels(device: torch.device, smoke: bool, copy: Row, matmul: Row) -> Iterator[Row]:
+    """Fused kernels; `against` is how many times longer the others take."""
+    timings: Iterator[gpu_kernels.Timing] = itertools.chain(
+        *(gpu_kernels.time_case(case, device, smoke, milliseconds) for case in gpu_kernels.cases()),
+        gpu_kernels.time_optimizer(device, smoke, milliseconds),
+        gpu_kernels.time_fp8(device, smoke, milliseconds),
+    )
+    for t in timings:
+        of, ours = matmul if t.unit == "TFLOP/s" else copy, t.milliseconds["ours"]
+        others = {name: took / ours for name, took in t.milliseconds.items() if name != "ours"}
+        yield Row(t.what, ours, t.rate, t.unit, t.rate / of.rate, others)
 
 
 SCALE = {"GB/s": 1e6, "TFLOP/s": 1e9}  # of bytes or FLOPs a millisecond
@@ -283,14 +310,19 @@ def main() -> int:
     if any(error > TOLERANCE[dtype] for _, dtype, error in errors):
         return 1
 
-    rows = [copy, matmul, *time_layers(device, args.smoke, copy, matmul)]
+    if not check_kernels(device):
+        return 1
+
+    rows = [copy, matmul, *time_kernels(device, args.smoke, copy, matmul)]
+    rows += [*time_layers(device, args.smoke, copy, matmul)]
     if device.type == "cuda":
         torch.cuda.empty_cache()
     rows += time_training(device, args.smoke, copy, args.profile)
-    print(f"\n{'':<32}{'ms':>10}{'rate':>12}  {'unit':<10}share")
+    print(f"\n{'':<34}{'ms':>10}{'rate':>12}  {'unit':<10}{'share':>8}  times faster than")
     for row in rows:
         share = "" if row.share is None else f"{100 * row.share:5.1f} %"
-        print(f"{row.what:<32}{row.milliseconds:>10.3f}{row.rate:>12.1f}  {row.unit:<10}{share}")
+        others = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row.against.items())
+        print(f"{row.what:<34}{row.milliseconds:>10.3f}{row.rate:>12.1f}  {row.unit:<10}{share:>8}  {others}".rstrip())
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"device": name, "torch": torch.__version__, "rows": [dataclasses.asdict(r) for r in rows]}, file)

@@ -126,13 +126,13 @@ class _Fused(torch.autograd.Function):
         z, flat = logits.reshape(-1, width), target.reshape(-1)
         top, partition, picked, spread = ops.statistics(z, flat, first, real)
         highest = c.all_reduce(top.clone(), tp, "max")
-        sums = torch.stack([picked, partition * (top - highest).exp(), spread])
-        picked, partition, spread = c.all_reduce(sums, tp).unbind(0)
+        sums = [picked, partition * (top - highest).exp()] + ([spread] if smoothing else [])
+        picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
         lse = highest + partition.log()
         loss = lse - picked
         eps = smoothing * total / (total - 1) if smoothing else 0.0
         if smoothing:
-            loss = (1 - eps) * loss - eps * (spread / total - lse)
+            loss = (1 - eps) * loss - eps * (rest[0] / total - lse)
         ctx.save_for_backward(z, flat, lse)
         ctx.place, ctx.eps, ctx.total, ctx.ops = (first, real), eps, total, ops
         return loss.view(target.shape)

@@ -8,8 +8,9 @@ import pytest
 
 from minimegatron.kernels import build
 
-# A block of 1024 threads can have 64 registers a thread; kernels with small blocks may use more.
-LIMITS = {"norm": 96, "softmax": 64, "flash_attention": 168, "activation": 64, "rope": 128}
+# A multiprocessor has 65536 registers: blocks of 1024 threads can have 64 a thread, of 512 threads 128. A launch that
+# asks for more fails on a GPU and nowhere else.
+LIMITS = {"norm": 128, "flash_attention": 168, "rope": 128}
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 
 

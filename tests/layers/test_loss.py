@@ -27,12 +27,12 @@ def problem(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return logits, target
 
 
-def parallel(rank: int, world: int, seed: int, smoothing: float, dtype: torch.dtype):
+def parallel(rank: int, world: int, seed: int, smoothing: float, dtype: torch.dtype, fused: str = "torch"):
     axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
     logits, target = problem(seed)
     mine = logits.chunk(world, -1)[rank].to(dtype).requires_grad_()
     with trace.record(rank) as log:
-        loss = vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, label_smoothing=smoothing)
+        loss = vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, label_smoothing=smoothing, fused=fused)
         forward = log.nbytes()
         (loss * torch.arange(1, S * B + 1).view(S, B)).sum().backward()
     return loss.detach(), mine.grad, forward, log.nbytes() - forward
@@ -40,8 +40,8 @@ def parallel(rank: int, world: int, seed: int, smoothing: float, dtype: torch.dt
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_equals_dense(ranks, tp, smoothing, seed):
+@pytest.mark.parametrize("seed, fused", [(0, "torch"), (1, "torch"), (0, "emulated")])
+def test_equals_dense(ranks, tp, smoothing, seed, fused):
     logits, target = problem(seed)
     logits = logits[..., :V].clone().requires_grad_()
     # torch's label smoothing takes part of the mass from the target itself; ours is Megatron's, over all words.
@@ -50,7 +50,7 @@ def test_equals_dense(ranks, tp, smoothing, seed):
     want = -(1 - eps) * log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1) - eps * log_p.mean(-1)
     (want * torch.arange(1, S * B + 1).view(S, B)).sum().backward()
 
-    results = ranks(tp).run(parallel, seed, smoothing, torch.float64)
+    results = ranks(tp).run(parallel, seed, smoothing, torch.float64, fused)
     grad = torch.cat([r[1] for r in results], -1)
     for loss, *_ in results:
         torch.testing.assert_close(loss, want.detach(), rtol=0, atol=1e-12)
@@ -66,8 +66,9 @@ def test_without_smoothing_it_is_torchs_cross_entropy():
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-def test_only_small_messages_travel_and_none_backward(ranks):
-    for _, _, forward, backward in ranks(2).run(parallel, 0, 0.0, torch.float32):
+@pytest.mark.parametrize("fused", ["torch", "emulated"])
+def test_only_small_messages_travel_and_none_backward(ranks, fused):
+    for _, _, forward, backward in ranks(2).run(parallel, 0, 0.0, torch.float32, fused):
         assert forward == 3 * S * B * 4 and backward == 0
 
 

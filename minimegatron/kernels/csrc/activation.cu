@@ -14,7 +14,7 @@
 #include "device.h"
 
 template <typename T, int VEC>
-__global__ void swiglu_forward(const T* __restrict__ x, T* __restrict__ y, int64_t f, int64_t tiles) {
+__global__ void __launch_bounds__(256) swiglu_forward(const T* __restrict__ x, T* __restrict__ y, int64_t f, int64_t tiles) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x / tiles, i = blockIdx.x % tiles * blockDim.x + threadIdx.x;
@@ -29,7 +29,7 @@ __global__ void swiglu_forward(const T* __restrict__ x, T* __restrict__ y, int64
 }
 
 template <typename T, int VEC>
-__global__ void swiglu_backward(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, int64_t f, int64_t tiles) {
+__global__ void __launch_bounds__(256) swiglu_backward(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, int64_t f, int64_t tiles) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x / tiles, i = blockIdx.x % tiles * blockDim.x + threadIdx.x;
@@ -58,7 +58,7 @@ template <typename A> __device__ __forceinline__ A gelu_slope(A x, bool approxim
 }
 
 template <typename T, int VEC>
-__global__ void bias_gelu_forward(const T* __restrict__ x, const T* __restrict__ b, T* __restrict__ y, int64_t f, int64_t tiles,
+__global__ void __launch_bounds__(256) bias_gelu_forward(const T* __restrict__ x, const T* __restrict__ b, T* __restrict__ y, int64_t f, int64_t tiles,
                                   bool approximate) {
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x / tiles, i = blockIdx.x % tiles * blockDim.x + threadIdx.x;
@@ -71,7 +71,7 @@ __global__ void bias_gelu_forward(const T* __restrict__ x, const T* __restrict__
 
 // Block (tile, part) takes rows part, part + parts, ... of its columns.
 template <typename T, int VEC>
-__global__ void bias_gelu_backward(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ b, T* __restrict__ dx,
+__global__ void __launch_bounds__(256) bias_gelu_backward(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ b, T* __restrict__ dx,
                                    Acc<T>* __restrict__ db, int64_t rows, int64_t f, bool approximate) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;

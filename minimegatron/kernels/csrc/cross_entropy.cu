@@ -24,7 +24,7 @@ template <typename A> __device__ __forceinline__ Online<A> join(Online<A> a, Onl
 }
 
 template <typename T, int VEC>
-__global__ void statistics(const T* __restrict__ z, const int64_t* __restrict__ target, Acc<T>* __restrict__ top,
+__global__ void __launch_bounds__(1024) statistics(const T* __restrict__ z, const int64_t* __restrict__ target, Acc<T>* __restrict__ top,
                            Acc<T>* __restrict__ sum, Acc<T>* __restrict__ picked, Acc<T>* __restrict__ spread, int64_t width,
                            int64_t first, int64_t real) {
   using A = Acc<T>;

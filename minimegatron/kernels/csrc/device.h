@@ -134,7 +134,7 @@ template <typename A> __device__ __forceinline__ A block_sum(A v) {
 // Column sums of what the blocks of another kernel have accumulated: partial [parts, cols] -> out [cols]. Eight threads
 // share a column, 32 neighbouring columns a block; the order of additions is fixed, so the result repeats bit for bit.
 template <typename T>
-__global__ void column_sums(const Acc<T>* __restrict__ partial, T* __restrict__ out, int64_t parts, int64_t cols) {
+__global__ void __launch_bounds__(256) column_sums(const Acc<T>* __restrict__ partial, T* __restrict__ out, int64_t parts, int64_t cols) {
   MM_SHARED(Acc<T>, tile, 8 * 32);
   const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
   Acc<T> v = 0;

@@ -93,7 +93,7 @@ template <typename A, int D> constexpr int shared_bytes(int tiles, int squares) 
 }
 
 template <typename T, int D>
-__global__ void flash_forward(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ out,
+__global__ void __launch_bounds__(THREADS) flash_forward(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ out,
                               Acc<T>* __restrict__ lse, Shape s, Acc<T> scale) {
   using A = Acc<T>;
   MM_DYNAMIC_SHARED(A, memory);
@@ -147,7 +147,7 @@ __global__ void row_products(const T* __restrict__ x, const T* __restrict__ y, A
 }
 
 template <typename T, int D>
-__global__ void flash_backward_q(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+__global__ void __launch_bounds__(THREADS) flash_backward_q(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                                  const Acc<T>* __restrict__ lse, const Acc<T>* __restrict__ delta, T* __restrict__ dq, Shape s,
                                  Acc<T> scale) {
   using A = Acc<T>;
@@ -181,7 +181,7 @@ __global__ void flash_backward_q(const T* __restrict__ dout, const T* __restrict
 
 // Rows of a thread are keys here: score[i] is that of key r and query lane + 4 i.
 template <typename T, int D>
-__global__ void flash_backward_kv(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+__global__ void __launch_bounds__(THREADS) flash_backward_kv(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                                   const Acc<T>* __restrict__ lse, const Acc<T>* __restrict__ delta, T* __restrict__ dk,
                                   T* __restrict__ dv, Shape s, Acc<T> scale) {
   using A = Acc<T>;

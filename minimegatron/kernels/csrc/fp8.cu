@@ -35,7 +35,7 @@ __device__ __forceinline__ int warp_max_bits(int v) {
 }
 
 template <typename T>
-__global__ void cast_transpose(const T* __restrict__ x, const float* __restrict__ scale, unsigned char* __restrict__ q,
+__global__ void __launch_bounds__(256) cast_transpose(const T* __restrict__ x, const float* __restrict__ scale, unsigned char* __restrict__ q,
                                unsigned char* __restrict__ qt, int* __restrict__ amax, int64_t m, int64_t n, bool e5m2) {
   MM_SHARED(unsigned char, tile, 64 * 68);
   const int64_t r0 = blockIdx.y * 64, c0 = blockIdx.x * 64;
@@ -95,7 +95,7 @@ __device__ __forceinline__ float tile_scale(int bits, int rule, bool e5m2) {
 
 // A block a tile of bm x bn; scales [ceil(m / bm), ceil(n / bn)] are what q must be multiplied with.
 template <typename T>
-__global__ void cast_tiles(const T* __restrict__ x, unsigned char* __restrict__ q, float* __restrict__ scales, int64_t m, int64_t n,
+__global__ void __launch_bounds__(256) cast_tiles(const T* __restrict__ x, unsigned char* __restrict__ q, float* __restrict__ scales, int64_t m, int64_t n,
                            int bm, int bn, int rule, bool tall, bool e5m2) {
   MM_SHARED(int, tops, 32);
   const int64_t tiles = (n + bn - 1) / bn, tr = blockIdx.x / tiles, tc = blockIdx.x % tiles;

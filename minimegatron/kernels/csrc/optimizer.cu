@@ -49,7 +49,7 @@ __device__ void adam_chunk(const AdamChunk& c, const AdamNumbers& n, Acc<T> scal
 }
 
 template <typename T, bool LOW_GRAD>
-__global__ void adam(const AdamChunk* __restrict__ table, AdamNumbers n, const double* scale, const double* nonfinite) {
+__global__ void __launch_bounds__(256) adam(const AdamChunk* __restrict__ table, AdamNumbers n, const double* scale, const double* nonfinite) {
   if (nonfinite && *nonfinite != 0) return;  // all blocks and all ranks decide alike
   const AdamChunk c = table[blockIdx.x];
   const Acc<T> s = scale ? (Acc<T>)*scale : (Acc<T>)1;
@@ -74,7 +74,7 @@ template <typename T, int VEC> __device__ void squares(const NormChunk& c, doubl
     }
   }
 }
-template <typename T> __global__ void squared_norm(const NormChunk* __restrict__ table, double* __restrict__ partial) {
+template <typename T> __global__ void __launch_bounds__(256) squared_norm(const NormChunk* __restrict__ table, double* __restrict__ partial) {
   const NormChunk c = table[blockIdx.x];
   double sums[2] = {0, 0};
   constexpr int VEC = vector_width<T>();
@@ -83,7 +83,7 @@ template <typename T> __global__ void squared_norm(const NormChunk* __restrict__
   block_sum<2>(sums);
   if (threadIdx.x == 0) partial[2 * blockIdx.x] = sums[0], partial[2 * blockIdx.x + 1] = sums[1];
 }
-__global__ void add_partials(const double* __restrict__ partial, double* __restrict__ out, int64_t parts) {  // out += sums
+__global__ void __launch_bounds__(1024) add_partials(const double* __restrict__ partial, double* __restrict__ out, int64_t parts) {  // out += sums
   double sums[2] = {0, 0};
   for (int64_t i = threadIdx.x; i < parts; i += blockDim.x) sums[0] += partial[2 * i], sums[1] += partial[2 * i + 1];
   block_sum<2>(sums);

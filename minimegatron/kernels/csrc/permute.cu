@@ -17,7 +17,7 @@
 
 // out[i] = weights[slots[i]] x[slots[i] / k], weights null: 1
 template <typename T, int VEC>
-__global__ void gather_rows(const T* __restrict__ x, const int64_t* __restrict__ slots, const Acc<T>* __restrict__ weights,
+__global__ void __launch_bounds__(256) gather_rows(const T* __restrict__ x, const int64_t* __restrict__ slots, const Acc<T>* __restrict__ weights,
                             T* __restrict__ out, int64_t k, int64_t h) {
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x, slot = slots[row];
@@ -33,7 +33,7 @@ __global__ void gather_rows(const T* __restrict__ x, const int64_t* __restrict__
 
 // out[t] = sum_j weights[t, j] y[places[t, j]]
 template <typename T, int VEC>
-__global__ void combine_rows(const T* __restrict__ y, const int64_t* __restrict__ places, const Acc<T>* __restrict__ weights,
+__global__ void __launch_bounds__(256) combine_rows(const T* __restrict__ y, const int64_t* __restrict__ places, const Acc<T>* __restrict__ weights,
                              T* __restrict__ out, int64_t k, int64_t h) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
@@ -57,7 +57,7 @@ __global__ void combine_rows(const T* __restrict__ y, const int64_t* __restrict_
 
 // dots[t, j] = x[t] . y[places[t, j]]: a warp a choice
 template <typename T, int VEC>
-__global__ void row_dots(const T* __restrict__ x, const T* __restrict__ y, const int64_t* __restrict__ places,
+__global__ void __launch_bounds__(256) row_dots(const T* __restrict__ x, const T* __restrict__ y, const int64_t* __restrict__ places,
                          Acc<T>* __restrict__ dots, int64_t k, int64_t h) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;

@@ -14,7 +14,7 @@
 
 // x may be a view into packed queries, keys and values: strides of token and head; channels are neighbours.
 template <typename T, int VEC>
-__global__ void rope(const T* __restrict__ x, const Acc<T>* __restrict__ cos, const Acc<T>* __restrict__ sin, T* __restrict__ y,
+__global__ void __launch_bounds__(256) rope(const T* __restrict__ x, const Acc<T>* __restrict__ cos, const Acc<T>* __restrict__ sin, T* __restrict__ y,
                      int64_t batch, int64_t heads, int64_t d, int64_t r, int64_t stride_s, int64_t stride_b, int64_t stride_h,
                      int64_t angles_batch, bool interleaved, Acc<T> sign) {
   using A = Acc<T>;

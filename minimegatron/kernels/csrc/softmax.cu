@@ -38,7 +38,7 @@ template <typename A> __device__ __forceinline__ A block_max(A v) {
 }
 
 template <typename T, int VEC, int PER>
-__global__ void softmax_forward(const T* __restrict__ x, const unsigned char* __restrict__ mask, T* __restrict__ y, Rows rows,
+__global__ void __launch_bounds__(1024) softmax_forward(const T* __restrict__ x, const unsigned char* __restrict__ mask, T* __restrict__ y, Rows rows,
                                 Acc<T> scale) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
@@ -91,7 +91,7 @@ __global__ void softmax_forward(const T* __restrict__ x, const unsigned char* __
 }
 
 template <typename T, int VEC, int PER>
-__global__ void softmax_backward(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, Rows rows, Acc<T> scale) {
+__global__ void __launch_bounds__(1024) softmax_backward(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, Rows rows, Acc<T> scale) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x, at = row * rows.keys, packs = rows.keys / VEC, end = rows.visible(row);
