@@ -6,6 +6,7 @@
 | `collective` | each collective before and after                                            |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
+| `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
 | `volume`     | bytes predicted beside bytes measured                                       |
 
 All of them are static, use the one style file beside this module, and can be read in greyscale: colours differ in
