@@ -28,7 +28,7 @@ from minimegatron.stages import SCHEDULES, plan_stages
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(variants.ExpertFields, variants.LatentFields, Config):
+class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.DepthFields, Config):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -127,6 +127,7 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, Config):
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
+        self._check_depths()
         self._check_latent(
             self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
         )
@@ -520,6 +521,12 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
+    require(
+        model.mtp_num_layers is None or parallel.pipeline_model_parallel_size == 1,
+        f"mtp_num_layers={model.mtp_num_layers} in a pipeline: its layers stand behind the last stage's and need the "
+        "embedding, which is on the first",
+        "pipeline_model_parallel_size=1",
+    )
     plan_stages(parallel, model.num_layers)
     if seq_length is not None:
         if parallel.sequence_parallel:

@@ -7,6 +7,7 @@ stand here because their rules are rules among themselves: a model without exper
 |----------------|-----------------------------|---------------------------------------------------|
 | `ExpertFields` | `num_experts`               | `layers/router`, `layers/dispatch`, `layers/moe`  |
 | `LatentFields` | `multi_latent_attention`    | `layers/mla`                                      |
+| `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                      |
 
 Megatron-LM: `TransformerConfig`, `MLATransformerConfig` in `megatron/core/transformer/transformer_config.py`.
 """
@@ -66,7 +67,8 @@ class ExpertFields(Config):
 
     def has_experts(self, layer_number: int) -> bool:
         """Whether layer `layer_number` (from 0) has experts in place of its MLP."""
-        return self.num_experts is not None and self.expert_layers[layer_number]
+        pattern = self.expert_layers
+        return pattern[min(layer_number, len(pattern) - 1)]  # what follows the last layer is like it
 
     def _check_experts(self, ffn_hidden_size: int, add_bias_linear: bool) -> None:
         self._derive(moe_ffn_hidden_size=ffn_hidden_size)
@@ -172,6 +174,19 @@ class LatentFields(Config):
             f"multi_latent_attention with position_embedding_type {position_embedding_type}",
             "position_embedding_type=rope",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthFields(Config):
+    """Prediction of several tokens (DeepSeek-V3)."""
+
+    mtp_num_layers: int | None = opt(None, "D, how many tokens after the next are predicted as well")
+    mtp_loss_scaling_factor: float = opt(0.1, "weight of the mean of their losses")
+
+    def _check_depths(self) -> None:
+        depths, factor = self.mtp_num_layers, self.mtp_loss_scaling_factor
+        require(depths is None or depths >= 1, f"mtp_num_layers is {depths}", "at least 1, or leave it out")
+        require(factor >= 0.0, f"mtp_loss_scaling_factor is {factor}", "must not be negative")
 
 
 def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:

@@ -40,6 +40,7 @@ from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, initialize, layout_of
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.block import TransformerBlock
+from minimegatron.models.mtp import MultiTokenPrediction
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
 
 
@@ -84,6 +85,9 @@ class GPTModel(nn.Module):
         )
         self.rotary = RotaryEmbedding(config) if config.rotates else None
         self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
+        self.mtp = None
+        if config.mtp_num_layers and post_process:
+            self.mtp = MultiTokenPrediction(config, mesh, spec or decoder_layer_spec(config), rng)
         self.output_layer = None
         self._input: torch.Tensor | None = None
         if post_process and (config.untie_embeddings_and_output_weights or not pre_process):
@@ -150,14 +154,27 @@ class GPTModel(nn.Module):
         assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
         rotary = self.rotary(position_ids) if self.rotary is not None else None
         mask = AttentionMask(window=self.config.sliding_window, document_ids=document_ids)
-        hidden = self.decoder(hidden, AttentionContext(rotary, mask))
+        context = AttentionContext(rotary, mask)
+        hidden = self.decoder(hidden, context)
         if not self.post_process:
             return hidden
-        logits = self.logits(hidden)
         if labels is None:
-            return logits
+            return self.logits(hidden)
+        losses = self._losses(hidden, labels)
+        if self.mtp is None or not (self.training and torch.is_grad_enabled()):
+            return losses
+        assert self.embedding is not None, "the config refuses predictions of several tokens in a pipeline"
+        embedding, places = self.embedding, position_ids
+        return self.mtp(losses, hidden, labels, context, lambda ids: embedding(ids, places), self._losses)
+
+    def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Losses [b, s] of the labels [b, s], from the last state [s', b, h]."""
         return vocab_parallel_cross_entropy(
-            logits, labels.t(), self.mesh.tp, vocab_size=self.config.vocab_size, fused=self.config.kernels
+            self.logits(hidden),
+            labels.t(),
+            self.mesh.tp,
+            vocab_size=self.config.vocab_size,
+            fused=self.config.kernels,
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -236,11 +236,14 @@ def count_parameters(config: TransformerConfig, active: bool = False) -> int:
     norm = h * (2 if config.normalization == "LayerNorm" else 1)
     with_experts = sum(config.expert_layers)
     layer = 2 * norm + (_latent_attention(config) if config.multi_latent_attention else _attention(config))
+    depths = config.mtp_num_layers or 0  # each a layer like the last, three more norms and the projection
+    tail = depths * (layer + 3 * norm + 2 * h * h)
+    layers, with_experts = layers + depths, with_experts + depths * config.has_experts(layers)
     mlps = (layers - with_experts) * _mlp(config, config.ffn_hidden_size) + with_experts * _experts(config, active)
     tables = config.vocab_size * h * (2 if config.untie_embeddings_and_output_weights else 1)
     if config.position_embedding_type == "learned_absolute":
         tables += config.max_position_embeddings * h
-    return layers * layer + mlps + norm + tables
+    return config.num_layers * layer + tail + mlps + norm + tables
 
 
 def _attention(config: TransformerConfig) -> int:

@@ -96,7 +96,8 @@ def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
     experts: int | None = getattr(config, "num_experts", None)
     if config is None or experts is None:
         return None
-    layers = [n for n, has in enumerate(config.expert_layers) if has]
+    depth = config.num_layers + (config.mtp_num_layers or 0)
+    layers = [n for n in range(depth) if config.has_experts(n)]
     row = {layer: i for i, layer in enumerate(layers)}
     table = torch.zeros(len(layers), experts + 4, dtype=torch.float64, device=mesh.device)
     for router in found:

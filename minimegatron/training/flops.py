@@ -79,16 +79,18 @@ def forward_flops(config: TransformerConfig, seq_length: int, causal: bool = Tru
         weights = h * d * ((a + 2 * g) + a)
         core = 2 * 2 * a * d * pairs
     matrices = 3 if config.gated_linear_unit else 2
-    with_experts = sum(config.expert_layers)
-    width = (config.num_layers - with_experts) * config.ffn_hidden_size  # of all MLPs that a token passes
+    depths = config.mtp_num_layers or 0  # each a layer like the last, a projection of 2 h and logits
+    layers = config.num_layers + depths
+    with_experts = sum(config.expert_layers) + depths * config.has_experts(config.num_layers)
+    width = (layers - with_experts) * config.ffn_hidden_size  # of all MLPs that a token passes
     width += with_experts * (
         config.moe_router_topk * config.moe_ffn_hidden_size + (config.moe_shared_expert_intermediate_size or 0)
     )
     routers = with_experts * 2 * seq_length * h * (config.num_experts or 0)
     return {
-        "attention": float(config.num_layers * (2 * seq_length * weights + core)),
-        "mlp": float(2 * seq_length * h * width * matrices + routers),
-        "logits": float(2 * seq_length * h * config.padded_vocab_size(1)),
+        "attention": float(layers * (2 * seq_length * weights + core)),
+        "mlp": float(2 * seq_length * h * width * matrices + routers + depths * 2 * seq_length * 2 * h * h),
+        "logits": float((1 + depths) * 2 * seq_length * h * config.padded_vocab_size(1)),
     }
 
 

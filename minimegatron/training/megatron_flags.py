@@ -109,7 +109,7 @@ REFUSED: dict[str, str] = {
         "mscale-all-dim rope-type rotary-scaling-factor cache-mla-latents mla-*"
     ),
     "YaRN and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
-    "multi-token prediction": "mtp-*",
+    "other options of multi-token prediction": "mtp-*",
     "state-space and hybrid models": "mamba-* hybrid-* is-hybrid-model linear-attention-* linear-conv-*",
     "encoders and encoder-decoders": (
         "encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-*"

@@ -1,0 +1,150 @@
+"""Multi-token prediction: a model that is also asked for the token after the next.
+
+The problem in a sentence: a hidden state is trained to say one token, and gets one signal for all the work; asked for
+D more, it must plan, and what answers can later draft tokens for speculative decoding.
+
+Depth k has one more transformer layer. It sees the state of depth k - 1 and the token that this was asked for:
+
+    h_i^k = layer_k( M_k [ norm(h_i^{k-1}) ; norm(Emb(t_{i+k})) ] )       k = 1 .. D,  h^0 is the model's output
+    loss_i^k = cross entropy of t_{i+k+1}, by norm(h_i^k) and the model's own output layer
+    total    = sum_i m_i loss_i  +  lambda / D  sum_k sum_i m_{i+k} loss_i^k
+
+m_{i+k} is the mask of the token where t_{i+k+1} is the label. Embedding and output layer are the model's; with
+w_i the labels, t_{i+k} = w_{i+k-1}, so all that is needed is labels rolled to the left.
+
+**A loss beside the loss.** The model returns the losses of the next token, and who calls it masks, sums and scales
+them. The other depths' losses ride along (`_Beside`): identity on the losses, whose backward pass is handed dL/dloss_i,
+which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So nobody has to be told
+of a mask or a scale twice, and the result does not depend on how the batch is cut.
+
+**Rolls.** What is rolled past the end of the sequence, or into another document, has gradient 0. With context
+parallelism a token's neighbour is on another rank: ids and gradients [b, s], small beside activations, are gathered,
+rolled, and cut again.
+
+M_k [h, 2h] is replicated over tp and acts on the tokens that a rank holds; its gradient is partial like that of a norm.
+
+DeepSeek-V3 (arXiv 2412.19437) section 2.2; Gloeckle et al. 2024 (arXiv 2404.19737). Megatron-LM:
+`megatron/core/transformer/multi_token_prediction.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.comm.sequence import gather_tokens, local_tokens
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.mla import ReplicatedLinear
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.param import Init
+from minimegatron.models.spec import ModuleSpec, build_module
+
+
+class PredictionLayer(nn.Module):
+    """One depth: two norms, the projection, a transformer layer, a norm.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of the transformer layer.
+        layer_number: its global number; depths follow the model's layers.
+        rng: dropout streams.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, mesh: Mesh, spec: ModuleSpec, layer_number: int, rng: RngStreams | None
+    ) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.enorm, self.hnorm = Norm(config), Norm(config)
+        self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
+        self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
+        self.final_layernorm = Norm(config)
+
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """The state of the depth before and the tokens' embeddings [s', b, h] -> this depth's state [s', b, h]."""
+        x = self.eh_proj(torch.cat([self.hnorm(hidden), self.enorm(embedded)], -1))
+        return self.final_layernorm(self.transformer_layer(x, context))
+
+
+class MultiTokenPrediction(nn.Module):
+    """All depths. Their embedding and output layer are the model's and come as functions.
+
+    Args:
+        config: the model.
+        mesh: its layout.
+        spec: of a transformer layer.
+        rng: dropout streams.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh, spec: ModuleSpec, rng: RngStreams | None = None) -> None:
+        super().__init__()
+        assert config.mtp_num_layers, "the config has no depths"
+        self.mesh, self.factor = mesh, config.mtp_loss_scaling_factor / config.mtp_num_layers
+        first = config.num_layers
+        self.layers = nn.ModuleList(
+            PredictionLayer(config, mesh, spec, first + k, rng) for k in range(config.mtp_num_layers)
+        )
+
+    def forward(
+        self,
+        losses: torch.Tensor,
+        hidden: torch.Tensor,
+        labels: torch.Tensor,
+        context: AttentionContext,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Let the losses of all depths ride along.
+
+        Args:
+            losses: [b, s] of the next token.
+            hidden: [s', b, h], the model's output.
+            labels: [b, s].
+            context: the batch's angles and mask.
+            embed: ids [b, s] -> [s', b, h].
+            loss_of: (hidden [s', b, h], labels [b, s]) -> losses [b, s].
+
+        Returns:
+            `losses`, unchanged.
+        """
+        deeper = []
+        for k, layer in enumerate(self.layers, 1):
+            hidden = layer(hidden, embed(self._roll(labels, k - 1)), context)
+            deeper.append(loss_of(hidden, self._roll(labels, k)))
+        return _Beside.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
+
+    def _roll(self, x: torch.Tensor, k: int) -> torch.Tensor:
+        """x_{i+k} for every token i that is here, [b, s] -> [b, s]; the first ones again past the end."""
+        if k == 0:
+            return x
+        return local_tokens(gather_tokens(x, self.mesh, 1).roll(-k, 1), self.mesh, 1)
+
+    def share(self, grad: torch.Tensor, k: int, document_ids: torch.Tensor | None) -> torch.Tensor:
+        """The gradient of depth k's losses [b, s], from that of the next token's losses."""
+        whole = gather_tokens(grad, self.mesh, 1)
+        rolled = whole.roll(-k, 1)
+        rolled[:, -k:] = 0.0
+        if document_ids is not None:
+            rolled = rolled * (document_ids == document_ids.roll(-k, 1))
+        return self.factor * local_tokens(rolled, self.mesh, 1)
+
+
+class _Beside(torch.autograd.Function):
+    """Identity on the losses; gives those of the other depths their share of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: torch.Tensor, block: Any, document_ids: Any, *deeper: torch.Tensor) -> torch.Tensor:
+        ctx.block, ctx.document_ids, ctx.depths = block, document_ids, len(deeper)
+        return losses.view_as(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        shares = [ctx.block.share(grads[0].contiguous(), k + 1, ctx.document_ids) for k in range(ctx.depths)]
+        return grads[0], None, None, *shares
