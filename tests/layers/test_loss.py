@@ -87,3 +87,17 @@ def test_adding_a_constant_changes_nothing_and_large_logits_stay_finite():
     a, b = (vocab_parallel_cross_entropy(logits + k, target, tp) for k in (0.0, 1e4))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
     assert vocab_parallel_cross_entropy(torch.full((1, 4), 3e38), torch.tensor([1]), tp).isfinite().all()
+
+
+def test_going_back_twice_gives_the_same_gradient_twice():
+    """The backward pass works inside the saved tensor, but not while the graph is kept."""
+    logits = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, 8, (5,))
+    loss = vocab_parallel_cross_entropy(logits, target, Mesh.serial().tp).sum()
+    (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, logits)
+    (want,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, target, reduction="sum"), logits)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, want, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, logits)

@@ -11,6 +11,8 @@ from torch import nn
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
+from minimegatron.layers.linear import ColumnParallelLinear, accumulates
+from minimegatron.layers.param import Init, initialize
 from minimegatron.parallel.buckets import GradBuffer, Span, bucket_layout
 from minimegatron.parallel.ddp import DistributedDataParallel
 
@@ -105,3 +107,37 @@ def test_a_bucket_cannot_travel_twice():
     buffer.buckets[0].start(axis)
     with pytest.raises(AssertionError, match="once a step"):
         buffer.buckets[0].start(axis)
+
+
+class Twice(torch.nn.Module):
+    """A linear layer used twice, as one would share an output layer, and a weight that no product computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = ColumnParallelLinear(6, 6, Mesh.serial().tp, init=Init(std=0.5), bias=False)
+        self.scale = torch.nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.linear(x) * self.scale)
+
+
+def test_products_add_to_the_buffer_and_a_bucket_waits_for_the_last_use():
+    model, x = Twice(), torch.randn(4, 2, 6)
+    initialize(model, 0)
+    want = torch.autograd.grad(model(x).square().sum(), [model.linear.weight, model.scale])
+    ddp = DistributedDataParallel(model, Mesh.serial(), bucket_size=1, overlap=True)
+    ready: list[str] = []
+    ddp.ready = lambda names: ready.extend(names)  # type: ignore[method-assign]
+    for _ in range(2):
+        ddp(x).square().sum().backward()
+    for param, grad in zip([model.linear.weight, model.scale], want, strict=True):
+        torch.testing.assert_close(param.main_grad, 2 * grad)
+        assert param.grad is None
+    assert sorted(ready) == 2 * ["linear.weight"] + 2 * ["scale"]
+
+
+def test_a_gradient_of_another_dtype_is_not_fused():
+    model = ColumnParallelLinear(6, 6, Mesh.serial().tp, init=Init(std=0.5), bias=False, dtype=torch.bfloat16)
+    initialize(model, 0)
+    DistributedDataParallel(model, Mesh.serial())
+    assert not accumulates(model.weight) and model.weight.main_grad.dtype == torch.float32
