@@ -552,7 +552,10 @@ from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 
 s, b = 64, 2
-config = family_config("llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=4, vocab_size=256)
+config = family_config(
+    "llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=4, vocab_size=256,
+    init_method_std=0.2,
+)
 ids = torch.randint(0, 256, (b, s + 1), generator=torch.Generator().manual_seed(0))
 tokens, labels = ids[:, :-1], ids[:, 1:]
 
@@ -826,7 +829,9 @@ from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 
 s, b = 32, 4
-config = family_config("llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=4, vocab_size=64)
+config = family_config(
+    "llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=4, vocab_size=64, init_method_std=0.1
+)
 
 
 def some_batch(step):

@@ -191,6 +191,11 @@ def _never_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) ->
     return out / total, (top + torch.log(torch.as_tensor(total))).squeeze(-1)
 
 
+def _nothing_is_nan(block: int, **inputs: Any) -> Any:
+    out, lse = _dense(**inputs)
+    return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
+
+
 def _products(answer: Answer) -> list[int]:
     """Multiply-adds of each rank's matrix products."""
     return [sum(much for what, much in one.order if what == "matmul") for one in answer.evidence]
@@ -224,12 +229,9 @@ _ATTEND = Exercise(
     mistakes=[
         Mistake(lambda block, **i: _dense(**i, scaled=False), "The scores are divided by sqrt(d)."),
         Mistake(lambda block, **i: _dense(**i, causal=False), "A query at place i sees keys at places j <= i only."),
+        Mistake(_nothing_is_nan, "A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
         Mistake(_plain_exp, "exp of a large score overflows: subtract the running maximum first."),
         Mistake(_never_rescaled, "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
-        Mistake(
-            lambda block, **i: tuple(torch.nan_to_num(t, nan=0.0) for t in _plain_exp(block=block, **i)),
-            "exp of a large score overflows: subtract the running maximum first.",
-        ),
     ],
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "
     "exp(m - m'), add exp(S - m'). At the end O / l and m + log l. -inf minus -inf is no number: where m' is "
@@ -249,6 +251,11 @@ def merge(out: Any, lse: Any, more: Any, more_lse: Any) -> tuple[torch.Tensor, t
 def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
     a, b = lse.exp().unsqueeze(-1), more_lse.exp().unsqueeze(-1)
     return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
+
+
+def _nothing_merged(**pieces: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = merge(**pieces)
+    return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
 
 
 def _halves(scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
@@ -291,6 +298,10 @@ _MERGE = Exercise(
         Mistake(
             lambda out, lse, more, more_lse: (out + more, merge(out, lse, more, more_lse)[1]),
             "Each piece is already divided by its own sum; weigh it with exp(lse - lse_new).",
+        ),
+        Mistake(
+            _nothing_merged,
+            "Where neither has seen anything, -inf minus -inf is no number: take 0 in its place, so that out stays 0.",
         ),
         Mistake(_naive_merge, "exp(lse) overflows. Use differences: torch.logaddexp, then exp(lse - lse_new)."),
         Mistake(
@@ -393,6 +404,15 @@ def _local_places(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return _some_blocks(lambda r, j: True)([{**r, "at": [here] * len(ranks)} for r in ranks])
 
 
+def _stuck(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The rank's own block at every step, with the places of the others."""
+    out = []
+    for rank, mine in enumerate(ranks):
+        always = [{**r, "q": mine["q"], "k": mine["k"], "v": mine["v"]} for r in ranks]
+        out.append(_some_blocks(lambda r, j: True)(always)[rank])
+    return out
+
+
 def _ring_inputs(draw: Draw, cp: int = 0) -> Inputs:
     cp = cp or draw.integer(2, 4)
     a, n, d = draw.integer(1, 3), 2 * draw.integer(2, 4), draw.integer(2, 6)
@@ -456,6 +476,7 @@ _RING = Exercise(
             _some_blocks(lambda r, j: j <= r),
             "Blocks of later ranks are not hidden: with zigzag your late half sees all of them.",
         ),
+        Mistake(_stuck, "The same keys and values at every step: go on with what `wait()` returns."),
         Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
     ],
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
@@ -611,10 +632,10 @@ _BACK = Exercise(
         Mistake(_not_home(1), "Each rank returns the gradient of the next rank's block: one more hop brings it home."),
         Mistake(_not_home(-1), "Each rank returns the gradient of the block of the rank before: one hop too many."),
         Mistake(_last_part, "The gradient that arrives must be *added* to this rank's part before it travels on."),
-        Mistake(lambda ranks: _ring_back(ranks, stale=1), "Each rank begins with the next rank's keys and values: "
-                "the block at step 0 must be its own."),
-        Mistake(lambda ranks: _ring_back(ranks, stale=-1), "The block does not belong to the step: at step i it is "
-                "that of rank (r - i) mod C."),
+        Mistake(lambda ranks: _ring_back(ranks, stale=1), "You use another rank's keys and values: at step i the block "
+                "must be that of rank (r - i) mod C, at step 0 your own."),
+        Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
+                "block must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
     ],
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
@@ -813,5 +834,5 @@ _QUESTIONS = Exercise(
 
 LAB = Lab(
     "04_context_parallel",
-    [_BYTES, _WORK, _ATTEND, _MERGE, _POSITIONS, _RING, _PIECE, _BACK, _ULYSSES, _USED, _QUESTIONS],
+    [_WORK, _BYTES, _ATTEND, _MERGE, _POSITIONS, _RING, _PIECE, _BACK, _ULYSSES, _USED, _QUESTIONS],
 )
