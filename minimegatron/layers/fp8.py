@@ -27,8 +27,8 @@ Delayed scaling has its own message for that, once a step, over tp x cp x dp::
                               a = max(hist);  scale = top / 2^margin / a    where a is finite and not 0
                               hist moves on by one; hist[0] = 0
 
-Current scaling needs the largest magnitude of the whole tensor at once: an all-reduce of one number a use, over the ranks
-that share it (tp). A second forward pass of the same step (recompute) uses the same scale, and max is idempotent.
+Current scaling needs the largest magnitude of the whole tensor at once: an all-reduce of one number a use, over the
+ranks that share it (tp). A second forward pass of a step (recompute) uses the same scale, and max is idempotent.
 
 What a product loses: each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the
 format's smallest normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up
@@ -222,7 +222,7 @@ class Fp8Linear(nn.Module):
         self.gradient = DelayedScale(recipe, recipe.dtype(True)) if delayed else None
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[..., i], [o, i] -> [..., o] in the dtype of x; scales move in `update_scales`, histories in training only."""
+        """[..., i], [o, i] -> [..., o] in the dtype of x. Scales move in `update_scales`, histories in training."""
         require(x.dtype == weight.dtype, f"Fp8Linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
         return _Product.apply(x.reshape(-1, x.shape[-1]), weight, self).view(*x.shape[:-1], -1)
 

@@ -10,7 +10,7 @@ from minimegatron.kernels import build
 
 # A multiprocessor has 65536 registers: blocks of 1024 threads can have 64 a thread, of 512 threads 128. A launch that
 # asks for more fails on a GPU and nowhere else.
-LIMITS = {"norm": 128, "flash_attention": 168, "rope": 128}
+LIMITS = {"norm": 128, "softmax": 128, "flash_attention": 255, "rope": 128}
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 
 

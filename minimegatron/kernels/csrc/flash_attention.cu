@@ -93,7 +93,7 @@ template <typename A, int D> constexpr int shared_bytes(int tiles, int squares) 
 }
 
 template <typename T, int D>
-__global__ void __launch_bounds__(THREADS) flash_forward(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ out,
+__global__ void flash_forward(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ out,
                               Acc<T>* __restrict__ lse, Shape s, Acc<T> scale) {
   using A = Acc<T>;
   MM_DYNAMIC_SHARED(A, memory);
@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(THREADS) flash_forward(const T* __restrict__ q
     for (int i = 0; i < D / LANES; ++i) o[i] *= shrink;
     __syncwarp();  // a row of P belongs to four lanes of one warp
     accumulate<A, D>(o, P, V, r, lane);
-    __syncwarp();
   }
   put<T, D>(out + head * s.n * s.d, o, total == 0 ? (A)0 : 1 / total, first + r, s.n, s.d, lane);
   if (lane == 0 && first + r < s.n) lse[head * s.n + first + r] = top + log_of(total);
@@ -147,7 +146,7 @@ __global__ void row_products(const T* __restrict__ x, const T* __restrict__ y, A
 }
 
 template <typename T, int D>
-__global__ void __launch_bounds__(THREADS) flash_backward_q(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+__global__ void flash_backward_q(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                                  const Acc<T>* __restrict__ lse, const Acc<T>* __restrict__ delta, T* __restrict__ dq, Shape s,
                                  Acc<T> scale) {
   using A = Acc<T>;
@@ -174,14 +173,13 @@ __global__ void __launch_bounds__(THREADS) flash_backward_q(const T* __restrict_
     }
     __syncwarp();
     accumulate<A, D>(sum, dS, K, r, lane);
-    __syncwarp();
   }
   put<T, D>(dq + head * s.n * s.d, sum, scale, first + r, s.n, s.d, lane);
 }
 
 // Rows of a thread are keys here: score[i] is that of key r and query lane + 4 i.
 template <typename T, int D>
-__global__ void __launch_bounds__(THREADS) flash_backward_kv(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+__global__ void flash_backward_kv(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
                                   const Acc<T>* __restrict__ lse, const Acc<T>* __restrict__ delta, T* __restrict__ dk,
                                   T* __restrict__ dv, Shape s, Acc<T> scale) {
   using A = Acc<T>;
@@ -212,7 +210,6 @@ __global__ void __launch_bounds__(THREADS) flash_backward_kv(const T* __restrict
       __syncwarp();
       accumulate<A, D>(of_v, P, G, r, lane);
       accumulate<A, D>(of_k, dS, Q, r, lane);
-      __syncwarp();
     }
   }
   put<T, D>(dk + group * s.m * s.d, of_k, scale, first + r, s.m, s.d, lane);

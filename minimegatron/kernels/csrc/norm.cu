@@ -22,7 +22,7 @@
 
 // The row that a block works on: in registers (PER packs a thread), or read again each time.
 template <typename T, int VEC, int PER, bool LAYER, bool RESIDUAL>
-__global__ void __launch_bounds__(1024) norm_forward(const T* __restrict__ x, const T* __restrict__ r, const T* __restrict__ gamma,
+__global__ void __launch_bounds__(512, 1) norm_forward(const T* __restrict__ x, const T* __restrict__ r, const T* __restrict__ gamma,
                              const T* __restrict__ beta, T* __restrict__ h, T* __restrict__ y, Acc<T>* __restrict__ mean,
                              Acc<T>* __restrict__ rstd, int64_t cols, Acc<T> eps) {
   using A = Acc<T>;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(1024) norm_forward(const T* __restrict__ x, co
 
 // A block takes rows blockIdx.x, + gridDim.x, ...; its part of dgamma and dbeta is row blockIdx.x of the partial sums.
 template <typename T, int VEC, int PER, bool LAYER>
-__global__ void __launch_bounds__(PER ? 512 : 1024) norm_backward(const T* __restrict__ dy, const T* __restrict__ ds, const T* __restrict__ h,
+__global__ void __launch_bounds__(512, 1) norm_backward(const T* __restrict__ dy, const T* __restrict__ ds, const T* __restrict__ h,
                               const T* __restrict__ gamma, const Acc<T>* __restrict__ mean, const Acc<T>* __restrict__ rstd,
                               T* __restrict__ dh, Acc<T>* __restrict__ dgamma, Acc<T>* __restrict__ dbeta, int64_t rows,
                               int64_t cols) {
@@ -139,11 +139,12 @@ __global__ void __launch_bounds__(PER ? 512 : 1024) norm_backward(const T* __res
 }
 
 // How a row is cut over a block: two packs a thread while that fits. A multiprocessor has 65536 registers, so a block of
-// 1024 threads may use 64 a thread; the backward pass holds more, and gets 512 threads at most (__launch_bounds__ above
-// makes the compiler keep to it; without, the launch fails on a GPU and nowhere else).
+// 1024 threads may use 64 a thread; these hold more, and get 512 threads at most (__launch_bounds__ tells the compiler;
+// a launch that wants more registers than there are fails on a GPU and nowhere else).
+constexpr int MOST = 512;
 struct Cut { int threads; bool in_registers; };
-inline Cut cut_row(int64_t packs, int limit) {
-  int threads = threads_for(ceil_div(packs, 2), limit);
+inline Cut cut_row(int64_t packs) {
+  int threads = threads_for(ceil_div(packs, 2), MOST);
   return {threads, packs <= 2 * (int64_t)threads};
 }
 
@@ -154,9 +155,9 @@ int forward(const void* x, const void* r, const void* gamma, const void* beta, v
 #define MM_FORWARD(VEC, PER, threads)                                                                             \
   MM_LAUNCH((norm_forward<T, VEC, PER, LAYER, RESIDUAL>), (unsigned)rows, threads, 0, stream, (const T*)x, (const T*)r, \
             (const T*)gamma, (const T*)beta, (T*)h, (T*)y, (Acc<T>*)mean, (Acc<T>*)rstd, cols, (Acc<T>)eps)
-  if (cols % VEC || !aligned16(x, r, gamma, beta, h, y)) return MM_FORWARD(1, 0, threads_for(cols, 1024));
-  Cut cut = cut_row(cols / VEC, 1024);
-  return cut.in_registers ? MM_FORWARD(VEC, 2, cut.threads) : MM_FORWARD(VEC, 0, 1024);
+  if (cols % VEC || !aligned16(x, r, gamma, beta, h, y)) return MM_FORWARD(1, 0, threads_for(cols, MOST));
+  Cut cut = cut_row(cols / VEC);
+  return cut.in_registers ? MM_FORWARD(VEC, 2, cut.threads) : MM_FORWARD(VEC, 0, MOST);
 }
 
 template <typename T, bool LAYER>
@@ -169,10 +170,10 @@ int backward(const void* dy, const void* ds, const void* h, const void* gamma, c
             (const T*)gamma, (const Acc<T>*)mean, (const Acc<T>*)rstd, (T*)dh, pg, pb, rows, cols)
   int error;
   if (cols % VEC || !aligned16(dy, ds, h, gamma, dh)) {
-    error = MM_BACKWARD(1, 0, threads_for(cols, 1024));
+    error = MM_BACKWARD(1, 0, threads_for(cols, MOST));
   } else {
-    Cut cut = cut_row(cols / VEC, 512);
-    error = cut.in_registers ? MM_BACKWARD(VEC, 2, cut.threads) : MM_BACKWARD(VEC, 0, 1024);
+    Cut cut = cut_row(cols / VEC);
+    error = cut.in_registers ? MM_BACKWARD(VEC, 2, cut.threads) : MM_BACKWARD(VEC, 0, MOST);
   }
   if (!error) error = launch_column_sums<T>(pg, dgamma, parts, cols, stream);
   if (!error && LAYER) error = launch_column_sums<T>(pb, dbeta, parts, cols, stream);

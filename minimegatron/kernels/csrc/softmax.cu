@@ -14,16 +14,18 @@
 // Bound reached by design: forward 2 bytes in (1 on average if causal), 2 out; backward 4 in (2), 2 out.
 #include "device.h"
 
-struct Rows {
-  int64_t queries, keys, heads_per_mask;
+struct Rows {  // 32 bits where they are divided by: a division of 64 bits is a function call, which costs registers
+  unsigned queries, heads_per_mask;
+  int64_t keys;
   bool causal;
   __device__ int64_t visible(int64_t row) const {  // keys [0, visible) may be seen
     if (!causal) return keys;
-    int64_t end = row % queries + keys - queries + 1;
+    int64_t end = (unsigned)row % queries + keys - queries + 1;
     return end < 0 ? 0 : end < keys ? end : keys;
   }
   __device__ int64_t mask_at(int64_t row) const {
-    return ((row / queries / heads_per_mask) * queries + row % queries) * keys;
+    const unsigned sample = (unsigned)row / queries, query = (unsigned)row % queries;
+    return ((int64_t)(sample / heads_per_mask) * queries + query) * keys;
   }
 };
 
@@ -38,7 +40,7 @@ template <typename A> __device__ __forceinline__ A block_max(A v) {
 }
 
 template <typename T, int VEC, int PER>
-__global__ void __launch_bounds__(1024) softmax_forward(const T* __restrict__ x, const unsigned char* __restrict__ mask, T* __restrict__ y, Rows rows,
+__global__ void __launch_bounds__(512, 1) softmax_forward(const T* __restrict__ x, const unsigned char* __restrict__ mask, T* __restrict__ y, Rows rows,
                                 Acc<T> scale) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(1024) softmax_forward(const T* __restrict__ x,
 }
 
 template <typename T, int VEC, int PER>
-__global__ void __launch_bounds__(1024) softmax_backward(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, Rows rows, Acc<T> scale) {
+__global__ void __launch_bounds__(512, 1) softmax_backward(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, Rows rows, Acc<T> scale) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
   const int64_t row = blockIdx.x, at = row * rows.keys, packs = rows.keys / VEC, end = rows.visible(row);
@@ -124,18 +126,18 @@ __global__ void __launch_bounds__(1024) softmax_backward(const T* __restrict__ d
 #define MM_ROWS(kernel, aligned, ...)                                                                              \
   constexpr int VEC = vector_width<T>();                                                                           \
   const int64_t packs = r.keys / VEC;                                                                              \
-  const int threads = threads_for(ceil_div(packs, 2), 1024);                                                       \
+  const int threads = threads_for(ceil_div(packs, 2), 512);                                                       \
   if (r.keys % VEC || !(aligned))                                                                                  \
-    return MM_LAUNCH((kernel<T, 1, 0>), (unsigned)rows, threads_for(r.keys, 1024), 0, stream, __VA_ARGS__);        \
+    return MM_LAUNCH((kernel<T, 1, 0>), (unsigned)rows, threads_for(r.keys, 512), 0, stream, __VA_ARGS__);        \
   if (packs <= 2 * threads) return MM_LAUNCH((kernel<T, VEC, 2>), (unsigned)rows, threads, 0, stream, __VA_ARGS__); \
-  return MM_LAUNCH((kernel<T, VEC, 0>), (unsigned)rows, 1024, 0, stream, __VA_ARGS__);
+  return MM_LAUNCH((kernel<T, VEC, 0>), (unsigned)rows, 512, 0, stream, __VA_ARGS__);
 
 // x, y [batch, queries, keys], rows = batch * queries; mask bytes [batch / heads_per_mask, queries, keys] or null.
 MM_EXPORT mm_softmax_forward(const void* x, const void* mask, void* y, int64_t rows, int64_t queries, int64_t keys,
                              int64_t heads_per_mask, double scale, int causal, int dtype, void* stream) {
   if (rows == 0 || keys == 0) return 0;
-  if (rows < 0 || rows > 0x7fffffff || queries < 1 || rows % queries || heads_per_mask < 1) return MM_BAD_ARGUMENT;
-  Rows r{queries, keys, heads_per_mask, causal != 0};
+  if (rows < 0 || rows > 0x7fffffff || queries < 1 || rows % queries || heads_per_mask < 1 || heads_per_mask > rows) return MM_BAD_ARGUMENT;
+  Rows r{(unsigned)queries, (unsigned)heads_per_mask, keys, causal != 0};
   return MM_BY_DTYPE(dtype, {
     MM_ROWS(softmax_forward, aligned16(x, y), (const T*)x, (const unsigned char*)mask, (T*)y, r, (Acc<T>)scale)
   });
@@ -145,6 +147,6 @@ MM_EXPORT mm_softmax_backward(const void* dy, const void* y, void* dx, int64_t r
                               double scale, int causal, int dtype, void* stream) {
   if (rows == 0 || keys == 0) return 0;
   if (rows < 0 || rows > 0x7fffffff || queries < 1 || rows % queries) return MM_BAD_ARGUMENT;
-  Rows r{queries, keys, 1, causal != 0};
+  Rows r{(unsigned)queries, 1, keys, causal != 0};
   return MM_BY_DTYPE(dtype, { MM_ROWS(softmax_backward, aligned16(dy, y, dx), (const T*)dy, (const T*)y, (T*)dx, r, (Acc<T>)scale) });
 }

@@ -1,0 +1,71 @@
+"""Every barrier of every kernel file is there for a reason: without it, some order of warps gives another result."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from minimegatron.kernels import build, flash, fp8, launch, softmax
+from tests.kernels.compare import random
+
+BARRIER = re.compile(r"^ *__sync(threads|warp)\(\);.*\n", re.MULTILINE)
+# (file, which barrier) -> why leaving it out cannot be seen here.
+UNSEEN = {
+    ("softmax", 1): "lets block_max be called again; its callers call it once",
+    (
+        "flash_attention",
+        2,
+    ): "shuffles stand between writing and reading: lanes meet there, but memory is not ordered by it",
+}
+
+
+def run_softmax() -> list[torch.Tensor]:
+    return [softmax.scaled_softmax(random(1, 1, 2, 1024), 1.0)]
+
+
+def run_fp8() -> list[torch.Tensor]:
+    q, qt, _ = fp8.cast(random(64, 64), torch.ones(()), fp8.E4M3, transpose=True)
+    assert qt is not None
+    tiles, scales = fp8.cast_tiles(random(128, 128, seed=1), (128, 128), fp8.E4M3)
+    return [q.float(), qt.float(), tiles.float(), scales]
+
+
+def run_flash() -> list[torch.Tensor]:
+    q, k, v = (random(1, 1, 96, 16, seed=i).requires_grad_() for i in range(3))
+    out, lse = flash.flash_attention(q, k, v, 0.25)
+    return [out.detach(), lse, *torch.autograd.grad(out, (q, k, v), random(1, 1, 96, 16, seed=4))]
+
+
+RUNS = {"softmax": run_softmax, "fp8": run_fp8, "flash_attention": run_flash}
+
+
+def source(name: str) -> str:
+    """In fp32 alone, which compiles quickly."""
+    return "#define MM_ONLY_DTYPE 0\n" + (build.CSRC / f"{name}.cu").read_text()
+
+
+def test_the_files_with_barriers_are_these():
+    have = {name for name in build.sources() if BARRIER.search((build.CSRC / f"{name}.cu").read_text())}
+    assert have == RUNS.keys()
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_a_barrier_left_out_is_seen(name, monkeypatch):
+    whole, want = source(name), RUNS[name]()
+    barriers = list(BARRIER.finditer(whole))
+    for i, barrier in enumerate(barriers):
+        broken = whole[: barrier.start()] + whole[barrier.end() :]
+        library = launch.load(name, "emulated", broken)
+        monkeypatch.setattr(launch, "library", lambda *_, library=library: library)
+        found = []
+        for order in (0, 1, 2):
+            library.order(order)
+            found.append(same(RUNS[name](), want))
+        line = whole[: barrier.start()].count("\n")
+        assert all(found) == ((name, i) in UNSEEN), f"{name}.cu:{line}: without its barrier: {found}"
