@@ -5,7 +5,7 @@ D more, it must plan, and what answers can later draft tokens for speculative de
 
 Depth k has one more transformer layer. It sees the state of depth k - 1 and the token that this was asked for:
 
-    h_i^k = layer_k( M_k [ norm(h_i^{k-1}) ; norm(Emb(t_{i+k})) ] )       k = 1 .. D,  h^0 is the model's output
+    h_i^k = layer_k( M_k [ norm(Emb(t_{i+k})) ; norm(h_i^{k-1}) ] )       k = 1 .. D,  h^0 is the model's output
     loss_i^k = cross entropy of t_{i+k+1}, by norm(h_i^k) and the model's own output layer
     total    = sum_i m_i loss_i  +  lambda / D  sum_k sum_i m_{i+k} loss_i^k
 
@@ -22,6 +22,9 @@ parallelism a token's neighbour is on another rank: ids and gradients [b, s], sm
 rolled, and cut again.
 
 M_k [h, 2h] is replicated over tp and acts on the tokens that a rank holds; its gradient is partial like that of a norm.
+
+The halves of M_k stand as in DeepSeek's published weights and in Megatron, the embedding first; the paper has them the
+other way round. The total is what Megatron computes with `--calculate-per-token-loss`.
 
 DeepSeek-V3 (arXiv 2412.19437) section 2.2; Gloeckle et al. 2024 (arXiv 2404.19737). Megatron-LM:
 `megatron/core/transformer/multi_token_prediction.py`.
@@ -69,7 +72,7 @@ class PredictionLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """The state of the depth before and the tokens' embeddings [s', b, h] -> this depth's state [s', b, h]."""
-        x = self.eh_proj(torch.cat([self.hnorm(hidden), self.enorm(embedded)], -1))
+        x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
         return self.final_layernorm(self.transformer_layer(x, context))
 
 

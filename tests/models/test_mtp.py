@@ -58,7 +58,7 @@ def written_out(model: GPTModel, batch: dict[str, torch.Tensor]) -> torch.Tensor
             if i + k < s:
                 wanted[:, i] = labels[:, i + k]
                 weight[:, i] = mask[:, i + k] * (documents[:, i + k] == documents[:, i])
-        x = torch.cat([layer.hnorm(hidden), layer.enorm(model.embedding(seen, places))], -1)
+        x = torch.cat([layer.enorm(model.embedding(seen, places)), layer.hnorm(hidden)], -1)
         hidden = layer.final_layernorm(layer.transformer_layer(layer.eh_proj(x), context))
         total = total + 0.6 / 2 * (weight * losses(hidden, wanted)).sum()
     return total
