@@ -55,9 +55,9 @@ zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
 causal_map({"contiguous": contiguous, "zigzag": zigzag})
 
 # %% [markdown]
-# The area of a colour is the work of its rank. Under the plain cut the last rank works seven times as long as the
-# first, and at every layer all wait for it. Zigzag cuts the sequence into 2C chunks and gives rank r a cheap one and
-# a dear one: chunks r and 2C-1-r.
+# The area of a colour is the work of its rank. Under the plain cut the last rank works almost six times as long as the
+# first (seven times, when the sequence is long), and at every layer all wait for it. Zigzag cuts the sequence into 2C
+# chunks and gives rank r a cheap one and a dear one: chunks r and 2C-1-r.
 #
 # ## 2 · Predict
 #
@@ -250,7 +250,7 @@ causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist()
 # %% [markdown]
 # ### The ring, forward
 #
-# At step i rank r holds the block of rank (r-i) mod C. Three cases, each half a block of work but the first:
+# At step i rank r holds the block of rank (r-i) mod C. Three cases. In each, about half of the pairs are visible:
 #
 # | owner | your early half sees | your late half sees |
 # |---|---|---|

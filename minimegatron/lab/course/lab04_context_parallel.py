@@ -183,12 +183,13 @@ def _plain_exp(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
 
 def _never_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
     s = _scores(q, k, q_at, k_at)
-    top, total, out = q.new_full((*q.shape[:2], 1), -torch.inf), 0.0, 0.0
+    top = q.new_full((*q.shape[:2], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
     for part, values in zip(s.split(block, -1), v.split(block, 1), strict=True):
         top = torch.maximum(top, part.amax(-1, keepdim=True))
         p = torch.exp(part - top.masked_fill(top == -torch.inf, 0.0))
         total, out = total + p.sum(-1, keepdim=True), out + p @ values
-    return out / total, (top + torch.log(torch.as_tensor(total))).squeeze(-1)
+    return out / total, (top + total.log()).squeeze(-1)
 
 
 def _nothing_is_nan(block: int, **inputs: Any) -> Any:
