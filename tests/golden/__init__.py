@@ -8,7 +8,8 @@
 | `microbatches` | batch size ramp-up                                                    |
 | `slots`        | schedule tables and warm-up counts of the pipeline                    |
 | `gpt`          | ten training steps of four tiny models: loss, gradient norm, and more |
-| `moe`          | a layer with experts under several routers; three steps of training    |
+| `moe`          | a layer with experts under several routers; three steps of training   |
+| `mtp`          | every gradient norm of a model that predicts three tokens             |
 
 `megatron_X.json` was written by `tests/oracle/X.py`, whose docstring explains it.
 
