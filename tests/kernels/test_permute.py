@@ -58,6 +58,18 @@ def test_strides_misaligned_memory_and_empty():
     assert torch.equal(permute.unpermute(torch.empty(0, 8), none, torch.full((3, 2), -1)), torch.zeros(3, 8))
 
 
+def test_rows_beyond_two_gigabytes_and_two_billion_elements():
+    """Memory that is not touched is not used: the rows in between cost nothing."""
+    h, far = 4096, 2**31 // 4096 + 3
+    x = torch.empty(far + 1, h, dtype=torch.bfloat16)
+    x[0], x[far] = random(h), random(h, seed=1)
+    slots = torch.tensor([2 * far, 0])
+    out = torch.ops.minimegatron.permute(x, slots, torch.zeros(far + 1, 2, dtype=torch.int64))
+    assert torch.equal(out, torch.stack([x[far], x[0]]))
+    both_ways = permute.unpermute(x, torch.zeros(far + 1, dtype=torch.int64), torch.tensor([[far, 0]]))
+    assert torch.equal(both_ways[0], (x[far].float() + x[0].float()).bfloat16())
+
+
 def test_refused_before_the_launch():
     slots, places = maps()
     for call, message in [

@@ -114,6 +114,15 @@ def test_rope_reads_a_view_into_packed_heads():
         close([rope.rope(view, angle.cos(), angle.sin())], [want], torch.float64)
 
 
+def test_rope_of_tokens_two_billion_elements_apart():
+    """Memory that is not touched is not used."""
+    far, angle = 2**31 + 8, random(2, 1, 1, 4)
+    room = torch.empty(far + 8, dtype=torch.bfloat16)
+    room[:8], room[far:] = random(8), random(8, seed=1)
+    x = room.as_strided((2, 1, 1, 8), (far, 8, 8, 1))
+    close([rope.rope(x, angle.cos(), angle.sin())], [reference.rope(x, angle.cos(), angle.sin())], torch.bfloat16)
+
+
 def test_strides_and_misaligned_memory():
     x = random(4, 64)
     for view in (x[:, ::2], misaligned(x), x.t()):
