@@ -91,6 +91,19 @@ def test_with_context_and_pipeline(ranks):
     check(ranks(4), [case(x, "sigmoid in groups", accumulation=2) for x in layouts])
 
 
+def test_with_other_schedules(ranks):
+    """Weights of experts are not deferred: their gradients are complete with the backward pass."""
+    four = {"num_layers": 4, "moe_layer_freq": "[0,1,1,1]"}
+    chunks = {"num_virtual_stages_per_pipeline_rank": 2}
+    layouts = [
+        {PP: 2, EP: 2, "pipeline_schedule": "zb_h1"},
+        {PP: 2, EP: 2, "pipeline_schedule": "interleaved", **chunks},
+        {PP: 2, EP: 2, "pipeline_schedule": "zb_v", **chunks},
+    ]
+    cases = [case(x, model=four, accumulation=4, overlap=True, bucket_size=2000) for x in layouts]
+    check(ranks(4), cases)
+
+
 def test_overlap_recompute_and_accumulation(ranks):
     shared = {"moe_shared_expert_intermediate_size": 40, "moe_shared_expert_overlap": True}
     again = {"recompute_granularity": "selective", "recompute_modules": ("moe", "core_attn")}
