@@ -503,7 +503,7 @@ def piece_backward(
 
 def _piece_inputs(draw: Draw) -> dict[str, Any]:
     """Some of the keys of an attention, with the output and lse of all of them."""
-    a, n, m, d = draw.integer(1, 3), draw.integer(3, 6), draw.integer(4, 8), draw.integer(2, 5)
+    a, n, m, d = draw.integer(1, 3), draw.integer(3, 6), draw.integer(6, 9), draw.integer(2, 5)
     q, k, v, dout = (draw.tensor(a, size, d) for size in (n, m, m, n))
     q_at, k_at = torch.arange(m - n, m) + 1, torch.arange(m)
     out, lse = _dense(q, k, v, q_at, k_at)
