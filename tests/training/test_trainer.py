@@ -135,7 +135,8 @@ def test_microbatches_and_recompute_do_not_change_the_curve():
     [
         "--vocab-size 2 --make-vocab-size-divisible-by 1", "--num-layers 1",
         "--kv-channels 5", "--max-position-embeddings 16", "--bf16", "--optimizer sgd", "--log-num-zeros-in-grad",
-        "--recompute-activations", "--tokenizer-type NullTokenizer", "--window-size 3,0", "--attention-backend local",
+        "--recompute-activations", "--tokenizer-type NullTokenizer", "--window-size 3,0",
+        "--attention-backend local --attention-dropout 0",
     ],
 )  # fmt: skip
 def test_edges_run(line):
