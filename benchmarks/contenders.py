@@ -13,7 +13,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.models.decoder import build_model
+from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
@@ -48,7 +48,7 @@ FULL = Workload(
     batch=4, micro_batch=2, seq_length=256, steps=2,
 )  # fmt: skip
 SMOKE = Workload(
-    {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}
+    {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}
     | {"vocab_size": 64},
     batch=4, micro_batch=2, seq_length=16, steps=1,
 )  # fmt: skip
@@ -65,7 +65,7 @@ def tokens(work: Workload, samples: int) -> Iterator[dict[str, torch.Tensor]]:
 def our_step(work: Workload, mesh: Mesh) -> Callable[[], None]:
     """One training step of ours on this mesh."""
     parallel = mesh.parallel
-    model = build_model(work.config, mesh, seed=0)
+    model = build_model_chunks(work.config, mesh, 0)
     ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce)
     config = OptimizerConfig(lr=1e-4, clip_grad=1.0, lr_decay_style="constant")
     optimizer = build_optimizer(config, ddp, mesh)

@@ -31,6 +31,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "cp2": {"context_parallel_size": 2},
     "cp2 a2a": {"context_parallel_size": 2, "cp_comm_type": "a2a"},
+    "pp2": {"pipeline_model_parallel_size": 2},
     "dp2": {},
     "dp2 overlap": {"overlap_grad_reduce": True, "ddp_bucket_size": 1_000_000},
 }

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import bubble, contenders, gpu, ring
+from benchmarks import bubble, contenders, gpu, overhead, ring, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -74,3 +74,17 @@ def test_the_bubble_of_every_schedule_is_measured_beside_its_prediction(capsys, 
         "zb_h1": "0.0833", "zb_v": "0.0417", "dualpipe_v": "0.0417",
     }  # fmt: skip
     assert all(float(line[8]) > 0 for line in lines), "idle time cannot be negative: sleeps are never too short"
+
+
+def test_training_is_compared_in_every_layout(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train", "--smoke", "--only", "hf", "tp2", "pp2"])
+    train.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all("tokens per CPU-second" in line for line in lines[1:])
+
+
+def test_the_price_of_doing_nothing_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["overhead", "--smoke"])
+    overhead.main()
+    out = capsys.readouterr().out
+    assert "group of one" in out and "CPU-s" in out and "4 warm ranks" in out
