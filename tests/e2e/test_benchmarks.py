@@ -19,7 +19,8 @@ def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monke
     assert gpu.main() == 0
     out = capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
-    assert "training step" in out and "WRONG" not in out and len(rows) == 12
+    assert "training step" in out and "WRONG" not in out
+    assert {"copy", "RMSNorm, backward", "AdamW, main and bf16"} <= {row["what"] for row in rows} and len(rows) > 30
     assert all(row["milliseconds"] > 0 for row in rows)
 
 
