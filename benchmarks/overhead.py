@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from benchmarks.contenders import cpu_seconds
+from benchmarks.contenders import cpu_seconds, nothing
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.workers import WarmPool
@@ -73,15 +73,11 @@ def import_seconds(statement: str) -> float:
 def empty_job_seconds(nranks: int, times: int) -> float:
     """Wall time of a job that does nothing, its process group included."""
     with WarmPool(nranks) as pool:
-        pool.run(_nothing)
+        pool.run(nothing)
         begun = time.monotonic()
         for _ in range(times):
-            pool.run(_nothing)
+            pool.run(nothing)
         return (time.monotonic() - begun) / times
-
-
-def _nothing(rank: int, world: int) -> None:
-    return None
 
 
 def main() -> None:
