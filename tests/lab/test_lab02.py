@@ -7,42 +7,23 @@ import torch
 
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.lab.course.lab02_tensor_parallel import _NAMES, LAB, activation_bytes, partial_gradients, qkv_part
-from minimegatron.lab.fresh import Nursery
-from minimegatron.lab.judge import judge
-from minimegatron.lab.verdict import Verdict
+from minimegatron.lab.course.lab02_tensor_parallel import _NAMES, activation_bytes, partial_gradients, qkv_part
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
-from tests.lab.cells import exercise_cells
+from tests.lab.marked import Marked, numbered
 
-COURSE = "minimegatron.lab.course.lab02_tensor_parallel"
-SOLUTIONS = exercise_cells("02_tensor_parallel", solved=True)
-STUBS = exercise_cells("02_tensor_parallel", solved=False)
+MARKED = Marked("02_tensor_parallel", imports=True)
+LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
 HEAD = (
     "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n"
     "from minimegatron.comm.collectives import *\nfrom minimegatron.comm import collectives as c\n"
 )
 
 
-def check(nursery: Nursery, exercise: str, source: str) -> Verdict:
-    return judge(nursery, COURSE, exercise, {**SOLUTIONS, exercise: source})
-
-
-def changed(exercise: str, *pairs: tuple[str, str]) -> str:
-    """The solution with some of its text replaced; every text must be there."""
-    source = SOLUTIONS[exercise]
-    for old, new in pairs:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
-
-
 @pytest.mark.parametrize("exercise", LAB.exercises)
 def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    assert check(nursery, exercise, STUBS[exercise]).state == "todo"
-    verdict = check(nursery, exercise, SOLUTIONS[exercise])
-    assert (verdict.state, verdict.points) == ("passed", LAB[exercise].points), verdict
+    MARKED.assert_stub_and_solution(nursery, exercise)
 
 
 RIGHT = {
@@ -196,14 +177,13 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("exercise", "index"), [(name, i) for name, right in RIGHT.items() for i in range(len(right))])
+@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
 def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    verdict = check(nursery, exercise, RIGHT[exercise][index])
-    assert (verdict.state, verdict.points) == ("passed", LAB[exercise].points), verdict
+    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
 
 
 def test_every_exercise_has_three_other_right_answers():
-    assert {name: len(answers) for name, answers in RIGHT.items()} == dict.fromkeys(LAB.exercises, 3)
+    MARKED.assert_three_each(RIGHT)
 
 
 ALL_REDUCED_LOGITS = (  # right numbers, bought with all the logits
@@ -335,11 +315,10 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("exercise", "index"), [(name, i) for name, wrong in WRONG.items() for i in range(len(wrong))])
+@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
 def test_each_mistake_loses_points_and_gets_its_hint(nursery, exercise, index):
     source, hint = WRONG[exercise][index]
-    verdict = check(nursery, exercise, source)
-    assert verdict.state == "wrong" and verdict.points < LAB[exercise].points, verdict
+    verdict = MARKED.assert_loses(nursery, exercise, source)
     assert hint in verdict.hint, verdict
 
 

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from minimegatron.lab.course.lab03_pipeline_1f1b import LAB
-from minimegatron.lab.judge import judge
-from minimegatron.lab.verdict import Verdict
-from tests.lab.cells import exercise_cells
+from tests.lab.marked import Marked, numbered, said
 
-COURSE = "minimegatron.lab.course.lab03_pipeline_1f1b"
-SOLUTIONS = exercise_cells("03_pipeline_1f1b", solved=True)
-STUBS = exercise_cells("03_pipeline_1f1b", solved=False)
+MARKED = Marked("03_pipeline_1f1b")
+LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
 DIST = "import torch\nimport torch.distributed as dist\n"
-
-
-def check(nursery, exercise: str, source: str) -> Verdict:
-    return judge(nursery, COURSE, exercise, {exercise: source})
-
-
-def changed(exercise: str, *pairs: tuple[str, str]) -> str:
-    """The solution with some of its text replaced; every text must be there."""
-    source = SOLUTIONS[exercise]
-    for old, new in pairs:
-        assert old in source, old
-        source = source.replace(old, new)
-    return source
-
-
-def said(verdict: Verdict) -> str:
-    """Everything that the learner reads."""
-    return " ".join([verdict.hint, verdict.note, *(row.note for row in verdict.rows)])
 
 
 @pytest.mark.parametrize("exercise", LAB.exercises)
 def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    assert check(nursery, exercise, STUBS[exercise]).state == "todo"
-    verdict = check(nursery, exercise, SOLUTIONS[exercise])
-    assert (verdict.state, verdict.points) == ("passed", LAB[exercise].points), verdict
+    MARKED.assert_stub_and_solution(nursery, exercise)
 
 
 RIGHT = {
@@ -136,14 +112,13 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("exercise", "index"), [(name, i) for name, right in RIGHT.items() for i in range(len(right))])
+@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
 def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    verdict = check(nursery, exercise, RIGHT[exercise][index])
-    assert (verdict.state, verdict.points) == ("passed", LAB[exercise].points), verdict
+    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
 
 
 def test_every_exercise_has_three_other_right_answers():
-    assert {name: len(answers) for name, answers in RIGHT.items()} == dict.fromkeys(LAB.exercises, 3)
+    MARKED.assert_three_each(RIGHT)
 
 
 GPIPE_AS = "def {}(rank, p, m):\n    return [f'F{{i}}' for i in range(m)] + [f'B{{i}}' for i in range(m)]"
@@ -193,7 +168,7 @@ WRONG = {
             "the other is W"),
     ],
     "zb_h1": [
-        (SOLUTIONS["one_f_one_b"].replace("one_f_one_b", "zb_h1"), "every backward is to be split"),
+        (MARKED.solutions["one_f_one_b"].replace("one_f_one_b", "zb_h1"), "every backward is to be split"),
         # W at once: the bubble is larger
         (changed("zb_h1", ("if i >= rank:", "if True:"), ("W{i - rank}", "W{i}"), ("range(max(0, m - rank), m)", "[]")), "are enough"),
         # all W at the end: even slower, and the memory of GPipe
@@ -225,11 +200,10 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("exercise", "index"), [(name, i) for name, wrong in WRONG.items() for i in range(len(wrong))])
+@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
 def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
     source, words = WRONG[exercise][index]
-    verdict = check(nursery, exercise, source)
-    assert verdict.state == "wrong" and verdict.points < LAB[exercise].points, verdict
+    verdict = MARKED.assert_loses(nursery, exercise, source)
     assert words in said(verdict), verdict
     assert verdict.hint or verdict.note or any(row.note for row in verdict.rows)
 
