@@ -13,7 +13,7 @@ NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint unit notebooks gpu browser format doctor clean
+.PHONY: help lab test lint unit thorough notebooks gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+thorough: $(VENV)/.test ## the tests with every matrix in full; takes half an hour
+	$(BIN)/python -m pytest $(PARALLEL) --thorough $(ARGS)
 
 # Stored outputs are compared, cell by cell, with a fresh run; first, that the notebooks are what their sources say.
 notebooks: $(VENV)/.test ## labs and solutions are up to date and run to the outputs they store

@@ -26,6 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trials", type=int, default=1, help="at how many random moments each fault of tests/faults strikes"
     )
+    parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices, long runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `thorough`, unless it was asked for by option or by its own name."""
+    named = any("::" in argument for argument in config.args)
+    if not (config.getoption("--thorough") or named):
+        left = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture(scope="session")
