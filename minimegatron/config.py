@@ -24,7 +24,7 @@ import torch
 from minimegatron import variants
 from minimegatron.errors import ConfigError
 from minimegatron.fields import Config, divides, opt, require
-from minimegatron.stages import SCHEDULES, plan_stages
+from minimegatron.stages import SCHEDULES, expand_layout, plan_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -521,13 +521,8 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
-    require(
-        model.mtp_num_layers is None or parallel.pipeline_model_parallel_size == 1,
-        f"mtp_num_layers={model.mtp_num_layers} in a pipeline: its layers stand behind the last stage's and need the "
-        "embedding, which is on the first",
-        "pipeline_model_parallel_size=1",
-    )
     plan_stages(parallel, model.num_layers)
+    check_depths_fit(model, parallel)
     if seq_length is not None:
         if parallel.sequence_parallel:
             divides(tp, seq_length, "tensor_model_parallel_size (with sequence_parallel)", "seq_length")
@@ -610,6 +605,21 @@ def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> Non
         not parallel.variable_seq_lengths or model.moe_token_dispatcher_type == "alltoall" or ep * etp == 1,
         "moe_token_dispatcher_type allgather with variable_seq_lengths: it needs as many tokens on every rank",
         "moe_token_dispatcher_type=alltoall",
+    )
+
+
+def check_depths_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """Predictions of several tokens are where a written-out layout puts them: all on the last stage.
+
+    Raises:
+        ConfigError: another number of them.
+    """
+    layout, depths = parallel.pipeline_model_parallel_layout, model.mtp_num_layers or 0
+    written = expand_layout(layout).count("m") if layout else 0
+    require(
+        written in (0, depths),
+        f"pipeline_model_parallel_layout {layout!r} has {written} m, mtp_num_layers is {model.mtp_num_layers}",
+        f"{depths} m before the L, or none: they stand there anyway",
     )
 
 

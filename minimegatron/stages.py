@@ -12,7 +12,8 @@ The model is a row of layers between an embedding and a loss. p ranks hold v chu
 | `account_for_embedding_in_pipeline_split`, `..._loss_...` | the embedding (the loss) counts as a layer               |
 | `pipeline_model_parallel_layout`                          | as written: `Et*3|(tt|)*2,L` = `E t t t | t t | t t | L` |
 
-In a layout E is the embedding, t a layer, L the loss; x*n repeats a letter or a bracket, commas are for the eye.
+In a layout E is the embedding, t a layer, m a prediction of one more token (`models/mtp.py`; on the last stage, where
+they are also when no m is written), L the loss; x*n repeats a letter or a bracket, commas are for the eye.
 
 How many chunks: `num_virtual_stages_per_pipeline_rank` says it, `num_layers_per_virtual_pipeline_stage` says how long a
 chunk is, a layout has them, and the V-shaped schedules always have two. Whatever cannot be cut so is refused, with the
@@ -151,16 +152,15 @@ def parse_layout(text: str, num_layers: int) -> list[int]:
     Raises:
         ConfigError: a letter that means nothing, no E at the very start or L at the very end, another number of layers.
     """
-    flat = re.sub(r"[,\s]", "", text)
-    for pattern in (r"\(([^()]+)\)\*(\d+)", r"([EtL|])\*(\d+)"):
-        while re.search(pattern, flat):
-            flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
-    fix = "letters E (embedding), t (layer), L (loss), | between stages, x*n and (...)*n to repeat"
-    if unknown := re.sub(r"[EtL|]", "", flat):
+    flat = expand_layout(text)
+    fix = "letters E (embedding), t (layer), m (one more token), L (loss), | between stages, x*n and (...)*n to repeat"
+    if unknown := re.sub(r"[EtmL|]", "", flat):
         raise ConfigError(f"pipeline_model_parallel_layout {text!r}: {unknown[0]!r} means nothing", fix=fix)
-    if not re.fullmatch(r"E[t|]*L", flat):
+    if not re.fullmatch(r"E[t|]*m*L", flat):
         raise ConfigError(
-            f"pipeline_model_parallel_layout {text!r} is {flat}: not one E at the start and one L at the end", fix=fix
+            f"pipeline_model_parallel_layout {text!r} is {flat}: not one E at the start and one L at the end, with "
+            "every m right before it",
+            fix=fix,
         )
     counts = [stage.count("t") for stage in flat.split("|")]
     if sum(counts) != num_layers:
@@ -169,3 +169,12 @@ def parse_layout(text: str, num_layers: int) -> list[int]:
             fix="as many t as num_layers",
         )
     return counts
+
+
+def expand_layout(text: str) -> str:
+    """A layout without repetitions and commas: `Et*3|(tt|)*2,L` is `Ettt|tt|tt|L`."""
+    flat = re.sub(r"[,\s]", "", text)
+    for pattern in (r"\(([^()]+)\)\*(\d+)", r"([EtmL|])\*(\d+)"):
+        while re.search(pattern, flat):
+            flat = re.sub(pattern, lambda found: found[1] * int(found[2]), flat)
+    return flat

@@ -14,6 +14,10 @@ rank (V-shaped) they share the tensor. On two, the last has a copy, drawn from t
 of the two are summed (`parallel/finalize`), the copy is counted in no norm and saved in no checkpoint, and equal
 gradients keep it equal.
 
+**Predictions of several tokens** (`models/mtp.py`) stand on the last stage, behind its layers, whatever the schedule.
+They embed the tokens that were asked for, so the last stage has a copy of the embedding, positions included, by the
+same rules.
+
 Megatron-LM: `get_model` in `megatron/training/training.py`, `setup_embeddings_and_output_layer` in
 `models/common/language_module/language_module.py`.
 """
@@ -32,7 +36,7 @@ from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.param import initialize, layout_of
+from minimegatron.layers.param import initialize, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.actions import Placement
@@ -87,21 +91,27 @@ class ModelChunks(nn.Module):
             )
             for stage in self.placement[mesh.pp.rank]
         )
-        if not config.untie_embeddings_and_output_weights:
+        if config.mtp_num_layers or not config.untie_embeddings_and_output_weights:
             self._tie(last)
 
     def _tie(self, last: int) -> None:
-        """Share the tied matrix where both users are here; refuse copies on ranks that `mesh.embd` leaves out."""
+        """Share what the ends of the model both hold where both are here; refuse copies that `mesh.embd` leaves out."""
         first_rank, last_rank = (next(r for r, row in enumerate(self.placement) if s in row) for s in (0, last))
         if first_rank == last_rank == self.mesh.pp.rank:
             first, end = (self.chunks[self.placement[first_rank].index(stage)] for stage in (0, last))
-            weight = first.embedding.word_embeddings.weight  # type: ignore[union-attr]
-            weight.param_layout = dataclasses.replace(layout_of(weight), copies="")  # type: ignore[arg-type, union-attr]
-            end.output_layer.weight = weight  # type: ignore[union-attr]
+            originals = {name: param for name, param in logical_parameters(first) if layout_of(param).copies}
+            copies = [(m, n, layout_of(p).tied_to) for m in end.modules() for n, p in m.named_parameters(recurse=False)]
+            for module, name, original in copies:
+                if original:
+                    setattr(module, name, originals[original])
+            for weight in originals.values():
+                weight.param_layout = dataclasses.replace(layout_of(weight), copies="")  # type: ignore[attr-defined]
         elif first_rank != last_rank and {first_rank, last_rank} != {0, self.mesh.pp.size - 1}:
             raise ConfigError(
-                f"tied embeddings with the first stage on pipeline rank {first_rank} and the last on {last_rank}",
-                fix="put them on the first and the last rank, or on one, or untie_embeddings_and_output_weights=True",
+                f"an embedding that the first stage, on pipeline rank {first_rank}, and the last, on {last_rank}, "
+                "both hold: it is tied, or mtp_num_layers needs it",
+                fix="put them on the first and the last rank, or on one; or untie_embeddings_and_output_weights=True "
+                "and no mtp_num_layers",
             )
 
     def stages(self) -> Iterator[tuple[int, GPTModel]]:

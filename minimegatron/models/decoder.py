@@ -8,7 +8,8 @@ context parallelism cannot each average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
-(`models/chunks.py`).
+(`models/chunks.py`). Predictions of several tokens stand behind the last layer and embed tokens too: the last stage
+then has a copy of the whole embedding, which a tied output layer uses as well.
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
 all-reduces of `[s, b]` for the loss. The backward pass mirrors it.
@@ -80,9 +81,9 @@ class GPTModel(nn.Module):
         check_model_fits(config, mesh.parallel)
         self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
-        self.embedding = (
-            LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng)) if pre_process else None
-        )
+        self.embedding = None
+        if pre_process or (post_process and config.mtp_num_layers):
+            self.embedding = LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng))
         self.rotary = RotaryEmbedding(config) if config.rotates else None
         self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
         self.mtp = None
@@ -90,7 +91,7 @@ class GPTModel(nn.Module):
             self.mtp = MultiTokenPrediction(config, mesh, spec or decoder_layer_spec(config), rng)
         self.output_layer = None
         self._input: torch.Tensor | None = None
-        if post_process and (config.untie_embeddings_and_output_weights or not pre_process):
+        if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
                 config.hidden_size,
                 config.padded_vocab_size(mesh.tp.size),
@@ -101,18 +102,22 @@ class GPTModel(nn.Module):
                 rows=config.vocab_size,
                 dtype=config.dtype,
             )
-        if not config.untie_embeddings_and_output_weights and pre_process != post_process:
-            self._declare_copy()
+        if pre_process != post_process:
+            self._declare_copies()
 
-    def _declare_copy(self) -> None:
-        """The tied matrix is on another stage as well: the last one's is the copy, drawn from the original's name."""
-        if self.embedding is not None:
-            weight = self.embedding.word_embeddings.weight
-            weight.param_layout = dataclasses.replace(layout_of(weight), copies="embd")  # type: ignore[attr-defined]
-        if self.output_layer is not None:
-            weight = self.output_layer.weight
-            original = "embedding.word_embeddings.weight"
-            layout = dataclasses.replace(layout_of(weight), copies="embd", shared=True, tied_to=original)
+    def _declare_copies(self) -> None:
+        """Matrices that the first stage and the last both hold: the last one's are copies, drawn from the same names."""
+        held: dict[str, torch.Tensor] = {}
+        tied, predicts = not self.config.untie_embeddings_and_output_weights, bool(self.config.mtp_num_layers)
+        if self.embedding is not None and (tied or predicts):
+            held["embedding.word_embeddings.weight"] = self.embedding.word_embeddings.weight
+        elif self.output_layer is not None and tied:
+            held["embedding.word_embeddings.weight"] = self.output_layer.weight
+        if self.embedding is not None and self.embedding.position_embeddings is not None and predicts:
+            held["embedding.position_embeddings.weight"] = self.embedding.position_embeddings.weight  # type: ignore[assignment]
+        for name, weight in held.items():
+            copy = {} if self.pre_process else {"shared": True, "tied_to": name}
+            layout = dataclasses.replace(layout_of(weight), copies="embd", **copy)  # type: ignore[arg-type]
             weight.param_layout = layout  # type: ignore[attr-defined]
 
     def set_input_tensor(self, hidden: torch.Tensor | None) -> None:
@@ -147,7 +152,8 @@ class GPTModel(nn.Module):
         b, n = tokens.shape
         if position_ids is None:
             position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
-        if self.embedding is not None:
+        if self.pre_process:
+            assert self.embedding is not None, "the first stage has the embedding"
             hidden = self.embedding(tokens, position_ids)
         elif hidden is None:
             hidden, self._input = self._input, None
@@ -163,7 +169,7 @@ class GPTModel(nn.Module):
         losses = self._losses(hidden, labels)
         if self.mtp is None or not (self.training and torch.is_grad_enabled()):
             return losses
-        assert self.embedding is not None, "the config refuses predictions of several tokens in a pipeline"
+        assert self.embedding is not None, "the stage that predicts several tokens embeds them"
         embedding, places = self.embedding, position_ids
         return self.mtp(losses, hidden, labels, context, lambda ids: embedding(ids, places), self._losses)
 

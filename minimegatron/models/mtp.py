@@ -15,11 +15,16 @@ w_i the labels, t_{i+k} = w_{i+k-1}, so all that is needed is labels rolled to t
 **A loss beside the loss.** The model returns the losses of the next token, and who calls it masks, sums and scales
 them. The other depths' losses ride along (`_Beside`): identity on the losses, whose backward pass is handed dL/dloss_i,
 which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So nobody has to be told
-of a mask or a scale twice, and the result does not depend on how the batch is cut.
+of a mask or a scale twice, and the result does not depend on how the batch is cut. The same backward pass counts
+sum_i m_{i+k} loss_i^k for the log (`depth_losses`): once a microbatch, whatever is recomputed, and never in an
+evaluation, which runs no depth at all.
 
 **Rolls.** What is rolled past the end of the sequence, or into another document, has gradient 0. With context
 parallelism a token's neighbour is on another rank: ids and gradients [b, s], small beside activations, are gathered,
 rolled, and cut again.
+
+**In a pipeline** all depths are on the last stage, in every schedule. Labels are there; the embedding is a copy, whose
+gradient is added to the first stage's (`models/chunks`).
 
 M_k [h, 2h] is replicated over tp and acts on the tokens that a rank holds; its gradient is partial like that of a norm.
 
@@ -46,6 +51,7 @@ from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.mla import ReplicatedLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
+from minimegatron.layers.recompute import recompute
 from minimegatron.models.spec import ModuleSpec, build_module
 
 
@@ -65,6 +71,8 @@ class PredictionLayer(nn.Module):
     ) -> None:
         super().__init__()
         h = config.hidden_size
+        # `block` recomputes the first layers of the model, and these are behind the last
+        self.rng, self.again = rng, config.recompute_granularity == "full" and config.recompute_method == "uniform"
         self.enorm, self.hnorm = Norm(config), Norm(config)
         self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
         self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
@@ -72,6 +80,11 @@ class PredictionLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """The state of the depth before and the tokens' embeddings [s', b, h] -> this depth's state [s', b, h]."""
+        if self.again and self.training:
+            return recompute(self._state, hidden, embedded, context, rng=self.rng)
+        return self._state(hidden, embedded, context)
+
+    def _state(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
         return self.final_layernorm(self.transformer_layer(x, context))
 
@@ -84,7 +97,13 @@ class MultiTokenPrediction(nn.Module):
         mesh: its layout.
         spec: of a transformer layer.
         rng: dropout streams.
+
+    Attributes:
+        tally: [D, 2] in fp64, since it was last taken: for each depth the loss summed over the tokens that counted, and
+            their number, both times what the loss was multiplied by.
     """
+
+    tally: torch.Tensor
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, spec: ModuleSpec, rng: RngStreams | None = None) -> None:
         super().__init__()
@@ -94,6 +113,8 @@ class MultiTokenPrediction(nn.Module):
         self.layers = nn.ModuleList(
             PredictionLayer(config, mesh, spec, first + k, rng) for k in range(config.mtp_num_layers)
         )
+        tally = torch.zeros(config.mtp_num_layers, 2, dtype=torch.float64, device="cpu")
+        self.register_buffer("tally", tally, persistent=False)
 
     def forward(
         self,
@@ -129,14 +150,14 @@ class MultiTokenPrediction(nn.Module):
             return x
         return local_tokens(gather_tokens(x, self.mesh, 1).roll(-k, 1), self.mesh, 1)
 
-    def share(self, grad: torch.Tensor, k: int, document_ids: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of depth k's losses [b, s], from that of the next token's losses."""
+    def weights(self, grad: torch.Tensor, k: int, document_ids: torch.Tensor | None) -> torch.Tensor:
+        """What depth k's losses count [b, s], before lambda / D, from the gradient of the next token's losses."""
         whole = gather_tokens(grad, self.mesh, 1)
         rolled = whole.roll(-k, 1)
         rolled[:, -k:] = 0.0
         if document_ids is not None:
             rolled = rolled * (document_ids == document_ids.roll(-k, 1))
-        return self.factor * local_tokens(rolled, self.mesh, 1)
+        return local_tokens(rolled, self.mesh, 1)
 
 
 class _Beside(torch.autograd.Function):
@@ -144,10 +165,30 @@ class _Beside(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, losses: torch.Tensor, block: Any, document_ids: Any, *deeper: torch.Tensor) -> torch.Tensor:
-        ctx.block, ctx.document_ids, ctx.depths = block, document_ids, len(deeper)
+        ctx.block, ctx.document_ids = block, document_ids
+        ctx.save_for_backward(*deeper)
         return losses.view_as(losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        shares = [ctx.block.share(grads[0].contiguous(), k + 1, ctx.document_ids) for k in range(ctx.depths)]
+        block, shares = ctx.block, []
+        for k, losses in enumerate(ctx.saved_tensors, 1):
+            weights = block.weights(grads[0].contiguous(), k, ctx.document_ids)
+            block.tally[k - 1] += torch.stack([(weights * losses).sum(), weights.sum()]).double()
+            shares.append(block.factor * weights)
         return grads[0], None, None, *shares
+
+
+def depth_losses(model: nn.Module, scale: float) -> dict[str, torch.Tensor]:
+    """What this rank's depths have counted since the last call: Megatron's name -> [sum of losses, tokens], in fp64.
+
+    Args:
+        model: what this rank holds; {} where it has no depths.
+        scale: what the loss was multiplied by before its backward pass.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for block in model.modules():
+        if isinstance(block, MultiTokenPrediction):
+            found = {f"mtp_{k} loss": pair / scale for k, pair in enumerate(block.tally.clone(), 1)}
+            block.tally.zero_()
+    return found

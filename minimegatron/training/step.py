@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -53,6 +54,7 @@ from minimegatron.data.masking import Batch
 from minimegatron.errors import NumericsError
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
+from minimegatron.models.mtp import depth_losses
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.ddp import DistributedDataParallel
@@ -210,15 +212,19 @@ def train_step(
             steps. Nothing has moved.
     """
     model.zero_grad_buffer()
-    set_loss_scale(model, optimizer.loss_scale / unit)
+    scale = optimizer.loss_scale / unit
+    set_loss_scale(model, scale)
     tokens, reports = forward_backward(
         forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
     )
     num_tokens = finalize_model_grads(model, mesh, tokens)
     if unit != 1.0:
         model.scale_gradients(unit)
-    reports = on_every_stage(reports, mesh)
+    reports = on_every_stage(reports | depth_losses(model, scale), mesh)
     losses, stop = reduce_reports(reports, mesh, asks_to_stop)
+    if trace.recording():
+        now = time.monotonic()
+        trace.emit("losses", "mark", now, now, note=", ".join(f"{name} {value:.6E}" for name, value in losses.items()))
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)
     result = optimizer.step()

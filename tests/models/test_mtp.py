@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,14 +16,17 @@ from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import load_logical, logical_parameters
 from minimegatron.models.decoder import GPTModel, build_model
+from minimegatron.models.mtp import depth_losses
 from minimegatron.models.zoo import count_parameters
+from minimegatron.parallel import finalize
 from minimegatron.training.flops import forward_flops
 from tests.test_config import rank_of_tp
-from tests.twin import Case, microbatch, weights
+from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights
 
-TP, SP, CP, EP = (
+TP, SP, PP, CP, EP = (
     "tensor_model_parallel_size",
     "sequence_parallel",
+    "pipeline_model_parallel_size",
     "context_parallel_size",
     "expert_model_parallel_size",
 )
@@ -117,6 +121,99 @@ def test_counts():
     assert more["attention"] == 2 * less["attention"] and more["logits"] == 3 * less["logits"]
 
 
-def test_a_pipeline_is_refused():
-    with pytest.raises(ConfigError, match="embedding, which is on the first"):
-        check_model_fits(Case({}, DEPTHS).config, ParallelConfig(pipeline_model_parallel_size=2))
+# ------------------------------------------------------------------------------------------------ pipelines
+
+FOUR: dict[str, Any] = {**DEPTHS, "num_layers": 4}
+TIED: dict[str, Any] = {**FOUR, "untie_embeddings_and_output_weights": False}
+POSITIONS = {"position_embedding_type": "learned_absolute"}
+TWO_CHUNKS = {"num_virtual_stages_per_pipeline_rank": 2}
+
+
+def pipelined(layout: dict[str, Any], model: dict[str, Any], **more: Any) -> Case:
+    size = {PP: 2, **layout}
+    return Case(size, model, **{"accumulation": 2 * size[PP], "double": True, "micro_batch_size": 1, **more})
+
+
+PIPELINES = {
+    2: [
+        pipelined({}, {**DEPTHS, **POSITIONS}),
+        pipelined({}, TIED),
+        pipelined({"pipeline_schedule": "zb_h1"}, TIED),
+        pipelined({"pipeline_schedule": "interleaved", **TWO_CHUNKS}, {**FOUR, **POSITIONS}, documents=True),
+        pipelined({"pipeline_schedule": "zb_v"}, {**TIED, **POSITIONS}),
+        pipelined({"pipeline_schedule": "dualpipe_v"}, FOUR),
+        pipelined({"pipeline_model_parallel_layout": "Ettt|tmmL"}, {**FOUR, "recompute_granularity": "full"}),
+    ],
+    4: [
+        pipelined({PP: 4}, FOUR),
+        pipelined({TP: 2, SP: True}, {**TIED, **POSITIONS}),
+        pipelined({CP: 2}, FOUR, documents=True),
+        pipelined({"pipeline_schedule": "interleaved", **TWO_CHUNKS}, TIED, overlap=True, bucket_size=2000),
+        pipelined({"pipeline_schedule": "zb_h1", TP: 2, SP: True}, FOUR),
+    ],
+}
+
+
+@pytest.mark.parametrize("world", PIPELINES)
+def test_in_a_pipeline(ranks, world):
+    for reports in ranks(world).run(compare_all, PIPELINES[world], timeout=120):
+        for one, report in zip(PIPELINES[world], reports, strict=True):
+            assert problems(report, 1e-10) == [], one
+
+
+def without_the_sum(rank: int, world: int, case: Case) -> dict[str, Any]:
+    with mock.patch.object(finalize, "sum_tied_gradients", lambda model, mesh: None):
+        return compare_with_serial(rank, world, case)
+
+
+def test_a_copy_whose_gradient_stays_alone_is_seen(ranks):
+    for report in ranks(2).run(without_the_sum, PIPELINES[2][0]):
+        wrong = [text for text in problems(report, 1e-6) if "gradient of" in text]
+        assert len(wrong) == 2 and all("embedding" in text for text in wrong)
+
+
+@pytest.mark.parametrize(
+    "layout, words", [("Ett|ttmL", "has 1 m, mtp_num_layers is 2"), ("Ettmm|ttL", "every m right before it")]
+)
+def test_predictions_that_a_written_layout_puts_elsewhere(layout, words):
+    with pytest.raises(ConfigError, match=words):
+        check_model_fits(
+            Case({}, FOUR).config, ParallelConfig(pipeline_model_parallel_size=2, pipeline_model_parallel_layout=layout)
+        )
+
+
+# ------------------------------------------------------------------------------------------------ for the log
+
+
+def test_what_is_logged_is_the_mean_over_the_tokens_that_count():
+    """In the words of the module: sum_i m_{i+k} l^k_i / sum_i m_{i+k}, whatever the loss is multiplied by."""
+    case = Case({}, DEPTHS, documents=True)
+    model, batch = model_of(case), microbatch(case, 0, 0)
+    mask = batch["loss_mask"]
+    for _ in range(2):
+        loss = model(batch["tokens"], None, batch["labels"], document_ids=batch["document_ids"]) * mask
+        (loss.sum() * 1e-3).backward()
+    with torch.no_grad():
+        model(batch["tokens"], None, batch["labels"], document_ids=batch["document_ids"])
+    found = depth_losses(model, 1e-3)
+    assert list(found) == ["mtp_1 loss", "mtp_2 loss"] and not depth_losses(model, 1.0)["mtp_1 loss"].any()
+    for k, (total, count) in enumerate(found.values(), 1):
+        same = batch["document_ids"][:, k:] == batch["document_ids"][:, :-k]
+        assert count.item() == pytest.approx(2 * (mask[:, k:] * same).sum().item(), rel=1e-12)
+        assert total.item() == pytest.approx(2 * depth_loss(model, batch, k), rel=1e-12)
+
+
+def depth_loss(model: GPTModel, batch: dict[str, torch.Tensor], k: int) -> float:
+    """The sum of depth k's losses over the tokens that count, from the losses the model computes."""
+    assert model.mtp is not None
+    found: list[torch.Tensor] = []
+    losses = model._losses
+
+    def remember(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found.append(losses(hidden, labels))
+        return found[-1]
+
+    with mock.patch.object(model, "_losses", remember):
+        model(batch["tokens"], None, batch["labels"], document_ids=batch["document_ids"])
+    same = batch["document_ids"][:, k:] == batch["document_ids"][:, :-k]
+    return (found[k][:, :-k] * batch["loss_mask"][:, k:] * same).sum().item()

@@ -1,0 +1,76 @@
+"""Predictions of several tokens in the training loop: in every log, in a pipeline as alone, and in no evaluation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron import trace
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.param import layout_of
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.trainer import Trainer
+from tests.training.test_experts import scalars
+
+LINE = (
+    "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 64 --lr 3e-3 "
+    "--train-iters 3 --micro-batch-size 2 --global-batch-size 8 --hidden-dropout 0 --attention-dropout 0 "
+    "--normalization RMSNorm --disable-bias-linear --mtp-num-layers 2 --mtp-loss-scaling-factor 0.5 "
+    "--eval-interval 3 --eval-iters 1"
+)
+PP2 = "--pipeline-model-parallel-size 2"
+
+
+def trained(rank: int, world: int, line: str) -> dict[str, Any]:
+    trainer = Trainer(parse_args(line.split(), world), quiet=True)
+    trainer.train()
+    mesh = trainer.mesh
+    copies = [p for p in trainer.model.params.values() if layout_of(p).copies]
+    both = [c.all_gather(p.detach()[None], mesh.embd) for p in copies]
+    return {
+        "losses": [step.losses for step in trainer.history],
+        "norms": [step.grad_norm for step in trainer.history],
+        "evaluated": list(trainer.evaluate()),
+        "copies": len(both),
+        "equal": all(torch.equal(pair[0], pair[-1]) for pair in both),
+    }
+
+
+def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
+    want = trained(0, 1, LINE)
+    assert [set(x) for x in want["losses"]] == [{"lm loss", "mtp_1 loss", "mtp_2 loss"}] * 3
+    assert want["evaluated"] == ["lm loss"]
+    for found in ranks(2).run(trained, f"{LINE} {PP2}", timeout=60):
+        assert found["copies"] == 2 and found["equal"], "words and positions, after three steps"
+        assert found["evaluated"] == ["lm loss"]
+        assert found["norms"] == pytest.approx(want["norms"], rel=1e-4)
+        for got, expected in zip(found["losses"], want["losses"], strict=True):
+            assert got == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_losses_do_not_know_the_loss_scale():
+    """Steps of fp16 are scaled by 1024 and divided by a unit; what is logged is not."""
+    one = f"{LINE} --train-iters 1"
+    plain, scaled = (trained(0, 1, x)["losses"][0] for x in (one, f"{one} --fp16 --initial-loss-scale 1024"))
+    assert scaled == pytest.approx(plain, rel=2e-3)
+
+
+def test_depths_are_in_every_log(tmp_path, capsys):
+    line = f"{LINE} --log-file {tmp_path}/log.jsonl --tensorboard-dir {tmp_path}/tb"
+    with trace.record() as log:
+        trainer = Trainer(parse_args(line.split()), Mesh.serial())
+        trainer.train()
+        trainer.close()
+    losses = trainer.history[-1].losses
+    out = capsys.readouterr().out.splitlines()
+    said = [row for row in out if row.startswith(" iteration")][-1]
+    assert f"lm loss: {losses['lm loss']:.6E} | mtp_1 loss: {losses['mtp_1 loss']:.6E} | mtp_2 loss: " in said
+    assert not any("mtp" in row for row in out if "validation" in row)
+    written = [json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [r for r in written if r["event"] == "train"][-1]["losses"] == losses
+    assert scalars(tmp_path / "tb")["mtp_2 loss"] == pytest.approx(losses["mtp_2 loss"], rel=1e-6)
+    assert f"mtp_1 loss {losses['mtp_1 loss']:.6E}" in log.select("losses", kind="mark")[-1].note
