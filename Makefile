@@ -56,7 +56,8 @@ doctor: $(VENV)/.lab ## what this machine can do
 
 gpu: $(VENV)/.gpu ## Transformer Engine and flash-attn; needs an NVIDIA GPU and its compiler, takes long
 
-browser: $(VENV)/.browser ## drive JupyterLab in a real browser (Chromium comes from the system's packages)
+browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
+	$(BIN)/python -m pytest --thorough tests/notebooks
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
@@ -88,7 +89,7 @@ $(VENV)/.gpu: $(VENV)/.lab
 	$(INSTALL) --no-build-isolation --editable '.[gpu]'
 	@touch $@
 
-$(VENV)/.browser: $(VENV)/.lab
+$(VENV)/.browser: $(VENV)/.test
 	$(INSTALL) --editable '.[browser]'
 	@command -v chromium chromium-browser google-chrome >/dev/null || echo "no Chromium found: install your system's package, for example chromium"
 	@touch $@

@@ -34,6 +34,7 @@ def test_the_miniature_lab_runs_in_a_browser(tmp_path: Path) -> None:
     assert seen.pictures and all(picture.stat().st_size > 10_000 for picture in seen.pictures)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_run_all(notebook: Path) -> None:
     folder = ROOT / "build" / "browser" / notebook.parent.name
