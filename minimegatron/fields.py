@@ -59,10 +59,11 @@ class Config:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, choices = getattr(self, field.name), field.metadata.get("choices")
-            if choices and value not in choices:
-                named = ", ".join(repr(c) for c in choices)
-                fix = did_you_mean(str(value), [str(c) for c in choices]) or f"one of {named}"
-                raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
+            for one in value if isinstance(value, tuple) else (value,):
+                if choices and one not in choices:
+                    named = ", ".join(repr(c) for c in choices)
+                    fix = did_you_mean(str(one), [str(c) for c in choices]) or f"one of {named}"
+                    raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
             if value is not None or field.default is not None:  # None asks for a value derived below
                 _check_type(field.name, value, hints[field.name])
         self._check()

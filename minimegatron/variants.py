@@ -20,6 +20,12 @@ import re
 from minimegatron.errors import ConfigError
 from minimegatron.fields import Config, divides, opt, require
 
+# The balancing losses, and what Megatron calls each in its log.
+BALANCING = {
+    "aux_loss": "load_balancing_loss",
+    "seq_aux_loss": "seq_load_balancing_loss",
+    "global_aux_loss": "global_load_balancing_loss",
+}
 _FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 
 
@@ -42,12 +48,15 @@ class ExpertFields(Config):
     moe_router_bias_update_rate: float = opt(1e-3, "how much that bias moves in a step")
     moe_router_dtype: str = opt("fp32", "dtype in which logits and scores are computed", ("fp32", "fp64"))
     moe_input_jitter_eps: float | None = opt(None, "the router's input times a random number in [1 - eps, 1 + eps]")
-    moe_router_load_balancing_type: str = opt(
+    moe_router_load_balancing_type: str | tuple[str, ...] = opt(
         "aux_loss",
-        "over which tokens the balancing loss counts: a microbatch, each sequence, the batch so far; or no such loss",
-        ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"),
+        "over which tokens the balancing loss counts: a microbatch, each sequence, the batch so far, or several of "
+        "these; or no such loss: an even assignment, or nothing",
+        (*BALANCING, "sinkhorn", "none"),
     )
-    moe_aux_loss_coeff: float = opt(0.0, "weight of the balancing loss; 1e-2 is usual")
+    moe_aux_loss_coeff: float | tuple[float, ...] = opt(
+        0.0, "weight of the balancing loss, 1e-2 is usual; with several of them a weight for each"
+    )
     moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual")
     moe_expert_capacity_factor: float | None = opt(
         None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it"
@@ -69,6 +78,14 @@ class ExpertFields(Config):
         """Whether layer `layer_number` (from 0) has experts in place of its MLP."""
         pattern = self.expert_layers
         return pattern[min(layer_number, len(pattern) - 1)]  # what follows the last layer is like it
+
+    @property
+    def balancing_losses(self) -> tuple[tuple[str, float], ...]:
+        """(type, weight) of every balancing loss whose weight is not 0."""
+        kinds, weights = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        weights = weights if isinstance(weights, tuple) else (weights,)
+        return tuple((kind, float(w)) for kind, w in zip(kinds, weights, strict=True) if kind in BALANCING and w)
 
     def _check_experts(self, ffn_hidden_size: int, add_bias_linear: bool) -> None:
         self._derive(moe_ffn_hidden_size=ffn_hidden_size)
@@ -98,7 +115,7 @@ class ExpertFields(Config):
     def _check_router(self, experts: int, k: int) -> None:
         softmax = self.moe_router_score_function == "softmax"
         require(
-            not softmax or k > 1 or self.moe_router_pre_softmax or experts == 1,
+            not softmax or k > 1 or self.moe_router_pre_softmax or experts == 1 or self._sinkhorn,
             "moe_router_topk=1 with a softmax over one score: its weight is 1, and the router learns nothing",
             "moe_router_pre_softmax=True",
         )
@@ -121,8 +138,13 @@ class ExpertFields(Config):
             "choose fewer experts, or more or larger groups",
         )
 
+    @property
+    def _sinkhorn(self) -> bool:
+        return self.moe_router_load_balancing_type == "sinkhorn"
+
     def _check_balance(self) -> None:
-        for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_expert_capacity_factor"):
+        self._check_balancing_losses()
+        for name in ("moe_z_loss_coeff", "moe_expert_capacity_factor"):
             value = getattr(self, name)
             require(value is None or value >= 0.0, f"{name} is {value}", "must not be negative")
         jitter = self.moe_input_jitter_eps
@@ -132,6 +154,7 @@ class ExpertFields(Config):
             "moe_pad_expert_input_to_capacity without a capacity",
             "give moe_expert_capacity_factor",
         )
+        self._check_sinkhorn()
         if self.moe_shared_expert_overlap:
             require(
                 self.moe_shared_expert_intermediate_size is not None,
@@ -143,6 +166,51 @@ class ExpertFields(Config):
                 f"moe_shared_expert_overlap with moe_token_dispatcher_type {self.moe_token_dispatcher_type}",
                 "moe_token_dispatcher_type=alltoall, whose messages can travel meanwhile",
             )
+
+
+    def _check_balancing_losses(self) -> None:
+        kinds, weights = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        if isinstance(kinds, tuple):
+            names = ", ".join(BALANCING)
+            require(
+                len(set(kinds)) == len(kinds) >= 1 and set(kinds) <= set(BALANCING),
+                f"moe_router_load_balancing_type={kinds} is no list of different losses",
+                f"choose among {names}, each once",
+            )
+        as_many = isinstance(weights, tuple) == isinstance(kinds, tuple)
+        if isinstance(weights, tuple) and isinstance(kinds, tuple):
+            as_many = len(weights) == len(kinds)
+        require(
+            as_many,
+            f"moe_aux_loss_coeff={weights} for moe_router_load_balancing_type={kinds}",
+            "one weight for each type, in the same order",
+        )
+        for weight in weights if isinstance(weights, tuple) else (weights,):
+            number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            require(number and weight >= 0.0, f"moe_aux_loss_coeff is {weights}", "numbers that are not negative")
+
+    def _check_sinkhorn(self) -> None:
+        """It replaces the choice of experts, so whatever else would move the choice is refused."""
+        if not self._sinkhorn:
+            return
+        changed = [
+            name
+            for name in (
+                "moe_aux_loss_coeff",
+                "moe_router_score_function",
+                "moe_router_pre_softmax",
+                "moe_router_topk_scaling_factor",
+                "moe_router_enable_expert_bias",
+                "moe_router_num_groups",
+                "moe_expert_capacity_factor",
+            )
+            if getattr(self, name) != getattr(ExpertFields, name)
+        ]
+        require(
+            not changed,
+            f"moe_router_load_balancing_type sinkhorn with {', '.join(changed)}: it deals tokens out by itself",
+            f"drop {', '.join(changed)}, or choose another type",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

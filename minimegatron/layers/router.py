@@ -21,6 +21,9 @@ dropped: that expert adds nothing for them. With padding every expert takes exac
 | z-loss          | coeff mean_x logsumexp(logits_x)^2: logits stay small                | none                        |
 | expert bias     | no loss: bias_e moves by +-rate after each step (`parallel/balance`) | all tokens of the step      |
 
+(A fourth, `layers/sinkhorn`, deals tokens out instead of letting them choose.) Auxiliary losses over several sets of
+tokens can be had at once, each with its coefficient.
+
 The optimum of the first is coeff, where every n_e is k T / E. Only p has a gradient, and it is linear in it: a token
 pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of everybody
 (all-reduce of E counts over tp_cp, or tp_dp_cp for the batch), and the gradients of the ranks add up.
@@ -55,6 +58,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
+from minimegatron.layers.sinkhorn import assign
 
 
 class Routing(NamedTuple):
@@ -81,8 +85,8 @@ class TopKRouter(nn.Module):
     Attributes:
         expert_bias: [E] in fp32, moved by `parallel/balance`; None without.
         loss_scale: factor of the loss whose backward pass comes next.
-        tally: [E + 4] in fp64, since the last `reset`: how many tokens wanted each expert, how many were dropped, how
-            many tokens there were, and the two penalties summed over them.
+        tally: [`tally_size`] in fp64, since the last `reset`: how many tokens wanted each expert, how many were
+            dropped, how many tokens there were, and summed over them each balancing loss (0 without) and the z-loss.
         microbatches: how many have been counted in it.
     """
 
@@ -105,16 +109,18 @@ class TopKRouter(nn.Module):
             self.expert_bias = new_parameter(ParamLayout((self.num_experts,)), torch.float32)
             self.expert_bias.requires_grad_(False)
         self.loss_scale, self.microbatches = 1.0, 0
-        self.register_buffer(
-            "tally", torch.zeros(self.num_experts + 4, dtype=torch.float64, device="cpu"), persistent=False
-        )
+        tally = torch.zeros(tally_size(config), dtype=torch.float64, device="cpu")
+        self.register_buffer("tally", tally, persistent=False)
 
     def forward(self, x: torch.Tensor) -> Routing:
         """x [s', b, h] -> the routing of its T = s' b tokens, in the router's dtype."""
         dtype = torch.promote_types(x.dtype, self.dtype)
         tokens = self._jitter(x).flatten(0, 1).to(dtype)
         logits = F.linear(tokens, self.weight.to(dtype))
-        weights, chosen = choose(logits, self.config, self.expert_bias)
+        if self.config.moe_router_load_balancing_type == "sinkhorn":
+            weights, chosen = assign(logits, self.k, self.mesh.tp_cp if self.training else None)
+        else:
+            weights, chosen = choose(logits, self.config, self.expert_bias)
         probs = torch.zeros_like(logits).scatter(1, chosen, weights)
         wanted = torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
         routing = Routing(probs, wanted)
@@ -140,20 +146,22 @@ class TopKRouter(nn.Module):
             return x * torch.empty_like(x).uniform_(1 - eps, 1 + eps)
 
     def _penalties(self, logits: torch.Tensor, b: int) -> torch.Tensor:
-        """[2]: this rank's part of (balancing loss, z-loss), each its mean times the tokens it is a mean over."""
-        config, zero = self.config, logits.new_zeros(())
-        balance = z = zero
-        if config.moe_router_load_balancing_type != "none" and config.moe_aux_loss_coeff > 0:
+        """This rank's part of each balancing loss and of the z-loss: its mean times the tokens it is a mean over."""
+        config, z = self.config, logits.new_zeros(())
+        balance = [z]
+        if config.balancing_losses:
             scores, chosen = balance_scores(logits, config)
-            balance = config.moe_aux_loss_coeff * balancing_loss(scores, self._shares(chosen, b), self.k)
+            balance = [
+                weight * balancing_loss(scores, self._shares(chosen, b, kind), self.k)
+                for kind, weight in config.balancing_losses
+            ]
         if config.moe_z_loss_coeff:
             z = config.moe_z_loss_coeff * logits.logsumexp(-1).square().sum()
-        return torch.stack([balance, z])
+        return torch.stack([*balance, z])
 
     @torch.no_grad()
-    def _shares(self, chosen: torch.Tensor, b: int) -> torch.Tensor:
+    def _shares(self, chosen: torch.Tensor, b: int, kind: str) -> torch.Tensor:
         """chosen [T, E] bool -> n_e / T for every token's own set of tokens: [1, E], or [b, E] for sequences."""
-        kind = self.config.moe_router_load_balancing_type
         if kind == "seq_aux_loss":
             sequences = chosen.unflatten(0, (-1, b))  # tokens are in the order [s, b]
             counts = all_reduce(sequences.sum(0).to(torch.float64), self.mesh.tp_cp)
@@ -180,6 +188,12 @@ class _Attach(torch.autograd.Function):
         ctx.router.tally += torch.cat([counts.double(), penalties.double()])
         ctx.router.microbatches += 1
         return grads[0], torch.full_like(penalties, ctx.router.loss_scale), None, None
+
+
+def tally_size(config: TransformerConfig) -> int:
+    """Numbers that a router counts."""
+    assert config.num_experts is not None
+    return config.num_experts + 3 + max(1, len(config.balancing_losses))
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
@@ -261,8 +275,8 @@ def balancing_loss(scores: torch.Tensor, shares: torch.Tensor, k: int) -> torch.
 def capacity(tokens: int, config: TransformerConfig) -> int:
     """C: how many of a rank's `tokens` an expert takes at most."""
     assert config.num_experts is not None and config.moe_expert_capacity_factor is not None
-    wanted = tokens * config.moe_router_topk / config.num_experts
-    return min(math.ceil(wanted * config.moe_expert_capacity_factor), tokens)
+    wanted = tokens * config.moe_router_topk / config.num_experts * config.moe_expert_capacity_factor
+    return math.ceil(wanted) if wanted < tokens else tokens  # also where the factor is infinite, or no token is here
 
 
 def limit(routing: Routing, most: int, config: TransformerConfig) -> Routing:

@@ -10,6 +10,8 @@ all layers travel in one message, and every rank has the whole table:
 |----------------------------------------------------------------|---------|------------------------------|
 | per layer with experts: E counts, 4 sums; in fp64              | `world` | 8 (E + 4) per such layer     |
 
+(With n balancing losses at once, n + 3 sums.)
+
 Ranks of other stages contribute zeros; tp, cp and dp ranks have different tokens, so the sum counts each once.
 
 **The expert bias** (without an auxiliary loss) moves after every step by `rate` towards an even load:
@@ -34,7 +36,9 @@ from torch import nn
 from minimegatron import trace
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.layers.router import TopKRouter
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.router import TopKRouter, tally_size
+from minimegatron.variants import BALANCING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,8 @@ class LayerLoad:
         tokens: how many tokens asked for each expert.
         dropped: how many of these requests a capacity refused.
         balancing_loss, z_loss: means over the tokens of the step, coefficients included.
+        penalties: each loss under Megatron's name and, as Megatron logs it, without its coefficient: a balancing loss
+            is 1 where the load is even.
     """
 
     layer: int
@@ -53,6 +59,7 @@ class LayerLoad:
     dropped: int
     balancing_loss: float
     z_loss: float
+    penalties: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def imbalance(tokens: list[int]) -> float:
@@ -65,18 +72,24 @@ class ExpertLoad:
 
     Args:
         layers: numbers of the layers with experts.
-        table: [layers, E + 4] as in `TopKRouter.tally`, summed over all ranks.
+        table: [layers, ...] as in `TopKRouter.tally`, summed over all ranks.
+        config: the model, for the coefficients.
     """
 
-    def __init__(self, layers: list[int], table: torch.Tensor) -> None:
+    def __init__(self, layers: list[int], table: torch.Tensor, config: TransformerConfig) -> None:
         self._layers, self._table = layers, table
+        self._named = [(BALANCING[kind], weight) for kind, weight in config.balancing_losses] or [("", 0.0)]
+        self._named.append(("z_loss", config.moe_z_loss_coeff or 0.0))
+        self._experts = config.num_experts or 0
 
     def to_host(self) -> list[LayerLoad]:
         """One entry for each layer with experts; waits for the device."""
         found = []
-        for layer, (*counts, dropped, tokens, balance, z) in zip(self._layers, self._table.tolist(), strict=True):
-            mean = max(tokens, 1.0)
-            found.append(LayerLoad(layer, [int(n) for n in counts], int(dropped), balance / mean, z / mean))
+        for layer, row in zip(self._layers, self._table.tolist(), strict=True):
+            counts, (dropped, tokens, *sums) = row[: self._experts], row[self._experts :]
+            *balance, z = means = [total / max(tokens, 1.0) for total in sums]
+            named = {name: mean / w for (name, w), mean in zip(self._named, means, strict=True) if w}
+            found.append(LayerLoad(layer, [int(n) for n in counts], int(dropped), sum(balance), z, named))
         return found
 
 
@@ -99,7 +112,7 @@ def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
     depth = config.num_layers + (config.mtp_num_layers or 0)
     layers = [n for n in range(depth) if config.has_experts(n)]
     row = {layer: i for i, layer in enumerate(layers)}
-    table = torch.zeros(len(layers), experts + 4, dtype=torch.float64, device=mesh.device)
+    table = torch.zeros(len(layers), tally_size(config), dtype=torch.float64, device=mesh.device)
     for router in found:
         table[row[router.layer_number]] += router.tally
         router.reset()
@@ -109,7 +122,7 @@ def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
             tokens = table[row[router.layer_number], :experts]
             move = config.moe_router_bias_update_rate * (tokens.mean() - tokens).sign()
             router.expert_bias.add_(move.to(router.expert_bias.dtype))
-    load = ExpertLoad(layers, table)
+    load = ExpertLoad(layers, table, config)
     if trace.recording():
         _mark(load)
     return load

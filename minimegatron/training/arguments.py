@@ -154,6 +154,13 @@ class _Set(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
+class _SetOneOrMore(_Set):
+    """Set a field that is one value or several."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        super().__call__(parser, namespace, values[0] if len(values) == 1 else values, option_string)
+
+
 class _AlreadySo(argparse.Action):
     """Accept a flag that changes nothing, and remember to say so."""
 
@@ -211,6 +218,7 @@ def _add_field(group: Any, section: str, field: dataclasses.Field, hint: Any) ->
     flag = "--" + field.name.replace("_", "-")
     kinds = typing.get_args(hint) if typing.get_origin(hint) is not tuple and typing.get_args(hint) else (hint,)
     kind = next(k for k in kinds if k is not type(None))
+    several = any(typing.get_origin(k) is tuple for k in kinds[1:])
     default = DEFAULTS.get(section, {}).get(field.name, field.default)
     text = field.metadata["help"].replace("%", "%%")
     if default is not None and default != () and kind is not bool:
@@ -228,7 +236,8 @@ def _add_field(group: Any, section: str, field: dataclasses.Field, hint: Any) ->
         choices = tuple(str(c) for c in field.metadata.get("choices") or () if c is not None)
         metavar = _braces(choices) if choices else {int: "N", float: "X"}.get(kind, "TEXT")
         convert = _renaming(field.name) if field.name in VALUES else kind
-        group.add_argument(flag, action=_Set, dest=field.name, type=convert, metavar=metavar, help=text)
+        options = {"action": _SetOneOrMore, "nargs": "+"} if several else {"action": _Set}
+        group.add_argument(flag, dest=field.name, type=convert, metavar=metavar, help=text, **options)
     for other, (target, value) in SWITCHES.items():
         if target == field.name:
             shown = "" if value is True else f" {value}"

@@ -239,11 +239,10 @@ def step_tags(record: dict[str, Any]) -> dict[str, float]:
 
 
 def penalties(record: dict[str, Any]) -> dict[str, float]:
-    """The routers' losses of the last step, means over layers, under Megatron's names; those that are in use."""
-    layers = record["experts"]
-    named = {"load_balancing_loss": "balancing_loss", "z_loss": "z_loss"}
-    means = {name: sum(layer[key] for layer in layers) / max(len(layers), 1) for name, key in named.items()}
-    return {name: value for name, value in means.items() if value}
+    """The routers' losses of the last step, means over layers, under Megatron's names and without their weights."""
+    layers = [layer["penalties"] for layer in record["experts"]]
+    names = layers[0] if layers else {}
+    return {name: sum(layer[name] for layer in layers) / len(layers) for name in names}
 
 
 def load_tags(record: dict[str, Any]) -> dict[str, float]:

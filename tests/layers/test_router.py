@@ -143,37 +143,47 @@ def test_capacity_is_megatrons(factor, pad, policy):
         assert torch.equal(got.probs, probs * first)
 
 
+def test_a_capacity_without_bound_and_one_of_no_tokens():
+    assert r.capacity(T, config(moe_expert_capacity_factor=math.inf)) == T
+    assert r.capacity(0, config(moe_expert_capacity_factor=math.inf)) == 0
+    assert r.capacity(T, config(moe_expert_capacity_factor=0.0)) == 0
+
+
 # ---------------------------------------------------------------------------------------------- the penalties
 
 AUX, Z = 0.7, 0.2
+ALL, WEIGHTS = ("seq_aux_loss", "aux_loss", "global_aux_loss"), (0.7, 0.3, 0.1)
 
 
-def penalised(kind: str, score: str = "softmax", **fields: Any) -> dict[str, Any]:
+def penalised(kind: str | tuple[str, ...], score: str = "softmax", **fields: Any) -> dict[str, Any]:
     return {
         "moe_router_load_balancing_type": kind,
         "moe_router_score_function": score,
-        "moe_aux_loss_coeff": AUX,
+        "moe_aux_loss_coeff": AUX if isinstance(kind, str) else WEIGHTS[: len(kind)],
         "moe_z_loss_coeff": Z,
         **fields,
     }
 
 
-def defined(router: r.TopKRouter, x: torch.Tensor, kind: str) -> torch.Tensor:
+def defined(router: r.TopKRouter, x: torch.Tensor, kind: str | tuple[str, ...]) -> torch.Tensor:
     """The penalties of a microbatch x [s, b, h], times its tokens, written as in the papers."""
     k, score = router.k, router.config.moe_router_score_function
     y = x @ router.weight.t()
     p = y.softmax(-1) if score == "softmax" else y.sigmoid() / y.sigmoid().sum(-1, keepdim=True)
     chosen = torch.zeros_like(p).scatter(-1, p.topk(k, -1).indices, 1.0)
     z = Z * y.logsumexp(-1).square().mean()
-    sets = [(p.flatten(0, 1), chosen.flatten(0, 1))]
-    if kind == "seq_aux_loss":
-        sets = list(zip(p.unbind(1), chosen.unbind(1), strict=True))
-    losses = [AUX * E / (k * len(q) ** 2) * (q.sum(0) * n.sum(0)).sum() for q, n in sets]
-    return x.shape[0] * x.shape[1] * (torch.stack(losses).mean() + z)
+    total = z
+    for one, weight in ((kind, AUX),) if isinstance(kind, str) else zip(kind, WEIGHTS, strict=True):
+        sets = [(p.flatten(0, 1), chosen.flatten(0, 1))]
+        if one == "seq_aux_loss":
+            sets = list(zip(p.unbind(1), chosen.unbind(1), strict=True))
+        losses = [weight * E / (k * len(q) ** 2) * (q.sum(0) * n.sum(0)).sum() for q, n in sets]
+        total = total + torch.stack(losses).mean()
+    return x.shape[0] * x.shape[1] * total
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", "global_aux_loss"])
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", "global_aux_loss", ALL], ids=str)
 def test_gradients_of_the_penalties_are_those_of_the_definition(kind, score):
     router = new_router(**penalised(kind, score)).double()
     router.loss_scale = 3.0
@@ -189,7 +199,7 @@ def test_gradients_of_the_penalties_are_those_of_the_definition(kind, score):
     rest = torch.autograd.grad(3.0 * defined(bare, x, kind), bare.weight)[0]
     torch.testing.assert_close(got[1], bare.weight.grad + rest, rtol=1e-12, atol=1e-12)
     assert rest.norm() > 1e-2, "the penalties matter in this test"
-    reported = router.tally[-2:].sum()
+    reported = router.tally[E + 2 :].sum()
     torch.testing.assert_close(reported, defined(bare, x, kind).detach(), rtol=1e-12, atol=0)
 
 
@@ -198,7 +208,7 @@ def test_the_balancing_loss_is_its_coefficient_when_the_load_is_even():
     assert r.balancing_loss(scores, torch.full((1, E), 2 / E), 2).item() == pytest.approx(E)  # 1 for every token
 
 
-def router_gradient(rank: int, world: int, layout: dict[str, Any], kind: str) -> torch.Tensor:
+def router_gradient(rank: int, world: int, layout: dict[str, Any], kind: str | tuple[str, ...]) -> torch.Tensor:
     """The summed gradient of the router's weight over all ranks: a batch of 4 samples, 2 microbatches in all."""
     mesh = Mesh.build(ParallelConfig(**layout))
     router = new_router(mesh, **penalised(kind)).double()
@@ -212,7 +222,7 @@ def batch() -> torch.Tensor:
     return torch.randn(8, 4, H, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", ALL[:2]], ids=str)
 def test_the_gradient_does_not_depend_on_the_layout(ranks, kind):
     tp, cp = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"context_parallel_size": 2}
     want = router_gradient(0, 1, {}, kind)
@@ -298,6 +308,11 @@ def test_a_bias_evens_out_a_skewed_stream():
         ({"moe_shared_expert_overlap": True}, "without a shared expert"),
         ({"add_bias_linear": True}, "have no biases"),
         ({"num_experts": None, "moe_z_loss_coeff": 0.1}, "without experts"),
+        ({"moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss")}, "one weight for each type"),
+        ({"moe_aux_loss_coeff": (0.1, 0.2)}, "one weight for each type"),
+        ({"moe_router_load_balancing_type": ("aux_loss", "none")}, "no list of different losses"),
+        ({"moe_router_load_balancing_type": ("aux_loss", "auxloss")}, "is not one of"),
+        ({"moe_aux_loss_coeff": -0.1}, "not negative"),
     ],
     ids=str,
 )

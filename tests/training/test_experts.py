@@ -87,10 +87,26 @@ def test_loads_are_in_every_log(tmp_path, capsys):
     assert len(marks) == 2
     assert marks[-1].note == f"layer 1: {' '.join(map(str, last.tokens))}, {last.dropped} dropped"
     tags = scalars(tmp_path / "tb")
+    assert last.penalties["load_balancing_loss"] == pytest.approx(last.balancing_loss / 1e-2, rel=1e-9)
     mean = sum(last.tokens) / 4
     assert [tags[f"experts/layer 1/load {e}"] for e in range(4)] == pytest.approx([n / mean for n in last.tokens])
-    assert tags["load_balancing_loss"] == pytest.approx(last.balancing_loss, rel=1e-6)
+    assert tags["load_balancing_loss"] == pytest.approx(last.penalties["load_balancing_loss"], rel=1e-6)
+    assert 1.0 <= tags["load_balancing_loss"] < 1.2, "as in Megatron, without its coefficient: even is 1"
     assert tags["experts/layer 1/dropped"] == pytest.approx(last.dropped / sum(last.tokens), rel=1e-6)
+
+
+def test_several_balancing_losses_have_megatrons_names(capsys):
+    """Of one sequence a microbatch, two of the three are the same number."""
+    kinds = "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 1e-2 1e-3 1e-4"
+    trainer = Trainer(parse_args(f"{LINE} --micro-batch-size 1 --train-iters 1 {kinds}".split()), Mesh.serial())
+    trainer.train()
+    found = trainer.history[0].experts[0].penalties
+    names = ["load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss"]
+    assert list(found) == names and found[names[0]] == pytest.approx(found[names[1]], rel=1e-6) != found[names[2]]
+    assert trainer.history[0].experts[0].balancing_loss == pytest.approx(
+        1e-2 * found[names[0]] + 1e-3 * found[names[1]] + 1e-4 * found[names[2]], rel=1e-6
+    )
+    assert " | ".join(f"{name}: {found[name]:.6E}" for name in names) in capsys.readouterr().out
 
 
 def scalars(folder: Any) -> dict[str, float]:
