@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trials", type=int, default=1, help="at how many random moments each fault of tests/faults strikes"
     )
-    parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices, long runs")
+    parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

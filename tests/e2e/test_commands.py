@@ -69,6 +69,7 @@ def test_torchrun_on_two_ranks_logs_what_one_process_computes(tmp_path):
     assert records[1]["losses"]["lm loss"] == pytest.approx(serial.history[0].losses["lm loss"], rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_torchrun_with_a_pipeline_logs_what_one_process_computes(tmp_path):
     flags = f"{TINY} --num-layers 4 --train-iters 2 --eval-interval 2 --eval-iters 1"
     layout = "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1"
@@ -93,6 +94,7 @@ def test_the_loop_on_one_page_prints_the_same_on_two_ranks(tmp_path):
     assert len((ROOT / "examples" / "simple_loop.py").read_text().splitlines()) < 100
 
 
+@pytest.mark.thorough
 def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
     status, out, err = python(f"{TORCHRUN} {PRETRAIN} {TINY} --train-iters 4 --init-method-std 1e30", tmp_path)
     assert status != 0 and err.count("failed: NumericsError: lm loss is") == 1 and " iteration" not in out, err

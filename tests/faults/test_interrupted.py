@@ -11,6 +11,7 @@ import pytest
 from minimegatron.comm import procs
 from minimegatron.comm.launch import launch
 from tests.faults import helpers
+from tests.thorough import mostly_thorough
 
 DEAF = """
 import os, time
@@ -19,7 +20,10 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("when", ["starting", "running", "twice", "in a script that knows nothing of us"])
+WHEN = ["starting", "running", "twice", "in a script that knows nothing of us"]
+
+
+@pytest.mark.parametrize("when", mostly_thorough(WHEN, [0, 1]))
 def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: int) -> None:
     command = helpers.agent(2, helpers.FOREVER)
     if "script" in when:

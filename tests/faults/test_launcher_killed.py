@@ -7,6 +7,8 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from minimegatron.comm import procs
 from minimegatron.comm.launch import Run, launch
 from tests.faults import helpers
@@ -32,6 +34,7 @@ def test_the_process_that_launched(tmp_path: Path) -> None:
         helpers.everything_gone(token)
 
 
+@pytest.mark.thorough
 def test_plain_torchrun(tmp_path: Path) -> None:
     command = [
         "-m",

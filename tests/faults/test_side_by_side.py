@@ -35,6 +35,7 @@ def occupied(port: int) -> socket.socket | None:
         return None
 
 
+@pytest.mark.thorough
 def test_jobs_at_once_with_the_usual_ports_taken_listen_on_loopback_only(tmp_path: Path) -> None:
     sockets = [occupied(port) for port in (29500, 2333)]
     folders = [tmp_path / name for name in ("a", "b", "c")]

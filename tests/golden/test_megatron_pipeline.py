@@ -31,6 +31,7 @@ from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.step import forward_backward, forward_step
 from tests.golden import megatron_names
 from tests.golden.test_megatron_trace import FROZEN, check
+from tests.thorough import mostly_thorough
 
 PP, TP, SP = "pipeline_model_parallel_size", "tensor_model_parallel_size", "sequence_parallel"
 MODEL = FROZEN["models"]["gpt"]["model"]
@@ -116,7 +117,7 @@ def test_every_schedule_trains_alike(ranks, schedule):
         assert len(result["copies"]) == 1, "the copies of the tied matrix stay equal to the last bit"
 
 
-@pytest.mark.parametrize("name", ["qwen", "gpt2"])
+@pytest.mark.parametrize("name", mostly_thorough(["qwen", "gpt2"], [1]))
 def test_two_stages_of_two_tensor_parallel_ranks(ranks, name):
     for result in ranks(4).run(frozen_on_ranks, name, {PP: 2, TP: 2, SP: True}, 10, timeout=120):
         check(name, result)

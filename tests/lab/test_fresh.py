@@ -19,6 +19,7 @@ import torch
 from minimegatron.errors import RankError
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.nursery import Failed, Limits
+from tests.thorough import mostly_thorough
 
 QUICK = Limits(seconds=2.0)
 
@@ -47,25 +48,28 @@ def test_ranks_get_their_jobs_and_answer_in_order(nursery: Nursery) -> None:
     assert all(reply.value["world"] == 3 and reply.ended == "" for reply in replies)
 
 
-@pytest.mark.parametrize(
-    ("source", "ended"),
-    [
-        ("os._exit(0)", "left with exit status 0"),
-        ("os._exit(3)", "left with exit status 3"),
-        ("sys.exit(0)", "left with exit status 70"),
-        ("raise ValueError", "left with exit status 70"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("os.killpg(0, signal.SIGTERM)", "was killed by SIGTERM"),
-        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-        ("while True: pass", "late"),
-        ("time.sleep(1000)", "late"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "late"),
-        ("[signal.signal(s, signal.SIG_IGN) for s in (2, 6, 15)]; time.sleep(99)", "late"),
-        ("bytearray(20 << 30)", "left with exit status 70"),
-        ("open('big', 'wb').write(bytes(65 << 20))", "left with exit status 70"),
-        ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "not plain data"),
-    ],
-)  # fmt: skip
+ENDS = [
+    ("os._exit(0)", "left with exit status 0"),
+    ("os._exit(3)", "left with exit status 3"),
+    ("sys.exit(0)", "left with exit status 70"),
+    ("raise ValueError", "left with exit status 70"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ("os.killpg(0, signal.SIGTERM)", "was killed by SIGTERM"),
+    ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+    ("while True: pass", "late"),
+    ("time.sleep(1000)", "late"),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", "late"),
+    ("[signal.signal(s, signal.SIG_IGN) for s in (2, 6, 15)]; time.sleep(99)", "late"),
+    ("bytearray(20 << 30)", "left with exit status 70"),
+    ("open('big', 'wb').write(bytes(65 << 20))", "left with exit status 70"),
+    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "not plain data"),
+]  # fmt: skip
+
+
+LATE = mostly_thorough(ENDS, lambda end: end[1] != "late" or end[0] in ("while True: pass", "time.sleep(1000)"))
+
+
+@pytest.mark.parametrize(("source", "ended"), LATE)
 def test_every_other_end_is_named(nursery: Nursery, source: str, ended: str) -> None:
     [reply] = nursery.call(misbehave, [source], Limits(seconds=1.0))
     assert reply.value is None and reply.ended.startswith(ended)
@@ -125,6 +129,7 @@ def test_a_killed_nursery_is_said_and_replaced() -> None:
         assert reply.value["job"] == 2
 
 
+@pytest.mark.thorough
 def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
     source = f"open({str(tmp_path / 'up')!r}, 'w').write(str(os.getpid())); time.sleep(99)"
     code = (

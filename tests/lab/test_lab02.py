@@ -322,6 +322,7 @@ def test_each_mistake_loses_points_and_gets_its_hint(nursery, exercise, index):
     assert hint in verdict.hint, verdict
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise", LAB.exercises)
 def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
     name = LAB[exercise].function or exercise

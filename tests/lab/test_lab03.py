@@ -208,6 +208,7 @@ def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
     assert verdict.hint or verdict.note or any(row.note for row in verdict.rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise", LAB.exercises)
 def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
     name = LAB[exercise].function or exercise

@@ -335,6 +335,7 @@ def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
     assert words in said(verdict), verdict
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise", LAB.exercises)
 def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
     names = ["heads_for_tokens", "tokens_for_heads"] if exercise == "ulysses" else [exercise]

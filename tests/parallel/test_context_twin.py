@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
+from tests.thorough import mostly_thorough
 from tests.twin import Case
 
 CP, TP, SP = "context_parallel_size", "tensor_model_parallel_size", "sequence_parallel"
 KIND, SIZES = "cp_comm_type", "hierarchical_context_parallel_sizes"
 
 
-@pytest.mark.parametrize("documents", [False, True], ids=["whole", "packed"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("kind", ["p2p", "allgather", "a2a"])
+TWO = mostly_thorough(
+    itertools.product(["p2p", "allgather", "a2a"], ["llama", "mistral"], [False, True]),
+    lambda case: case[2] == (case[1] == "mistral"),
+)
+
+
+@pytest.mark.parametrize("kind, family, documents", TWO)
 def test_two_ranks(assert_same_as_serial, kind, family, documents):
     model: dict[str, Any] = {"family": family}
     if family == "mistral":
