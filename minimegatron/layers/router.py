@@ -163,14 +163,13 @@ class TopKRouter(nn.Module):
     def _shares(self, chosen: torch.Tensor, b: int, kind: str) -> torch.Tensor:
         """chosen [T, E] bool -> n_e / T for every token's own set of tokens: [1, E], or [b, E] for sequences."""
         if kind == "seq_aux_loss":
-            sequences = chosen.unflatten(0, (-1, b))  # tokens are in the order [s, b]
-            counts = all_reduce(sequences.sum(0).to(torch.float64), self.mesh.tp_cp)
-            return counts / (sequences.shape[0] * self.mesh.tp_cp.size)
-        axis = self.mesh.tp_dp_cp if kind == "global_aux_loss" else self.mesh.tp_cp
-        counts, tokens = chosen.sum(0, keepdim=True).to(torch.float64), len(chosen) * axis.size
-        if kind == "global_aux_loss":  # the mean over the microbatches of this step that have been counted, and this
-            counts = (counts + self.tally[: self.num_experts]) / (self.microbatches + 1)
-        return all_reduce(counts, axis) / tokens
+            counts = chosen.unflatten(0, (-1, b)).sum(0).to(torch.float64)  # tokens are in the order [s, b]
+        else:
+            counts = chosen.sum(0, keepdim=True).to(torch.float64)
+        if kind == "global_aux_loss":  # of the microbatches of this step that have been counted, and this
+            counts = counts + self.tally[: self.num_experts]
+        counts = all_reduce(counts, self.mesh.tp_dp_cp if kind == "global_aux_loss" else self.mesh.tp_cp)
+        return self.k * counts / counts.sum(-1, keepdim=True).clamp(min=1.0)  # every token counts k times
 
 
 class _Attach(torch.autograd.Function):

@@ -52,8 +52,8 @@ def case(layout: dict[str, Any], router: str = "softmax", dispatcher: str = "all
     return Case(layout, model, double=True, **more)
 
 
-def check(pool: Any, cases: list[Case], tolerance: float = 1e-10) -> None:
-    for reports in pool.run(twin.compare_all, cases, timeout=120):
+def check(pool: Any, cases: list[Case], tolerance: float = 1e-10, timeout: float = 120) -> None:
+    for reports in pool.run(twin.compare_all, cases, timeout=timeout):
         for one, report in zip(cases, reports, strict=True):
             assert twin.problems(report, tolerance) == [], one
 
@@ -123,6 +123,58 @@ def test_overlap_recompute_and_accumulation(ranks):
 def test_grouped_product(ranks, dispatcher):
     grouped = Case({EP: 2}, {**EXPERTS, "moe_grouped_gemm": True, "moe_token_dispatcher_type": dispatcher})
     check(ranks(2), [grouped], 1e-5)
+
+
+# ------------------------------------------------------------------------------------------ everything at once
+
+SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ("moe", "core_attn")}
+FULL = {"recompute_granularity": "full"}
+
+
+def composed(layout: dict[str, Any], model: dict[str, Any], dispatcher: str, packed: bool) -> Case:
+    shared = {"moe_shared_expert_intermediate_size": 40, **model}
+    return case(layout, "softmax", dispatcher, model=shared, documents=packed, accumulation=2, micro_batch_size=1)
+
+
+def test_compositions(ranks):
+    """Each pair of (axis, axis or option) that the tests above leave out, in as few cases as hold them."""
+    check(
+        ranks(4),
+        [
+            composed({CP: 2, EP: 2, ETP: 2}, FULL, "alltoall", True),
+            composed({CP: 2, TP: 2, SP: True, ETP: 1}, SELECTIVE, "allgather", True),
+            composed({PP: 2, CP: 2, EP: 2}, FULL, "allgather", True),
+            composed({PP: 2, ETP: 2}, SELECTIVE, "alltoall", False),
+            composed({PP: 2, TP: 2, SP: True, EP: 1, ETP: 1}, {}, "alltoall", True),
+            composed({PP: 4}, {**FULL, "num_layers": 4, "moe_layer_freq": "[1,0,1,1]"}, "allgather", True),
+            composed({TP: 4, SP: True, EP: 4, ETP: 1}, FULL, "allgather", True),
+        ],
+    )
+
+
+def matrix() -> list[Case]:
+    """Four ranks cut in every way: tp, cp, pp, the rest dp; ep and etp; dispatcher, recompute, packing."""
+    cases = []
+    for tp, cp, pp in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4)):
+        if tp * cp * pp > 4:
+            continue
+        for ep, etp in itertools.product((1, 2, 4), (1, 2, 4)):
+            if 4 // pp % (ep * etp):
+                continue
+            layout = {TP: tp, SP: tp > 1, CP: cp, PP: pp, EP: ep, ETP: etp}
+            more = {"num_layers": 4, "moe_layer_freq": "[0,1,1,1]"} if pp == 4 else {}
+            for options in itertools.product(({}, SELECTIVE, FULL), DISPATCHERS, (False, True)):
+                cases.append(composed(layout, {**more, **options[0]}, *options[1:]))
+    return cases
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_every_composition(ranks):
+    cases = matrix()
+    assert len(cases) > 300
+    for first in range(0, len(cases), 24):
+        check(ranks(4), cases[first : first + 24], timeout=600)
 
 
 # ------------------------------------------------------------------------------- mistakes that must be seen
