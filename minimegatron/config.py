@@ -21,14 +21,16 @@ from typing import Any
 
 import torch
 
-from minimegatron import variants
+from minimegatron import precision, variants
 from minimegatron.errors import ConfigError
 from minimegatron.fields import Config, divides, opt, require
 from minimegatron.stages import SCHEDULES, expand_layout, plan_stages
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.DepthFields, Config):
+class TransformerConfig(
+    variants.ExpertFields, variants.LatentFields, variants.DepthFields, precision.Fp8Fields, Config
+):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -128,6 +130,7 @@ class TransformerConfig(variants.ExpertFields, variants.LatentFields, variants.D
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
         self._check_depths()
+        self._check_fp8(self.num_experts)
         self._check_latent(
             self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
         )
@@ -521,6 +524,8 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
+    if model.fp8_format is not None:
+        check_fp8_fits(model, tp)
     plan_stages(parallel, model.num_layers)
     check_depths_fit(model, parallel)
     if seq_length is not None:
@@ -577,6 +582,20 @@ def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> No
         "row of weights to draw a mask for",
         "choose attention_dropout=0, or cp_comm_type a2a",
     )
+
+
+def check_fp8_fits(model: TransformerConfig, tp: int) -> None:
+    """The matrices that FP8 multiplies, on a rank of tp.
+
+    Raises:
+        ConfigError: dims that the recipe does not take.
+    """
+    f, heads, d = model.ffn_hidden_size // tp, model.num_attention_heads // tp, model.kv_channels
+    qkv = (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
+    dims = {"hidden_size": model.hidden_size, "ffn_hidden_size / tp": f}
+    if not model.multi_latent_attention:  # else the layers themselves check, when they are built
+        dims |= {"rows of q, k, v / tp": qkv, "num_attention_heads * kv_channels / tp": heads * d}
+    precision.check_fp8_dims(model.fp8_recipe, "FP8", **dims)
 
 
 def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:

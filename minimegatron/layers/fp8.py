@@ -33,7 +33,10 @@ ranks that share it (tp). A second forward pass of a step (recompute) uses the s
 What a product loses: each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the
 format's smallest normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up
 to 1/8 of a tile's largest. Products are summed in fp32. Casts are saturating and round to nearest even, bit for bit
-the same wherever they run; the product here is that of the dequantised factors, on every device.
+the same wherever they run. The product is that of the dequantised factors; with one scale a tensor, and sizes that its
+tensor cores take, a GPU computes the same with `torch._scaled_mm`.
+
+`Fp8Linear` is one matrix on one rank. Column- and row-parallel layers use `layers/fp8_linear.py`.
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
 2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.
@@ -95,6 +98,12 @@ class Quantised:
     q: torch.Tensor
     inverse: torch.Tensor
     tile: tuple[int, int] | None = None
+    transposed: torch.Tensor | None = None  # q^T [n, m] in memory, where the cast has written it too
+
+    def t(self) -> Quantised:
+        """x^T, of a tensor with one scale; that of tiles must be quantised anew, along its other dim."""
+        assert self.tile is None, "tiles run along one dim"
+        return Quantised(self.q.t() if self.transposed is None else self.transposed, self.inverse, None, self.q)
 
     def dequantise(self) -> torch.Tensor:
         """[m, n] in fp32; exact, for q has few digits."""
@@ -117,8 +126,9 @@ class DelayedScale(nn.Module):
     def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype) -> None:
         super().__init__()
         self.recipe, self.dtype = recipe, dtype
-        self.register_buffer("amax_history", torch.zeros(recipe.history))
-        self.register_buffer("scale", torch.ones(()))
+        # On the CPU also where a model is built on the meta device: these are values, not places for values.
+        self.register_buffer("amax_history", torch.zeros(recipe.history, device="cpu"))
+        self.register_buffer("scale", torch.ones((), device="cpu"))
 
     @torch.no_grad()
     def record(self, amax: torch.Tensor) -> None:
@@ -138,7 +148,8 @@ class DelayedScale(nn.Module):
 
 def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
     """top / 2^margin / amax, fp32 and finite; 1 where amax is 0 or not finite."""
-    scale = (reference.FP8_TOP[dtype] / 2**margin / amax.float()).clamp(max=torch.finfo(torch.float32).max)
+    top = torch.full_like(amax, reference.FP8_TOP[dtype] / 2**margin, dtype=torch.float32)
+    scale = (top / amax.float()).clamp(max=torch.finfo(torch.float32).max)  # one rounding; a number / tensor has two
     return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
 
 
@@ -165,11 +176,18 @@ def update_scales(modules: nn.Module | Sequence[nn.Module], axis: Axis) -> None:
 
 def cast(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str) -> tuple[torch.Tensor, torch.Tensor]:
     """x [m, n] -> (x times scale in FP8, amax of x)."""
+    q, _, amax = _cast(x, scale, dtype, fused)
+    return q, amax
+
+
+def _cast(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """(q [m, n], its transposed copy [n, m] where a kernel writes it in the same pass, amax)."""
     ops = kernels(fused, "fp8", x)
     if ops is not None:
-        q, _, amax = ops.cast(x, scale, dtype)
-        return q, amax
-    return reference.fp8_cast(x, scale, dtype), reference.amax(x)
+        return ops.cast(x, scale, dtype, True)  # type: ignore[no-any-return]
+    return reference.fp8_cast(x, scale, dtype), None, reference.amax(x)
 
 
 def quantise(
@@ -191,18 +209,34 @@ def quantise(
     if recipe.kind == "current":
         amax = all_reduce(reference.amax(x).nan_to_num(nan=torch.inf, posinf=torch.inf), axis, "max")
         scale = scale_for(amax, dtype, recipe.margin)
-        return Quantised(cast(x, scale, dtype, recipe.kernels)[0], 1 / scale)
+        q, transposed, _ = _cast(x, scale, dtype, recipe.kernels)
+        return Quantised(q, 1 / scale, None, transposed)
     assert state is not None, "delayed scaling has a state for every tensor"
     scale = state.scale.clone()
-    q, amax = cast(x, scale, dtype, recipe.kernels)
+    q, transposed, amax = _cast(x, scale, dtype, recipe.kernels)
     if state.training:
         state.record(amax)
-    return Quantised(q, 1 / scale)
+    return Quantised(q, 1 / scale, None, transposed)
 
 
 def product(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     """a b^T, [m, k] x [n, k] -> [m, n], summed in fp32: the specification of an FP8 matrix product."""
+    if _on_tensor_cores(a, b):
+        return scaled_mm(a, b, dtype)
     return (a.dequantise() @ b.dequantise().t()).to(dtype)
+
+
+def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
+    """The same by torch's own FP8 product; one scale a tensor, k and n multiples of 16."""
+    assert a.tile is None and b.tile is None, "one scale a tensor"
+    return torch._scaled_mm(a.q.contiguous(), b.q.contiguous().t(), a.inverse, b.inverse, out_dtype=dtype)
+
+
+def _on_tensor_cores(a: Quantised, b: Quantised) -> bool:
+    if a.tile is not None or b.tile is not None or not a.q.is_cuda:
+        return False
+    able = torch.cuda.get_device_capability(a.q.device) >= (8, 9)
+    return able and a.q.shape[1] % 16 == 0 and b.q.shape[0] % 16 == 0 and a.q.numel() > 0
 
 
 class Fp8Linear(nn.Module):
@@ -230,7 +264,11 @@ class Fp8Linear(nn.Module):
         """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
         dtype = self.recipe.dtype(which == "gradient")
         x = x.t().contiguous() if transposed else x
-        return quantise(x, self.recipe, dtype, getattr(self, which), self.axis, square=which == "weight")
+        return quantise(x, self.recipe, dtype, getattr(self, which), self.axis_of(which), square=which == "weight")
+
+    def axis_of(self, which: str) -> Axis:
+        """Ranks that hold parts of this tensor."""
+        return self.axis
 
 
 class _Product(torch.autograd.Function):

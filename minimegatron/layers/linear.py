@@ -31,16 +31,19 @@ Megatron-LM: `megatron/core/tensor_parallel/layers.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+
+if TYPE_CHECKING:
+    from minimegatron.layers.fp8_linear import ParallelFp8
 
 ALONE = Axis("", (0,), 0)  # a product that concerns no other rank
 
@@ -63,6 +66,7 @@ class ColumnParallelLinear(nn.Module):
 
     Attributes:
         deferred: where the backward pass puts dA's product instead of computing it (`layers/deferred.py`), or None.
+        fp8: what computes the products in FP8 (`layers/fp8_linear.py`), or None.
 
     Raises:
         ConfigError: the output features cannot be cut evenly.
@@ -86,6 +90,7 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        self.fp8: ParallelFp8 | None = None
         self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
         self.gather_output, self.gather_reduces_gradient = gather_output, gather_reduces_gradient
         parts = cut_evenly(output_size, tp, f"ColumnParallelLinear({input_size}, {output_size})", blocks)
@@ -95,10 +100,14 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t]; `weight` replaces A where it is tied to another layer's."""
         weight = self.weight if weight is None else weight
-        y = column_linear(x, weight, self.bias, self.tp, self.sequence_parallel, self.deferred)
+        y = column_linear(x, weight, self.bias, self.tp, self.sequence_parallel, self.deferred, self.fp8)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """See `layers.fp8_linear`: who holds parts of x, A and dy."""
+        return {"input": self.tp if self.sequence_parallel else ALONE, "weight": self.tp, "gradient": self.tp}
 
 
 class RowParallelLinear(nn.Module):
@@ -115,7 +124,7 @@ class RowParallelLinear(nn.Module):
         dtype: of A and b.
 
     Attributes:
-        deferred: as in `ColumnParallelLinear`.
+        deferred, fp8: as in `ColumnParallelLinear`.
     """
 
     deferred: DeferredGradients | None = None
@@ -133,6 +142,7 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        self.fp8: ParallelFp8 | None = None
         self.tp, self.sequence_parallel, self.input_is_parallel = (
             tp,
             sequence_parallel and tp.size > 1,
@@ -147,14 +157,18 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = c.scatter_to_region(x, self.tp)
         if self.tp.size == 1:
-            return column_linear(x, self.weight, self.bias, self.tp, deferred=self.deferred)
-        y = column_linear(x, self.weight, None, ALONE, deferred=self.deferred)
+            return column_linear(x, self.weight, self.bias, self.tp, deferred=self.deferred, fp8=self.fp8)
+        y = column_linear(x, self.weight, None, ALONE, deferred=self.deferred, fp8=self.fp8)
         y = (
             c.reduce_scatter_to_sequence_region(y, self.tp)
             if self.sequence_parallel
             else c.reduce_from_region(y, self.tp)
         )
         return y if self.bias is None else y + self.bias
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """See `layers.fp8_linear`; dy has been gathered, or was never cut."""
+        return {"input": self.tp, "weight": self.tp, "gradient": ALONE}
 
 
 def column_linear(
@@ -164,8 +178,11 @@ def column_linear(
     tp: Axis,
     sequence_parallel: bool = False,
     deferred: DeferredGradients | None = None,
+    fp8: ParallelFp8 | None = None,
 ) -> torch.Tensor:
     """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed, or leaves dW to `deferred`."""
+    if fp8 is not None:
+        return fp8.linear(x, weight, bias, tp, sequence_parallel, deferred)
     if tp.size == 1 and deferred is None and not accumulates(weight):
         return F.linear(x, weight, bias)
     return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]

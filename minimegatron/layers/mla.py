@@ -34,22 +34,26 @@ DeepSeek-V2 (arXiv 2405.04434) section 2.1. Megatron-LM: `megatron/core/transfor
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.recompute import recompute
 from minimegatron.layers.rope import apply_rotary
+
+if TYPE_CHECKING:
+    from minimegatron.layers.fp8_linear import ParallelFp8
 
 
 class ReplicatedLinear(nn.Module):
@@ -57,11 +61,17 @@ class ReplicatedLinear(nn.Module):
 
     def __init__(self, input_size: int, output_size: int, init: Init, dtype: torch.dtype) -> None:
         super().__init__()
+        self.fp8: ParallelFp8 | None = None
         self.weight = new_parameter(ParamLayout((output_size, input_size), init=init, partial="sequence"), dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., i] -> [..., o]."""
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight, None, ALONE)
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """See `layers.fp8_linear`: with sequence parallelism every rank has other tokens."""
+        tokens = mesh.tp if mesh.sequence_parallel else ALONE
+        return {"input": tokens, "weight": ALONE, "gradient": tokens}
 
 
 class MultiLatentAttention(nn.Module):

@@ -83,7 +83,7 @@ class MLP(nn.Module):
         if ops is not None and self.kind == "swiglu":
             return self.linear_fc2(ops.swiglu(fc1(x)))
         if ops is not None and fc1.bias is not None and self.kind in ("gelu", "gelu_tanh"):
-            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred)
+            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred, fc1.fp8)
             return self.linear_fc2(ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh"))
         y = fc1(x)
         if self.gated:

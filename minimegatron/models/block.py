@@ -21,6 +21,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.fp8_linear import enable_fp8
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.recompute import recompute
 from minimegatron.models.spec import ModuleSpec, build_module
@@ -58,6 +59,8 @@ class TransformerLayer(nn.Module):
         else:
             self.mlp = build_module(submodules["mlp"], config, mesh)
         self.dropout = Dropout(config.hidden_dropout, rng)
+        if config.fp8_layer(layer_number):
+            enable_fp8(self, config, mesh, f"layers.{layer_number}.")
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""

@@ -32,6 +32,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--use-rotary-position-embeddings": ("position_embedding_type", "rope"),
     "--use-rope-scaling": ("rope_scaling_type", "llama3"),
     "--no-position-embedding": ("position_embedding_type", "none"),
+    "--fp8-wgrad": ("fp8_wgrad", True),
     "--recompute-activations": ("recompute_granularity", "selective"),
 }
 
@@ -137,8 +138,8 @@ REFUSED: dict[str, str] = {
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",
-    "FP8 and FP4": (
-        "fp8-* fp4-* first-last-layers-bf16 num-layers-at-*-in-bf16 keep-fp8-* reuse-grad-buf-* te-* kitchen-*"
+    "FP8 parameters and attention, and FP4": (
+        "fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"
     ),
     "Transformer Engine": "use-te use-transformer-engine-op-fuser",
     "CUDA graphs": "cuda-graph-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph",

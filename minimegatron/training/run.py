@@ -21,6 +21,7 @@ from minimegatron.config import (
 from minimegatron.errors import ConfigError
 from minimegatron.layers.core_attention import check_backend
 from minimegatron.models.chunks import schedule_of
+from minimegatron.precision import check_fp8_dims
 from minimegatron.stages import plan_stages
 from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
 
@@ -68,6 +69,9 @@ def check_run(run: RunConfig, world_size: int) -> None:
     dp = run.parallel.data_parallel_size(world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
     check_backend(run.model.attention_backend)
+    if run.model.fp8_format is not None:
+        tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
+        check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
     check_schedules(run, batch_sizes(run.training, dp))
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")

@@ -19,6 +19,7 @@ would divide 0 by 0; here it contributes 0 to both sums.
 | names of the losses                 | `pp`    | a few, in a pipeline              |
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
+| FP8 magnitudes, delayed scaling     | `tp_dp_cp` | 4 a tensor, one message        |
 
 **Deciding together.** Skip, stop and raise are decided from numbers that every rank has received in the same message;
 no rank decides from what it alone has seen. tp ranks hold copies of the loss and add them all: the sum and the count
@@ -52,6 +53,7 @@ from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.errors import NumericsError
+from minimegatron.layers.fp8_linear import keeping_weights, move_scales
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.mtp import depth_losses
@@ -214,9 +216,10 @@ def train_step(
     model.zero_grad_buffer()
     scale = optimizer.loss_scale / unit
     set_loss_scale(model, scale)
-    tokens, reports = forward_backward(
-        forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
-    )
+    with keeping_weights(model):
+        tokens, reports = forward_backward(
+            forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
+        )
     num_tokens = finalize_model_grads(model, mesh, tokens)
     if unit != 1.0:
         model.scale_gradients(unit)
@@ -228,6 +231,7 @@ def train_step(
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)
     result = optimizer.step()
+    move_scales(model, mesh)
     if result.successful:
         scheduler.step(increment)
     report = StepReport(

@@ -161,7 +161,7 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--moe-router-topk=2 --moe-z-loss-coeff 1", "in a model without experts"),
         ("--moe-router-fusion", "other options of experts"),
         ("--use-distributed-optimizer", "distributed optimizer"),
-        ("--lr 1e-3 --fp8-format hybrid", "FP8"),
+        ("--lr 1e-3 --fp8-param-gather", "FP8"),
         ("--no-overlap-p2p-communication", "wait for their messages"),
         ("--num-layers-per-virtual-pipeline-stage 2", "without a pipeline"),
         ("stray", "belongs to no flag"),

@@ -1,0 +1,277 @@
+"""FP8 in column- and row-parallel linear layers: whose scale, what travels, what is kept.
+
+The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; in a model x, W and dy are cut over
+ranks, weights are used by every microbatch, and dW may be somebody else's business.
+
+**Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
+of tp = 1. Delayed scaling agrees once a step (`update_scales`). Current scaling agrees at once, where there is somebody
+to agree with:
+
+| layer      | x                              | W   | dy                             |
+|------------|--------------------------------|-----|--------------------------------|
+| column     | tp with sequence parallelism   | tp  | tp                             |
+| row        | tp                             | tp  | - (every rank has the same)    |
+| replicated | tp with sequence parallelism   | -   | tp with sequence parallelism   |
+
+Ranks of cp have other tokens, and with current scaling a scale of their own. Tiles are a rank's own; W is cut at
+multiples of a tile (`precision.check_fp8_dims`), so no layout has other tiles.
+
+**What travels.** With sequence parallelism x is gathered before the product and again before dW. With one scale a
+tensor each rank quantises its own tokens and the bytes are gathered: a quarter of fp32, half of bf16. Tiles for dW run
+over tokens of several ranks, so there x itself is gathered.
+
+| sequence parallelism, gather of x | delayed, tensorwise | blockwise, mxfp8           |
+|-----------------------------------|---------------------|----------------------------|
+| bytes                             | s b i               | s b i times x's element    |
+| besides, tensorwise               | 4 a tensor, max     | -                          |
+
+**What is kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
+because dW needs other tiles of it. Within a step the weights do not move, so W is quantised by the first microbatch and
+kept for the others (`keeping_weights`). A second forward pass (recompute) finds the same scale and the same W.
+
+**dW** is added to `main_grad` where that is asked for, or put off (`layers/deferred.py`) with its factors in FP8. With
+`fp8_wgrad` off it is a product in the model's own precision, and x is kept as it is.
+
+In FP8 are the linear layers of attention and MLP. Embedding, output layer, norms and the core of attention are not, as
+in Megatron-LM.
+
+Megatron-LM: `get_fp8_context` in `fp8_utils.py`; Transformer Engine: `pytorch/module/linear.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
+from minimegatron.layers.fp8 import Fp8Linear, Fp8Recipe, Quantised, product, update_scales
+from minimegatron.layers.linear import accumulates
+from minimegatron.precision import check_fp8_dims
+
+KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
+
+
+def recipe_of(config: TransformerConfig) -> Fp8Recipe:
+    """What the model's `fp8_...` fields ask for."""
+    return Fp8Recipe(
+        KINDS[config.fp8_recipe],
+        hybrid=config.fp8_format == "hybrid",
+        history=config.fp8_amax_history_len,
+        algorithm=config.fp8_amax_compute_algo,
+        margin=config.fp8_margin,
+        kernels=config.kernels,
+    )
+
+
+class ParallelFp8(Fp8Linear):
+    """The FP8 products of one parallel layer.
+
+    Args:
+        recipe: which scales.
+        axes: input, weight, gradient -> ranks that hold parts of it.
+        wgrad: dW in FP8 too.
+        agree_over: axis over which delayed scaling agrees at the end of a step.
+
+    Attributes:
+        kept: weights in FP8 while a step lasts, or None.
+    """
+
+    def __init__(
+        self, recipe: Fp8Recipe, axes: dict[str, Axis], wgrad: bool = True, agree_over: str = "tp_dp_cp"
+    ) -> None:
+        super().__init__(recipe, axes["weight"])
+        self.agree_over = agree_over
+        self.axes, self.wgrad, self.tiled = axes, wgrad, recipe.kind in ("block", "mx")
+        self.kept: dict[tuple[int, bool], Quantised] | None = None
+
+    def axis_of(self, which: str) -> Axis:
+        return self.axes[which]
+
+    def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
+        """W [o, i], or W^T, in FP8; made once a step where `keeping_weights` says so."""
+        key = (weight.data_ptr(), transposed)
+        if self.kept is not None and key in self.kept:
+            return self.kept[key]
+        copy = self.quantise(weight, "weight", transposed)
+        if self.kept is not None:
+            self.kept[key] = copy
+        return copy
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tp: Axis,
+        sequence_parallel: bool = False,
+        deferred: DeferredGradients | None = None,
+    ) -> torch.Tensor:
+        """`x W_r^T + b_r` as `layers.linear.column_linear` computes it, in FP8."""
+        return _Fp8Column.apply(x, weight, bias, self, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
+
+
+class _Fp8Column(torch.autograd.Function):
+    """`layers.linear._ColumnLinear` with quantised factors; all rows of a tensor in one dim here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: ParallelFp8,
+        tp: Axis,
+        sequence_parallel: bool,
+        deferred: DeferredGradients | None,
+    ) -> torch.Tensor:
+        ctx.layer, ctx.tp, ctx.deferred, ctx.has_bias = layer, tp, deferred, bias is not None
+        ctx.gather = tp if sequence_parallel else None
+        ctx.parameter = weight  # a saved leaf comes back as another object under recompute
+        rows, w = _rows(x), layer.weight_copy(weight)
+        if layer.tiled:
+            rows = rows if ctx.gather is None else c.all_gather(rows, tp)
+            qx, kept = layer.quantise(rows, "input"), (x, None, weight, None)
+        else:
+            own = layer.quantise(rows, "input")
+            qx = own if ctx.gather is None else Quantised(_gather_bytes(own.q, tp).wait(), own.inverse)
+            back, turned = (own if ctx.gather is not None else own.t()), w.t()
+            kept = (back.q if layer.wgrad else None, own.inverse, turned.q, w.inverse)  # type: ignore[assignment]
+        wide = None if layer.tiled or layer.wgrad else x
+        ctx.save_for_backward(*kept, wide)
+        y = product(qx, w, x.dtype)
+        y = y if bias is None else y + bias
+        return y.view(-1, *x.shape[1:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        layer, gather, dtype, dy = ctx.layer, ctx.gather, grads[0].dtype, _rows(grads[0]).contiguous()
+        x, x_inverse, w, w_inverse, wide = ctx.saved_tensors
+        want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
+        quantised = layer.quantise(dy, "gradient") if want_dx or (layer.wgrad and not layer.tiled) else None
+        wide = x if layer.tiled else wide
+
+        def fetch() -> Callable[[], torch.Tensor]:
+            """Start to gather what dW needs of x; the result waits for it."""
+            if layer.wgrad and not layer.tiled:
+                if gather is None:
+                    return lambda: x
+                arriving = _gather_bytes(x, gather)
+                return lambda: arriving.wait().t()
+            rows = _rows(wide)
+            return (lambda: rows) if gather is None else c.all_gather_start(rows, gather).wait
+
+        def weights(rows: torch.Tensor) -> torch.Tensor:
+            if not layer.wgrad:
+                return weight_gradient(rows, dy)
+            if layer.tiled:
+                return product(layer.quantise(dy, "gradient", True), layer.quantise(rows, "input", True), dtype)
+            assert quantised is not None, "dy is quantised above"
+            return product(quantised.t(), Quantised(rows, x_inverse), dtype)
+
+        if want_dw and ctx.deferred is not None:
+            ctx.deferred.put(_Later(ctx.parameter, x if wide is None else wide, dy, gather, lambda: weights(fetch()())))
+            want_dw = False
+        fetched = fetch() if want_dw else None
+        sending = None
+        if want_dx:
+            turned = layer.weight_copy(w, True) if layer.tiled else Quantised(w, w_inverse)
+            assert quantised is not None
+            dx = product(quantised, turned, dtype).view(-1, *grads[0].shape[1:-1], turned.q.shape[0])
+            rows = fetched() if fetched else None
+            sending = c.reduce_scatter_start(dx, ctx.tp) if gather is not None else c.all_reduce_start(dx, ctx.tp)
+        else:
+            rows = fetched() if fetched else None
+        dw = None
+        if rows is not None:
+            dw = weights(rows)
+            if accumulates(ctx.parameter):
+                ctx.parameter.main_grad.add_(dw)
+                ctx.parameter.grad_added_to_main_grad, dw = True, None
+        db = dy.sum(0) if ctx.has_bias and want_db else None
+        return sending.wait() if sending else None, dw, db, None, None, None, None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Later(Product):
+    """dW of an FP8 layer, put off with its quantised factors."""
+
+    finish: Callable[[], torch.Tensor] | None = None
+
+    def compute(self) -> torch.Tensor:
+        assert self.finish is not None
+        return self.finish()
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+class _Bytes:
+    """A gather of FP8 numbers, which gloo does not know, as bytes."""
+
+    def __init__(self, pending: c.Pending, dtype: torch.dtype) -> None:
+        self._pending, self._dtype = pending, dtype
+
+    def wait(self) -> torch.Tensor:
+        return self._pending.wait().view(self._dtype)
+
+
+def _gather_bytes(q: torch.Tensor, axis: Axis) -> _Bytes:
+    return _Bytes(c.all_gather_start(q.contiguous().view(torch.uint8), axis), q.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ in a model
+
+
+@runtime_checkable
+class TakesFp8(Protocol):
+    """A linear layer whose products can be in FP8."""
+
+    weight: nn.Parameter
+    fp8: ParallelFp8 | None
+
+    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
+        """input, weight, gradient -> ranks that hold parts of it."""
+        ...
+
+
+def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: str = "") -> None:
+    """Give every linear layer inside `module` its FP8 products and, with delayed scaling, their state.
+
+    Raises:
+        ConfigError: a matrix whose dims on this rank do not suit the recipe.
+    """
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, TakesFp8):
+            o, i = layer.weight.shape
+            check_fp8_dims(config.fp8_recipe, f"{where}{name}", outputs=o, inputs=i)
+            agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
+            layer.fp8 = ParallelFp8(recipe_of(config), layer.amax_axes(mesh), config.fp8_wgrad, agree_over)
+
+
+def move_scales(model: nn.Module, mesh: Mesh) -> None:
+    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call."""
+    layers = [module for module in model.modules() if isinstance(module, ParallelFp8)]
+    if layers:
+        update_scales(layers, mesh.axis(layers[0].agree_over))
+
+
+@contextlib.contextmanager
+def keeping_weights(model: nn.Module) -> Iterator[None]:
+    """In the block weights do not move: those that FP8 layers have quantised are kept until its end."""
+    layers = [module for module in model.modules() if isinstance(module, ParallelFp8)]
+    for layer in layers:
+        layer.kept = {}
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.kept = None
