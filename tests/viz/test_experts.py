@@ -1,0 +1,54 @@
+import pytest
+from matplotlib.collections import PolyCollection
+
+from minimegatron.errors import ConfigError
+from minimegatron.viz.experts import load_bands, routing_grid
+from tests.viz.reading import boxes, overlaps, words
+
+TOP2 = [[True, True, False, False], [False, True, False, True], [False, True, True, False]]
+KEPT = [[True, True, False, False], [False, True, False, True], [False, False, True, False]]
+
+
+def test_a_square_for_every_row_in_the_colour_of_the_rank():
+    squares = boxes(routing_grid({"top 2": TOP2}, ranks=2))
+    places = [(int(s.get_x()), int(s.get_y())) for s in squares]
+    assert places == [(e, t) for t, row in enumerate(TOP2) for e, goes in enumerate(row) if goes]
+    colour = {rank: {s.get_facecolor() for s in squares if int(s.get_x()) // 2 == rank} for rank in (0, 1)}
+    assert [len(c) for c in colour.values()] == [1, 1] and colour[0] != colour[1]
+
+
+def test_what_is_dropped_is_a_cross_and_no_longer_counted():
+    figure = routing_grid({"all": TOP2, "room for two": TOP2}, kept={"room for two": KEPT})
+    of_all, limited = figure.axes
+    assert [t.get_text() for t in of_all.texts if t.get_text().isdigit()] == ["1", "3", "1", "1"]
+    assert [t.get_text() for t in limited.texts if t.get_text().isdigit()] == ["1", "2", "1", "1"]
+    assert len(limited.lines) - len(of_all.lines) == 2, "one cross"
+    assert not overlaps(figure)
+
+
+def test_the_ranks_stand_above_their_columns():
+    figure = routing_grid({"top 2": TOP2}, ranks=2)
+    assert {"rank 0", "rank 1", "tokens", "rows"} <= set(words(figure)) and not overlaps(figure)
+    assert "rank 0" not in words(routing_grid({"top 2": TOP2}))
+
+
+def test_bands_fill_each_step_and_are_named_where_the_run_ends():
+    figure = load_bands({"even": [[2, 2], [3, 1]], "one": [[4, 0], [4, 0]]})
+    even, one = figure.axes
+    bands = [c for c in even.collections if isinstance(c, PolyCollection)]
+    tops = [max(y for x, y in band.get_paths()[0].vertices if x == 1) for band in bands]
+    assert tops == [0.75, 1.0]
+    assert [t.get_text() for t in even.texts] == ["0", "1"] and [t.get_text() for t in one.texts] == ["0"]
+    assert not overlaps(figure)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ConfigError, match="cannot be dealt out over 3 ranks"):
+        routing_grid({"top 2": TOP2}, ranks=3)
+    with pytest.raises(ConfigError, match=r"are \[1, 2\] wide"):
+        routing_grid({"torn": [[True], [True, False]]})
+    with pytest.raises(ConfigError, match="no rows"):
+        load_bands({"empty": [[0, 0]]})
+    for draw in (routing_grid, load_bands):
+        with pytest.raises(ConfigError, match=r"no (routing|load) to draw"):
+            draw({})
