@@ -92,6 +92,11 @@ class TransformerConfig(
         "formula; auto takes flash-attn where it is installed and applies, else torch's",
         ("auto", "sdpa", "flash", "te", "local", "reference"),
     )
+    transformer_impl: str = opt(
+        "local",
+        "whose linear layers: those written here, or Transformer Engine's on a GPU",
+        ("local", "transformer_engine"),
+    )
     kernels: str = opt(
         "auto",
         "what computes norms, activations, RoPE, softmax, the loss and local attention: torch, CUDA kernels, or the "

@@ -33,6 +33,8 @@ Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megat
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,6 +73,7 @@ class SelfAttention(nn.Module):
         layer_number: global number from 0, for messages.
         rng: dropout streams.
         core_attention: class of the core; same signature as `CoreAttention`.
+        column, row: classes of the linear layers; same signatures as those of `layers/linear.py`.
 
     Raises:
         ConfigError: heads or packed rows cannot be divided over tp.
@@ -83,6 +86,8 @@ class SelfAttention(nn.Module):
         layer_number: int = 0,
         rng: RngStreams | None = None,
         core_attention: type[nn.Module] = CoreAttention,
+        column: Callable[..., Any] = ColumnParallelLinear,
+        row: Callable[..., Any] = RowParallelLinear,
     ) -> None:
         super().__init__()
         self.config, self.tp, self.layer_number, self.rng = config, mesh.tp, layer_number, rng
@@ -90,7 +95,7 @@ class SelfAttention(nn.Module):
         self.split_group = config.num_query_groups < mesh.tp.size
         rows = config.num_query_groups * (self.per_group + 2) * self.d
         init = Init(std=config.init_method_std)
-        self.linear_qkv = ColumnParallelLinear(
+        self.linear_qkv = column(
             config.hidden_size,
             rows,
             mesh.tp,
@@ -104,7 +109,7 @@ class SelfAttention(nn.Module):
         self.q_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.k_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.core_attention = core_attention(config, mesh, rng)
-        self.linear_proj = RowParallelLinear(
+        self.linear_proj = row(
             config.num_attention_heads * self.d,
             config.hidden_size,
             mesh.tp,

@@ -34,7 +34,8 @@ DeepSeek-V2 (arXiv 2405.04434) section 2.1. Megatron-LM: `megatron/core/transfor
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,7 @@ class MultiLatentAttention(nn.Module):
         layer_number: global number from 0, for messages.
         rng: dropout streams.
         core_attention: class of the core; same signature as `CoreAttention`.
+        column, row: classes of the linear layers; same signatures as those of `layers/linear.py`.
 
     Raises:
         ConfigError: heads cannot be divided over tp.
@@ -95,6 +97,8 @@ class MultiLatentAttention(nn.Module):
         layer_number: int = 0,
         rng: RngStreams | None = None,
         core_attention: type[CoreAttention] = CoreAttention,
+        column: Callable[..., Any] = ColumnParallelLinear,
+        row: Callable[..., Any] = RowParallelLinear,
     ) -> None:
         super().__init__()
         self.config, self.mesh, self.layer_number, self.rng = config, mesh, layer_number, rng
@@ -102,9 +106,9 @@ class MultiLatentAttention(nn.Module):
         self.d_v, h, heads = config.v_head_dim, config.hidden_size, config.num_attention_heads
         init = Init(std=config.init_method_std)
 
-        def up(rank: int, width: int) -> ColumnParallelLinear:
+        def up(rank: int, width: int) -> Any:
             sp = mesh.sequence_parallel
-            return ColumnParallelLinear(
+            return column(
                 rank, heads * width, mesh.tp, init=init, bias=False, sequence_parallel=sp, dtype=config.dtype
             )
 
@@ -120,7 +124,7 @@ class MultiLatentAttention(nn.Module):
         self.linear_kv_up_proj = up(self.r, self.d_n + self.d_v)
         self.core_attention = core_attention(config, mesh, rng)
         self.core_attention.scale *= score_factor(config)
-        self.linear_proj = RowParallelLinear(
+        self.linear_proj = row(
             heads * self.d_v,
             h,
             mesh.tp,

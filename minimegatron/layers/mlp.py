@@ -16,6 +16,7 @@ Shazeer 2020 (arXiv 2002.05202). Megatron-LM: `megatron/core/transformer/mlp.py`
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,18 +46,26 @@ class MLP(nn.Module):
         config: sizes, activation, bias.
         mesh: its layout.
         ffn_hidden_size: f; default the model's.
+        column, row: classes of the linear layers; same signatures as those of `layers/linear.py`.
 
     Raises:
         ConfigError: f cannot be divided over tp.
     """
 
-    def __init__(self, config: TransformerConfig, mesh: Mesh, ffn_hidden_size: int | None = None) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        mesh: Mesh,
+        ffn_hidden_size: int | None = None,
+        column: Callable[..., Any] = ColumnParallelLinear,
+        row: Callable[..., Any] = RowParallelLinear,
+    ) -> None:
         super().__init__()
         f = ffn_hidden_size or config.ffn_hidden_size
         self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
         self.kind, self.kernels = config.activation, config.kernels
         halves = 2 if self.gated else 1
-        self.linear_fc1 = ColumnParallelLinear(
+        self.linear_fc1 = column(
             config.hidden_size,
             halves * f,
             mesh.tp,
@@ -66,7 +75,7 @@ class MLP(nn.Module):
             blocks=halves,
             dtype=config.dtype,
         )
-        self.linear_fc2 = RowParallelLinear(
+        self.linear_fc2 = row(
             f,
             config.hidden_size,
             mesh.tp,
@@ -82,7 +91,8 @@ class MLP(nn.Module):
         fc1 = self.linear_fc1
         if ops is not None and self.kind == "swiglu":
             return self.linear_fc2(ops.swiglu(fc1(x)))
-        if ops is not None and fc1.bias is not None and self.kind in ("gelu", "gelu_tanh"):
+        fuses = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
+        if ops is not None and fuses and self.kind in ("gelu", "gelu_tanh"):
             y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred, fc1.fp8)
             return self.linear_fc2(ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh"))
         y = fc1(x)

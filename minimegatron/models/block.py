@@ -24,6 +24,7 @@ from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.fp8_linear import enable_fp8
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.recompute import recompute
+from minimegatron.layers.transformer_engine import fp8_context
 from minimegatron.models.spec import ModuleSpec, build_module
 
 
@@ -50,6 +51,7 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.rng, self.sequence_parallel = config, rng, mesh.sequence_parallel
+        self.mesh, self.layer_number = mesh, layer_number
         self.input_layernorm = build_module(submodules["input_layernorm"], config)
         self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
         self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
@@ -59,11 +61,15 @@ class TransformerLayer(nn.Module):
         else:
             self.mlp = build_module(submodules["mlp"], config, mesh)
         self.dropout = Dropout(config.hidden_dropout, rng)
-        if config.fp8_layer(layer_number):
+        if config.fp8_layer(layer_number) and config.transformer_impl == "local":
             enable_fp8(self, config, mesh, f"layers.{layer_number}.")
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        with fp8_context(self.config, self.mesh, self.layer_number):
+            return self._forward(x, context)
+
+    def _forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         x = self._residual(x, self._maybe("layernorm", self.input_layernorm, x), self.self_attention, context)
         normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
         if self.config.recomputes("moe" if self.has_experts else "mlp") and self.training:
@@ -100,15 +106,16 @@ class TransformerBlock(nn.Module):
         rng: RngStreams | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.rng = config, rng
+        self.config, self.mesh, self.rng = config, mesh, rng
         self.layers = nn.ModuleDict({str(n): build_module(spec, config, mesh, n, rng) for n in layer_numbers})
         self.final_layernorm = Norm(config) if final_layernorm else None
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h]."""
         layers = list(self.layers.values())
-        for group, again in self._groups(layers):
-            x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
+        with fp8_context(self.config, self.mesh):
+            for group, again in self._groups(layers):
+                x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
         return x if self.final_layernorm is None else self.final_layernorm(x)
 
     def _groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:

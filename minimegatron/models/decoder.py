@@ -40,6 +40,7 @@ from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, initialize, layout_of
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.mtp import MultiTokenPrediction
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
@@ -79,6 +80,7 @@ class GPTModel(nn.Module):
     ) -> None:
         super().__init__()
         check_model_fits(config, mesh.parallel)
+        check_transformer_engine(config, mesh.parallel)
         self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
         self.embedding = None

@@ -66,21 +66,28 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """The layer of every decoder family here: norm, attention, norm, MLP or experts, with residual connections."""
+    """The layer of every decoder family here: norm, attention, norm, MLP or experts, with residual connections.
+
+    `transformer_impl` says whose linear layers attention and MLP are made of.
+    """
     from minimegatron.layers.attention import SelfAttention
     from minimegatron.layers.mla import MultiLatentAttention
     from minimegatron.layers.mlp import MLP
     from minimegatron.layers.moe import MoELayer
     from minimegatron.layers.norm import Norm
+    from minimegatron.layers.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
     from minimegatron.models.block import TransformerLayer
 
+    theirs = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
+    linears: dict[str, Any] = theirs if config.transformer_impl == "transformer_engine" else {}
+    attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
     return ModuleSpec(
         TransformerLayer,
         submodules={
             "input_layernorm": ModuleSpec(Norm),
-            "self_attention": ModuleSpec(MultiLatentAttention if config.multi_latent_attention else SelfAttention),
+            "self_attention": ModuleSpec(attention, params=linears),
             "pre_mlp_layernorm": ModuleSpec(Norm),
-            "mlp": ModuleSpec(MLP),
+            "mlp": ModuleSpec(MLP, params=linears),
             "moe": ModuleSpec(MoELayer),
         },
     )

@@ -68,7 +68,6 @@ VALUES = {
 # flag -> (values it may have; () for a switch, None for any; why it changes nothing)
 ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--use-mcore-models": ((), "there is one set of models"),
-    "--transformer-impl": (("local",), "layers are our own"),
     "--use-flash-attn": ((), "torch's scaled_dot_product_attention takes the flash kernel where there is one"),
     "--no-masked-softmax-fusion": ((), "the softmax is not fused"),
     "--no-bias-gelu-fusion": ((), "bias and activation are not fused"),

@@ -20,6 +20,7 @@ from minimegatron.config import (
 )
 from minimegatron.errors import ConfigError
 from minimegatron.layers.core_attention import check_backend
+from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
 from minimegatron.precision import check_fp8_dims
 from minimegatron.stages import plan_stages
@@ -69,6 +70,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
     dp = run.parallel.data_parallel_size(world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
     check_backend(run.model.attention_backend)
+    check_transformer_engine(run.model, run.parallel)
     if run.model.fp8_format is not None:
         tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)

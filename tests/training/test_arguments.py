@@ -171,7 +171,7 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--activation swigluu", "did you mean `swiglu`?"),
         ("--bf16 --fp16", "--bf16 and --fp16 set params_dtype"),
         ("--swiglu --activation gelu", "--swiglu and --activation set activation"),
-        ("--transformer-impl transformer_engine", "not supported yet"),
+        ("--transformer-impl transformer_engine", "pip install 'transformer-engine[pytorch]'"),
         ("--dataloader-type cyclic", "not supported yet"),
         ("--window-size 4,4", "left,0"),
         ("--preset lama3-8b", "did you mean `llama3-8b`?"),
