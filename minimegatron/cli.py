@@ -17,6 +17,7 @@ from minimegatron.errors import ConfigError, MinimegatronError, did_you_mean
 COMMANDS = {
     "train": ("minimegatron.pretrain_gpt", "train a GPT; N ranks: torchrun --nproc-per-node N -m minimegatron train"),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
+    "experts": ("minimegatron.training.experts", "how evenly a training loaded its experts; a better placement"),
     "lab": ("minimegatron.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("minimegatron.lab.build", "write the notebooks from their sources; --check says which are stale"),
     "grade": ("minimegatron.lab.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),

@@ -24,12 +24,16 @@ import dataclasses
 import math
 import resource
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.parallel.balance import LayerLoad, imbalance
+from minimegatron.training.experts import summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.run import RunConfig
 from minimegatron.training.sinks import open_sinks
@@ -86,6 +90,7 @@ class Metrics:
     def __init__(self, run: RunConfig, train_iters: int, mesh: Mesh, quiet: bool = False) -> None:
         self.model, self.seq_length, self.log_interval = run.model, run.data.seq_length, run.training.log_interval
         self.train_iters, self.world_size, self.device = train_iters, mesh.world.size, mesh.device
+        self.expert_ranks = mesh.ep.size
         self.speaks = mesh.rank == 0 and not quiet
         peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         self.peak = peak if run.model.params_dtype != "fp32" else None
@@ -150,6 +155,7 @@ class Metrics:
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "mfu": flops / 1e12 / self.peak if self.peak else None,
             "experts": [dataclasses.asdict(layer) for layer in last.experts],
+            "expert_ranks": self.expert_ranks,
         }
         self.say(format_step(record))
         for sink in self.sinks:
@@ -173,6 +179,18 @@ class Metrics:
         tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items()}
         for sink in self.sinks:
             sink.log(tags, record, iteration)
+
+    def experts(self, reports: Sequence[StepReport], iteration: int) -> None:
+        """Say how evenly the experts were loaded in these steps (`training/experts`); nothing without experts."""
+        if not self.speaks or not any(report.experts for report in reports):
+            return
+        found = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
+        self.say(table(found))
+        if trace.recording():
+            now = time.monotonic()
+            trace.emit("experts", "mark", now, now, note=table(found))
+        for sink in self.sinks:
+            sink.log(summary_tags(found), {"iteration": iteration, **summary_record(found)}, iteration)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -206,6 +224,8 @@ def format_step(record: dict[str, Any]) -> str:
     fields += [f"{name}: {value:.6E}" for name, value in penalties(record).items()]
     if record["experts"]:
         fields.append(f"busiest expert: {max(imbalance(layer['tokens']) for layer in record['experts']):.2f} x mean")
+        if record["expert_ranks"] > 1:
+            fields.append(f"busiest rank: {max(rank_imbalances(record)):.2f} x mean")
     if record["mfu"] is not None:
         fields.append(f"MFU: {100 * record['mfu']:.1f} %")
     fields.append(f"peak memory (GB): {record['peak_memory_bytes'] / 1e9:.2f}")
@@ -245,14 +265,27 @@ def penalties(record: dict[str, Any]) -> dict[str, float]:
     return {name: sum(layer[name] for layer in layers) / len(layers) for name in names}
 
 
+def rank_imbalances(record: dict[str, Any]) -> list[float]:
+    """For each layer the tokens asked of the busiest rank's experts, over the mean of the ranks of ep."""
+    ranks = record["expert_ranks"]
+    each = [len(layer["tokens"]) // ranks for layer in record["experts"]]
+    return [
+        imbalance([sum(layer["tokens"][r * n : (r + 1) * n]) for r in range(ranks)])
+        for layer, n in zip(record["experts"], each, strict=True)
+    ]
+
+
 def load_tags(record: dict[str, Any]) -> dict[str, float]:
-    """For each layer the load of each expert over the mean load, and the share of requests that were dropped."""
+    """For each layer the load of each expert over the mean, the busiest expert's and rank's, and the share dropped."""
     tags: dict[str, float] = {}
     for layer in record["experts"]:
         total = max(sum(layer["tokens"]), 1)
         where = f"experts/layer {layer['layer']}"
         tags |= {f"{where}/load {e}": n * len(layer["tokens"]) / total for e, n in enumerate(layer["tokens"])}
         tags |= {f"{where}/imbalance": imbalance(layer["tokens"]), f"{where}/dropped": layer["dropped"] / total}
+    if record["expert_ranks"] > 1:
+        names = [f"experts/layer {layer['layer']}/rank imbalance" for layer in record["experts"]]
+        tags |= dict(zip(names, rank_imbalances(record), strict=True))
     return tags
 
 

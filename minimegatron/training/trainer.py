@@ -47,6 +47,7 @@ from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.stages import plan_stages
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
+from minimegatron.training.experts import WINDOW
 from minimegatron.training.metrics import Metrics, StepReport
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.run import RunConfig, batch_sizes, check_run
@@ -129,6 +130,7 @@ class Trainer:
                 if training.eval_interval and state.iteration % training.eval_interval == 0:
                     self.evaluate("validation")
                 stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
+        self.metrics.experts(self.history[-WINDOW:], state.iteration)
         if stop:
             reason = f"--exit-interval {training.exit_interval}"
             if asked:
