@@ -44,8 +44,8 @@ print(f"one sequence: {kept / 1e9:.0f} GB of activations, {kept / gpu:.1f} GPUs 
 # **Context parallelism** gives each of C ranks s/C tokens. Norms, MLPs, embedding and loss work on one token at a time
 # and notice nothing. Attention does.
 #
-# Which tokens? The simplest cut gives rank r the r-th piece. Below, a square is a query (row) that sees a key (column);
-# its colour says whose query it is. The other cut is called *zigzag*.
+# Which tokens? The simplest cut gives rank r the r-th piece. Below, each bar is a query, and as long as the keys that it
+# sees; its colour says whose query it is. The other cut is called *zigzag*.
 
 # %%
 from minimegatron.viz.sequence import causal_map

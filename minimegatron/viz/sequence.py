@@ -60,6 +60,6 @@ def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
     s = len(owner)
     shares = "  ".join(f"{rank}: {pairs}" for rank, pairs in enumerate(work))
     axes.text(s / 2, s + 0.3, f"pairs of rank {shares}", ha="center", va="top", fontsize=8)
-    axes.set_xlim(-0.22 * s, s)
+    axes.set_xlim(-0.22 * s, 1.01 * s)
     axes.set_ylim(s + 0.09 * s, 0)
     blank(axes)
