@@ -265,6 +265,8 @@ _QUESTIONS = Exercise(
         Mistake(_wrong_answers(
             parameters=lambda h, f, experts, **_: experts * (2 * h * f + h),
             active_parameters=lambda h, f, k, experts, **_: k * 2 * h * f + experts * h,
+            compute_over_travel=lambda f, element_size, ep, flops, bandwidth, **_: 2 * f * bandwidth * ep
+            / (element_size * (ep - 1) * flops),
         ), "A gated expert has three matrices: gate, up and down."),
         Mistake(_wrong_answers(
             parameters=lambda h, f, experts, **_: 3 * h * f * experts,

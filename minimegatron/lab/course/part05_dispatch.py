@@ -182,7 +182,8 @@ DISPATCH = Exercise(
         Case("a rank that gets nothing, one that has nothing", _an_idle_rank, hidden=True),
         Case("rows travel to their expert and back, and nowhere else", _many_rows, points=2, hidden=True, accept=[
             only("all_to_all", "all_gather", "send", "recv"),
-            at_most("the busiest rank's rows, there and back, and the counts", _rows_and_counts)]),
+            at_most("the busiest rank's rows, there and back, and the counts", _rows_and_counts,
+                    "all_to_all", "all_gather", "send")]),
     ],
     mistakes=[
         Mistake(lambda ranks: _dispatched(ranks, grouped=False), "The rows arrive by sender. An expert wants its own "
@@ -278,12 +279,8 @@ FINISH = Exercise(
     mistakes=[
         Mistake(_expert(expert_by="edp"), "The experts are divided by the tokens of edp alone. Tokens of *all* ranks "
                 "reached them, through the all-to-all: divide by the tokens of the whole batch."),
-        Mistake(_expert(expert_by="mean"), "The experts are divided once too often, by the size of edp. Sums are "
-                "divided by the number of tokens and by nothing else."),
-        Mistake(_expert(expert_by="ep"), "The experts are divided once too often, by the size of ep. Sums are "
-                "divided by the number of tokens and by nothing else."),
-        Mistake(_expert(expert_by="dp"), "The experts are divided once too often, by the size of dp. Sums are "
-                "divided by the number of tokens and by nothing else."),
+        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks. Sums are "
+                  "divided by the number of tokens and by nothing else.") for by in ("mean", "ep", "dp")),
         Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Sum an expert over the "
                 "ranks that hold a copy of it: edp."),
         Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens: their gradients "

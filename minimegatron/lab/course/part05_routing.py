@@ -73,9 +73,10 @@ def _cut_off(logits: torch.Tensor, k: int) -> Pair:
 
 
 def _plain_exp(logits: torch.Tensor, k: int) -> Pair:
-    chosen = top(logits, k)
-    powers = logits.float().exp() * chosen
-    return (powers / powers.sum(-1, keepdim=True)).double(), chosen
+    best = logits.float().topk(k, -1)
+    powers = best.values.exp()
+    probs = torch.zeros_like(logits).scatter(1, best.indices, (powers / powers.sum(-1, keepdim=True)).double())
+    return probs, top(logits, k)
 
 
 def _tokens(draw: Draw) -> dict[str, Any]:
@@ -176,7 +177,8 @@ def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
 
 def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, Any]]:
     def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
-        return balance(logits, k, coeff * factor(*logits.shape, k))
+        tokens, experts = logits.shape
+        return balance(logits, k, coeff * factor(tokens, experts, k))
 
     return answer
 
@@ -265,7 +267,7 @@ _BIAS_MISTAKES = [
 ]  # fmt: skip
 
 
-def _bias_mistake(how: dict[str, str]) -> Callable[..., Any]:
+def _bias_mistake(how: dict[str, Any]) -> Callable[..., Any]:
     return lambda **inputs: _biased(**inputs, **how)
 
 
