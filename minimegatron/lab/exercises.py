@@ -151,6 +151,7 @@ class Exercise:
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
         hint: where no mistake is recognised.
         seconds: for one case, from the moment its ranks have started.
+        kernels: the cell holds `Kernel(...)`s (`lab/cuda.py`), which are compiled before the cases are tried.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
     """
 
@@ -163,6 +164,7 @@ class Exercise:
     mistakes: Sequence[Mistake] = ()
     hint: str = ""
     seconds: float = 20.0
+    kernels: bool = False
     rtol: float | None = None
     atol: float | None = None
 

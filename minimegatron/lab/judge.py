@@ -23,7 +23,8 @@ from typing import Any
 
 from minimegatron.comm.guard import ranges
 from minimegatron.errors import MinimegatronError
-from minimegatron.lab import player
+from minimegatron.kernels.build import KernelsUnavailable
+from minimegatron.lab import cuda, player
 from minimegatron.lab.checks import difference
 from minimegatron.lab.evidence import Evidence
 from minimegatron.lab.exercises import Answer, Case, Exercise, load_lab
@@ -60,11 +61,15 @@ def judge(
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
     outcomes: list[dict[str, Any]] = []
+    libraries, refused = _compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else ({}, None)
     for inputs in _own(nursery, draw, job):
-        if outcomes and "late" in outcomes[-1]:
+        if refused:
+            outcomes.append(refused)
+        elif outcomes and "late" in outcomes[-1]:
             outcomes.append({"error": "not tried after that", "late": True})
         else:
-            outcomes.append(_outcome(_play(nursery, asked, sources, inputs, hidden), exercise, sources, asked.seconds))
+            replies = _play(nursery, asked, sources, inputs, hidden, libraries)
+            outcomes.append(_outcome(replies, exercise, sources, asked.seconds))
     return Verdict.from_plain(_own(nursery, decide, {**job, "outcomes": outcomes}))
 
 
@@ -77,12 +82,35 @@ def _own(nursery: Nursery, function: Any, job: dict[str, Any]) -> Any:
     return reply.value["result"]
 
 
-def _play(nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str) -> list[Reply]:
+def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The libraries of a cell's kernels, or the outcome of every case where they cannot be made.
+
+    Raises:
+        KernelsUnavailable: the machine cannot compile, which is nobody's wrong answer.
+    """
+    job = {"cell": cell, "header": str(cuda.header()), "hidden": hidden}
+    [reply] = nursery.call(cuda.compile_cell, [job], Limits(seconds=cuda.COMPILE_SECONDS))
+    said = reply.value if isinstance(reply.value, dict) else {}
+    if "libraries" in said:
+        return said["libraries"], None
+    if "todo" in said:
+        return {}, {"todo": asked}
+    if "unavailable" in said:
+        raise KernelsUnavailable(said["unavailable"], where="kernels", fix="see `minimegatron doctor`")
+    if "error" in said:
+        line = _line(cell, said.get("line"))
+        return {}, {"error": f"{said['error']}{f' ({line})' if line else ''}"}
+    return {}, {"error": f"the compiler gave no answer: {reply.ended or 'it sent what cannot be read'}"}
+
+
+def _play(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str, libraries: dict[str, Any]
+) -> list[Reply]:
     on_ranks = isinstance(inputs, list)
     common = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
         "drive": asked.drive_source, "seconds": asked.seconds, "ranks": len(inputs) if on_ranks else 0,
-        "hidden": hidden,
+        "hidden": hidden, "libraries": libraries,
     }  # fmt: skip
     jobs = [{**common, "inputs": mine} for mine in (inputs if on_ranks else [inputs])]
     return nursery.call(player.play, jobs, Limits(seconds=asked.seconds))

@@ -11,6 +11,7 @@ job, by rank::
     ranks      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
     seconds    timeout of the process group
     hidden     folder of the checks, closed to this process
+    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand
 
 It returns `{"value": ..., "evidence": ...}`, or fails with `{"todo": exercise}` where a stub raised
 NotImplementedError, or `{"error": text, "line": n, "peer": whether it is only another rank's failure seen from here}`.
@@ -30,7 +31,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.guard import is_consequence
 from minimegatron.errors import MinimegatronError
-from minimegatron.lab import plain, sandbox
+from minimegatron.lab import cuda, plain, sandbox
 from minimegatron.lab.evidence import Witness
 from minimegatron.lab.nursery import Failed
 
@@ -54,6 +55,8 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     random.seed(rank)
     sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),))
     _install(job["sources"])
+    if job["libraries"]:
+        cuda.install(job["libraries"], Path.cwd() / "kernels")
     try:
         if job["ranks"]:
             dist.init_process_group(

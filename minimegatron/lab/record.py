@@ -36,9 +36,14 @@ _LOCK_SECONDS = 5.0
 
 
 def course_digest(module: str) -> str:
-    """Digest of the text of a course module; "" if it has none."""
+    """Digest of the text of a course module, and of its parts (`part07_*.py` beside `lab07_*.py`); "" without one."""
     spec = importlib.util.find_spec(module)
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest() if spec and spec.origin else ""
+    if not spec or not spec.origin:
+        return ""
+    path = Path(spec.origin)
+    number = re.match(r"lab(\d+)_", path.name)
+    parts = sorted(path.parent.glob(f"part{number[1]}_*.py")) if number else []
+    return hashlib.sha256(b"\0".join(one.read_bytes() for one in (path, *parts))).hexdigest()
 
 
 def digest(name: str, sources: Mapping[str, str], course: str) -> str:

@@ -130,12 +130,13 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "reboot": (169, 142), "init_module": (175, 105), "finit_module": (313, 273), "keyctl": (250, 219),
     "shmget": (29, 194), "settimeofday": (164, 170), "clock_settime": (227, 112), "sethostname": (170, 161),
 }  # fmt: skip
+_TO_START = ("fork", "vfork", "execve")  # what a compiler needs to call its parts
 _SOCKET, _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT = (41, 198), (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
 _ALLOW, _EPERM, _ENOSYS, _KILL_PROCESS = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _IF_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 
 
-def _program(network: bool) -> list[tuple[int, int, int, int]]:
+def _program(network: bool, programs: bool = False) -> list[tuple[int, int, int, int]]:
     """The filter as instructions (code, jump if true, jump if false, constant)."""
     intel = platform.machine() == "x86_64"
     own = os.getpid()
@@ -158,12 +159,13 @@ def _program(network: bool) -> list[tuple[int, int, int, int]]:
     program += [(_LOAD, 0, 0, 0)]
     if intel:  # the same calls under the numbers of another convention
         program += [(_IF_ABOVE, 0, 1, 0x40000000), (_RETURN, 0, 0, _EPERM)]
-    for pair in _FORBIDDEN.values():
-        program += refuse(number(pair))
+    for name, pair in _FORBIDDEN.items():
+        program += [] if programs and name in _TO_START else refuse(number(pair))
     program += refuse(number(_CLONE3), _ENOSYS)  # glibc then takes clone, whose flags a filter can read
     if not network:
         program += refuse(number(_SOCKET))
-    program += unless(number(_CLONE), 0, _IF_ANY_BIT, 0x10000)  # a thread, not a process
+    if not programs:
+        program += unless(number(_CLONE), 0, _IF_ANY_BIT, 0x10000)  # a thread, not a process
     program += unless(number(_KILL), 0, _IF_EQUAL, own)
     program += unless(number(_TGKILL), 0, _IF_EQUAL, own)
     program += _ask_only(number(_PRLIMIT))
@@ -179,11 +181,11 @@ def _ask_only(nr: int | None) -> list[tuple[int, int, int, int]]:
     ]  # fmt: skip
 
 
-def _filter_calls(network: bool) -> bool:
+def _filter_calls(network: bool, programs: bool = False) -> bool:
     """Install the filter."""
     if platform.machine() not in ("x86_64", "aarch64"):
         return False
-    packed = b"".join(struct.pack("HBBI", *instruction) for instruction in _program(network))
+    packed = b"".join(struct.pack("HBBI", *instruction) for instruction in _program(network, programs))
     buffer = ctypes.create_string_buffer(packed, len(packed))
     header = struct.pack("HxxxxxxQ", len(packed) // 8, ctypes.addressof(buffer))
     return not _libc().prctl(22, 2, header, 0, 0)
@@ -228,13 +230,14 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 # --------------------------------------------------------------------------------------------------- together
 
 
-def enter(folder: Path, *, network: bool, hidden: tuple[Path, ...] = ()) -> None:
+def enter(folder: Path, *, network: bool, hidden: tuple[Path, ...] = (), programs: bool = False) -> None:
     """Give up, for the rest of this process, all that a check does not need. Only the main thread may exist yet.
 
     Args:
         folder: where it may write.
         network: whether its ranks talk over loopback.
         hidden: folders that it may not read, beside `HIDDEN`.
+        programs: whether it may start programs: for our own code that calls a compiler, never for a learner's.
     """
     sys.dont_write_bytecode = True
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)
@@ -242,8 +245,9 @@ def enter(folder: Path, *, network: bool, hidden: tuple[Path, ...] = ()) -> None
         _hide(closed)
         _libc().prctl(38, 1, 0, 0, 0)  # no new privileges: what the two below ask for
         _write_only_below((folder, Path(os.devnull)))
-        _filter_calls(network)
-    _audit(folder, closed)
+        _filter_calls(network, programs)
+    if not programs:
+        _audit(folder, closed)
 
 
 def probe(rank: int, world: int, job: dict[str, Any]) -> dict[str, bool]:

@@ -4,6 +4,7 @@
 |------------------------------------------------|---------------------------------------------------------------|
 | `# %lab NN_name` in the first code cell        | must be the file's own name                                   |
 | `### BEGIN SOLUTION` ... `### END SOLUTION`    | in the lab: `raise NotImplementedError("your code here")`     |
+| the same after `// `, in a kernel's text       | in the lab: `not_implemented("your code here");`              |
 | tag `solution-only`                            | not in the lab                                                |
 | tag `raises-exception`                         | the cell may end in an error                                  |
 | tag `nbval-ignore-output`                      | nbval runs the cell without comparing                         |
@@ -35,8 +36,10 @@ from minimegatron.errors import ConfigError
 from minimegatron.lab.exercises import Lab, course_module, load_lab
 from minimegatron.lab.player import STUB
 
-_SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
-_MARKER = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
+_SOLUTION = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<cuda>// )?### BEGIN SOLUTION\n(.*?)^[ \t]*(?:// )?### END SOLUTION[ \t]*$", re.S | re.M
+)
+_MARKER = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
 
 
 def notebooks(source: Path) -> Iterator[tuple[Any, Path]]:
@@ -139,7 +142,7 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
         if lab and "solution-only" in tags:
             continue
         text = (
-            _SOLUTION.sub(rf'\1raise NotImplementedError("{STUB}")', cell.source)
+            _SOLUTION.sub(_stub, cell.source)
             if lab
             else _MARKER.sub("", cell.source)
         )
@@ -150,6 +153,12 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
     built.metadata["minimegatron"] = {"source": f"solutions/{source.name}", "digest": _digest(built)}
     nbformat.validate(built)
     return built
+
+
+def _stub(solution: re.Match[str]) -> str:
+    """What a learner finds in a solution's place: Python, or in a kernel CUDA C++."""
+    cuda = f'not_implemented("{STUB}");'
+    return solution["indent"] + (cuda if solution["cuda"] else f'raise NotImplementedError("{STUB}")')
 
 
 def _identity(cell: Any, taken: set[str]) -> str:

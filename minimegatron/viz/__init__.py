@@ -8,6 +8,8 @@
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
 | `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
 | `volume`     | bytes predicted beside bytes measured                                       |
+| `roofline`   | how fast a program can be, by what it computes for each byte                |
+| `access`     | what the threads of a warp ask memory for, and what comes                   |
 
 All of them are static, use the one style file beside this module, and can be read in greyscale: colours differ in
 lightness, and what a colour says is also said by a label, a letter or a hatch.

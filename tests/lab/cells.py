@@ -14,8 +14,10 @@ def exercise_cells(lab: str, *, solved: bool) -> dict[str, str]:
     cells = {}
     for name, body in re.findall(r"^# %%\n# %%exercise (\w+)\n(.*?)(?=^# %%)", text, flags=re.S | re.M):
         if solved:
-            body = re.sub(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n", "", body, flags=re.M)
+            body = re.sub(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n", "", body, flags=re.M)
         else:
+            kernel = r'\1not_implemented("your code here");'
+            body = re.sub(r"^([ \t]*)// ### BEGIN SOLUTION\n.*?// ### END SOLUTION", kernel, body, flags=re.S | re.M)
             stub = r'\1raise NotImplementedError("your code here")'
             body = re.sub(r"^([ \t]*)### BEGIN SOLUTION\n.*?### END SOLUTION", stub, body, flags=re.S | re.M)
         cells[name] = body

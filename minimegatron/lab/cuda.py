@@ -1,0 +1,411 @@
+"""A learner's kernel: CUDA C++ in a cell, run thread by thread on any CPU, and by nvcc where there is a GPU.
+
+The problem in a sentence: a lab on kernels must let learners write real CUDA, on laptops that have no GPU, and must see
+what their kernel does to memory, not only what it returns.
+
+In the cell the kernel is a text, as it would stand in a `.cu` file::
+
+    kernel = Kernel(r'''
+    __global__ void scale(const float* x, float* y, int n, float by) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i < n) y[i] = by * x[i];
+    }
+    ''')
+    kernel(x, y, n, 2.0, grid=(n + 255) // 256, block=256)
+    kernel.counts["x"]["share"]     # of the bytes that the memory served for x, how many were asked for
+
+| where            | what is compiled                                                                              |
+|------------------|-----------------------------------------------------------------------------------------------|
+| tensors on a CPU | the text with `const float*` read as `Counted<const float>` (`csrc/lab.h`), by g++, on the    |
+|                  | package's emulator of threads; each access is counted and held against its array's bounds     |
+| tensors on a GPU | the text as it is, by nvcc                                                                    |
+
+The compiler's messages name lines of the cell. A library is built once for each text (`kernels/build.py`); the header,
+which most of the time goes into, is compiled beforehand.
+
+**In a check** the learner's process may start no program. So the text is compiled before it, in a process of its own
+that knows the text alone: `compile_cell`, under the sandbox and its limits, with one freedom more, to start the
+compiler. It runs nothing of the learner's; what it sends back is a library, which the learner's process then loads.
+A kernel that was not in the cell as a plain text was not compiled, and is refused: it fails closed. A learner's native
+code can forge its own counts, as a learner's Python can: grade strangers with care (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minimegatron.data.publish import build_once
+from minimegatron.errors import MinimegatronError
+from minimegatron.kernels import build
+from minimegatron.kernels.launch import KernelError, Library
+
+CSRC = Path(__file__).parent / "csrc"
+STUB = "your code here"
+READY = "MINIMEGATRON_LAB_KERNELS"  # a folder of libraries that were built beforehand, by digest of their text
+COMPILE_SECONDS = 60.0
+_C_TYPES = {"int": "int", "float": "double"}  # of arguments that are no pointers
+_ARRAYS = 8  # as in lab.h
+_FAST = ("-g0", "-fmax-errors=1", "-w")
+_POINTER = re.compile(r"\b(?:const\s+)?(float4|float|int)(?:\s+const)?\s*\*\s*(?:const\b\s*)?(?:__restrict__\b)?")
+_SHARED = re.compile(r"\b__shared__\s+(\w+)\s+(\w+)\s*(?:\[([^\]\[]+)\])?\s*;")
+_HEAD = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)")
+
+
+class CompileError(MinimegatronError):
+    """The compiler, or a rule of the lab, refused a kernel. `line` is that of the cell, 0 where unknown."""
+
+    def __init__(self, what: str, line: int = 0) -> None:
+        super().__init__(what, where=f"line {line} of the cell" if line else "", fix="mend the kernel")
+        self.line = line
+
+
+class Kernel:
+    """One `__global__` function.
+
+    Args:
+        source: CUDA C++ with one `__global__ void`; its parameters are pointers to float or int, int and float.
+
+    Attributes:
+        counts: what the last call did to memory, all threads together; empty on a GPU. For each array, by the name
+            of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
+            `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
+            met `__syncthreads`, on average.
+        order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source, self.order = source, 0
+        self.line = sys._getframe(1).f_lineno
+        self.counts: dict[str, Any] = {}
+
+    def __call__(self, *args: Any, grid: int, block: int) -> None:
+        """Launch `grid` blocks of `block` threads. Tensors are contiguous and of float32 or int32.
+
+        Raises:
+            NotImplementedError: the kernel is still to be written.
+            CompileError: it is not right C++.
+            KernelError: the launch failed: an access out of bounds, a deadlock, arguments that do not fit.
+        """
+        if todo(self.source):
+            raise NotImplementedError(STUB)
+        name, parameters = _signature(self.source, self.line)
+        tensors = _fitting(name, parameters, args)
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated")
+        sizes = [tensor.numel() for tensor in tensors]
+        if on_gpu:
+            library.call("lab_launch", *args, *sizes, grid, block)
+            self.counts = {}
+            return
+        library.order(self.order)
+        library.counters()
+        try:
+            library.call("lab_launch", *args, *sizes, grid, block)
+        except KernelError as error:
+            raise KernelError(re.sub(r"^lab_launch failed with error (-?\d+): ", r"error \1: ", error.what)) from None
+        finally:
+            library.order(0)
+        self.counts = _counted(library, parameters, grid * block)
+
+
+def todo(source: str) -> bool:
+    """Whether the stub is still in a kernel."""
+    return "not_implemented(" in source
+
+
+# ------------------------------------------------------------------------------------------------------- the text
+
+
+def _without_comments(source: str) -> str:
+    """Comments and strings blanked, lines kept."""
+    pattern = r"//[^\n]*|/\*.*?\*/|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'"
+    return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), source, flags=re.S)
+
+
+def _allowed(source: str, line: int) -> str:
+    """The text without comments and strings.
+
+    Raises:
+        CompileError: it asks for what a kernel of a lab has no use for: other files, assembly, the lab's own names.
+    """
+    bare = _without_comments(source)
+    rules = (
+        (r"#(?!pragma unroll\b)|%:", "only `#pragma unroll` may begin with #; for constants write constexpr"),
+        (r"\\", "no backslash outside of a string"),
+        (r"\b(?:asm|__asm__|__asm)\b", "no assembly here"),
+        (r"\b(?:emulator|lab|Counted|Ref|mm_\w+|MM_\w+|_Pragma|__has_include\w*|R)\b(?=\s*(?:::|\(|<|\"))",
+         "this name belongs to the lab"),
+        (r"\bextern\b", "no extern here; shared memory of a fixed size: __shared__ float name[n];"),
+    )  # fmt: skip
+    for pattern, why in rules:
+        for text in (bare, source) if pattern == r"\\" and "\\\n" in source else (bare,):
+            if found := re.search(pattern, text):
+                raise CompileError(f"{why}: `{found[0].strip()}`", line + text.count("\n", 0, found.start()))
+    return bare
+
+
+def _signature(source: str, line: int) -> tuple[str, list[tuple[str, str]]]:
+    """Name of the kernel and its parameters as (kind, name); kinds: float*, const float*, int*, const int*, int, float.
+
+    Raises:
+        CompileError: there is not exactly one kernel, or a parameter of another type.
+    """
+    heads = list(_HEAD.finditer(_without_comments(source)))
+    if len(heads) != 1:
+        raise CompileError(f"one `__global__ void` is wanted, there are {len(heads)}", line)
+    found = []
+    for one in heads[0][2].split(","):
+        words = one.replace("__restrict__", " ").replace("*", " * ").split()
+        kind = " ".join(sorted(words[:-1], key=("const", "float", "int", "*").index)) if words[:-1] and set(
+            words[:-1]) <= {"const", "float", "int", "*"} else ""  # fmt: skip
+        kind = kind.replace(" *", "*")
+        if kind not in ("float*", "const float*", "int*", "const int*", "int", "float"):
+            raise CompileError(f"a parameter of a type that the lab does not pass: `{one.strip()}`", line)
+        found.append((kind, words[-1]))
+    if sum("*" in kind for kind, _ in found) > _ARRAYS:
+        raise CompileError(f"more than {_ARRAYS} arrays", line)
+    return heads[0][1], found
+
+
+def _fitting(name: str, parameters: list[tuple[str, str]], args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors among the arguments.
+
+    Raises:
+        KernelError: an argument is not what its parameter wants.
+    """
+    if len(args) != len(parameters):
+        raise KernelError(f"{name} takes {len(parameters)} arguments, not {len(args)}")
+    tensors = []
+    for value, (kind, what) in zip(args, parameters, strict=True):
+        if "*" in kind:
+            want = torch.float32 if "float" in kind else torch.int32
+            fits = isinstance(value, torch.Tensor) and value.dtype == want and value.is_contiguous()
+            if not fits:
+                shown = f"{value.dtype}, strides {value.stride()}" if isinstance(value, torch.Tensor) else repr(value)
+                raise KernelError(f"{name}: {what} wants a contiguous tensor of {want}, got {shown}"[:200])
+            tensors.append(value)
+        elif not isinstance(value, int if kind == "int" else int | float):
+            raise KernelError(f"{name}: {what} wants {kind}, got {value!r}"[:200])
+    return tensors
+
+
+def _translated(source: str, line: int, on_gpu: bool) -> str:
+    """The whole file for a compiler: the learner's text under the line numbers of the cell, then its launcher."""
+    _allowed(source, line)
+    name, parameters = _signature(source, line)
+    text = source
+    if not on_gpu:
+        text = _SHARED.sub(_shared, text)
+        text = text.replace("reinterpret_cast<", "mm_cast<")
+        text = _POINTER.sub(lambda m: f"Counted<{'const ' if 'const' in m[0].split('*')[0] else ''}{m[1]}> ", text)
+    pointers = [(kind.removesuffix("*"), what) for kind, what in parameters if "*" in kind]
+    declared = [
+        *(f"{_C_TYPES.get(kind, 'void*')} a_{what}" for kind, what in parameters),
+        *(f"int64_t n_{what}" for _, what in pointers), "int grid", "int block", "void* stream",
+    ]  # fmt: skip
+    begin = "" if on_gpu else "  lab::begin();\n" + "".join(
+        f'  lab::L.arrays[{i}] = {{"{what}", (const char*)a_{what}, (size_t)n_{what} * 4, {{}}, {{}}, {{}}}};\n'
+        for i, (_, what) in enumerate(pointers)
+    )  # fmt: skip
+    order = [what for _, what in pointers]
+    passed = [
+        (f"({kind})a_{what}" if on_gpu else f"Counted<{kind.removesuffix('*')}>(({kind})a_{what}, {order.index(what)})")
+        if "*" in kind else f"({kind})a_{what}"
+        for kind, what in parameters
+    ]  # fmt: skip
+    launched = f"MM_LAUNCH({name}, (unsigned)grid, (unsigned)block, 0, stream, {', '.join(passed)})"
+    counts = "" if on_gpu else (
+        "MM_EXPORT lab_counts(void* out, void* stream) {\n  long long* to = (long long*)out;\n"
+        "  for (auto& a : lab::L.arrays)\n    for (int store = 0; store < 2; ++store)\n"
+        "      *to++ = a.times[store], *to++ = a.bytes[store], *to++ = a.sectors[store];\n  return 0;\n}\n"
+    )  # fmt: skip
+    return (
+        f'#include "{"device.h" if on_gpu else "lab.h"}"\n#line {line} "kernel"\n{text}\n#line 1 "launcher"\n'
+        f"MM_EXPORT lab_launch({', '.join(declared)}) {{\n{begin}"
+        f"  return {launched if on_gpu else f'lab::end({launched})'};\n}}\n{counts}"
+    )
+
+
+def _shared(match: re.Match[str]) -> str:
+    kind, name, size = match.groups()
+    if size is None:
+        return f"MM_SHARED({kind}, {name}_, 1); {kind}& {name} = {name}_[0];"
+    return f"MM_SHARED({kind}, {name}, ({size}));"
+
+
+def digest(source: str) -> str:
+    """Names the library of a text."""
+    return hashlib.sha256(source.encode()).hexdigest()[:32]
+
+
+# --------------------------------------------------------------------------------------------------------- building
+
+
+def header(cache: Path | None = None) -> Path:
+    """A folder with `lab.h`, compiled beforehand where the compiler can: most of a kernel's compile time is this.
+
+    Raises:
+        KernelsUnavailable: no compiler, or nowhere to write.
+    """
+    program = build.compiler("emulated")
+    if program is None:
+        raise build.KernelsUnavailable("no g++ or clang++ on this machine", where="kernels", fix="install g++")
+    text = (CSRC / "lab.h").read_text()
+    others = "".join((build.CSRC / name).read_text() for name in ("device.h", "emulator.h"))
+    parts = (text, others, build.compiler_version(program), *build.EMULATED_FLAGS, *_FAST)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = (cache or build.cache_folder()) / f"lab-header-{key}"
+    if not (folder / "lab.h").is_file():  # asked first: a process in the sandbox may not lock what is outside of it
+        build_once(os.fspath(folder), lambda stage: _precompile(program, Path(stage), text), os.path.isdir)
+    return folder
+
+
+def _precompile(program: str, stage: Path, text: str) -> None:
+    import subprocess
+
+    (stage / "lab.h").write_text(text)
+    flags = [flag for flag in build.EMULATED_FLAGS if flag not in ("-x", "c++", "-shared")]
+    command = [program, "-x", "c++-header", *flags, *_FAST, f"-I{build.CSRC}", "lab.h", "-o", "lab.h.gch"]
+    done = subprocess.run(command, cwd=stage, capture_output=True, text=True, timeout=build.COMPILE_DEADLINE_S)
+    if done.returncode:  # the header itself still serves
+        (stage / "lab.h.gch").unlink(missing_ok=True)
+
+
+def build_library(
+    source: str, line: int, target: str, *, folder: Path | None = None, cache: Path | None = None
+) -> Path:
+    """The compiled library of a learner's text.
+
+    Args:
+        line: of the cell, on which the text begins.
+        target: `emulated` or `cuda`.
+        folder: what `header` returned; by default it is asked.
+        cache: where libraries are kept.
+    Raises:
+        CompileError: the text is refused; with the line of the cell.
+        KernelsUnavailable: there is no compiler.
+    """
+    text = _translated(source, line, target == "cuda")
+    extra: tuple[str, ...] = ()
+    if target == "emulated":
+        extra = (f"-I{folder or header()}", *_FAST)
+    try:
+        return build.library("lab", target, source=text, extra=extra, cache=cache, deadline_s=COMPILE_SECONDS)
+    except build.KernelsUnavailable as error:
+        if "the compiler refused it" not in error.what:
+            raise
+        raise _explained(error.what) from None
+
+
+def _explained(said: str) -> CompileError:
+    """The compiler's first error, in the learner's words and lines."""
+    lines = said.splitlines()[1:] or [said]
+    found = next((m for one in lines if (m := re.search(r"kernel[:(](\d+)\D.*?error:? *(.*)", one))), None)
+    text = found[2] if found else lines[0]
+    text = re.sub(r"(?:class )?Counted<(const )?(\w+)>", r"\1\2*", text.replace("‘", "`").replace("’", "`"))
+    return CompileError(f"the compiler says: {text.strip()}"[:240], int(found[1]) if found else 0)
+
+
+@functools.cache
+def _loaded(path: str, text: str, emulated: bool) -> Library:
+    return Library(Path(path), text, emulated)
+
+
+def _library(source: str, line: int, target: str) -> Library:
+    ready = os.environ.get(READY)
+    if ready and target == "emulated":
+        path = Path(ready) / f"{digest(source)}.so"
+        if not path.is_file():
+            raise build.KernelsUnavailable(
+                "this kernel was not compiled before the check", where="Kernel(...)",
+                fix='write its text in the call: Kernel(r"""...""")',
+            )  # fmt: skip
+    else:
+        path = build_library(source, line, target)
+    return _loaded(os.fspath(path), _translated(source, line, target == "cuda"), target == "emulated")
+
+
+def _counted(library: Library, parameters: list[tuple[str, str]], threads: int) -> dict[str, Any]:
+    raw = torch.zeros(_ARRAYS, 2, 3, dtype=torch.int64)
+    waits = library.counters()["block_waits"]
+    library.call("lab_counts", raw)
+    arrays = [what for kind, what in parameters if "*" in kind]
+    counts: dict[str, Any] = {"barriers": waits / threads}
+    for what, ((loads, read, sectors), (stores, written, _)) in zip(arrays, raw.tolist(), strict=False):
+        served = 32 * sectors
+        share = read / served if served else 0.0
+        counts[what] = {
+            "loads": loads, "stores": stores, "read": read, "written": written, "served": served, "share": share
+        }  # fmt: skip
+    return counts
+
+
+# ------------------------------------------------------------------------------------------------------ for a check
+
+
+def texts(cell: str) -> list[tuple[str, int]]:
+    """(text, line) of every `Kernel("...")` of a cell, found without running it.
+
+    Raises:
+        CompileError: the cell is not Python.
+    """
+    try:
+        calls = [node for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call) and node.args]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        said = error.msg if isinstance(error, SyntaxError) else type(error).__name__
+        raise CompileError(f"SyntaxError: {said}", getattr(error, "lineno", 0) or 0) from None
+    found = []
+    for call in calls:
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        first = call.args[0]
+        if called == "Kernel" and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            found.append((first.value, call.lineno))
+    return found
+
+
+def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
+    """Compile the kernels of a cell; runs in a fresh process of the nursery, under the sandbox.
+
+    Args:
+        job: `cell` its text, `header` the folder of `header`, `hidden` what must not be read.
+
+    Returns:
+        `{"libraries": {digest: bytes}}`, `{"todo": True}`, `{"error": text, "line": n}`, or `{"unavailable": text}`.
+    """
+    from minimegatron.lab import sandbox
+
+    sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),), programs=True)
+    try:
+        found = texts(job["cell"])
+        if any(todo(source) for source, _ in found):
+            return {"todo": True}
+        libraries = {}
+        for source, line in found:
+            folder, here = Path(job["header"]), Path.cwd() / "cache"
+            path = build_library(source, line, "emulated", folder=folder, cache=here)
+            libraries[digest(source)] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        return {"libraries": libraries}
+    except CompileError as error:
+        return {"error": error.what, "line": error.line}
+    except MinimegatronError as error:
+        return {"unavailable": error.what}
+
+
+def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put what `compile_cell` made where `Kernel` finds it, for the rest of this process."""
+    folder.mkdir(exist_ok=True)
+    for name, raw in libraries.items():
+        (folder / f"{name}.so").write_bytes(raw.numpy().tobytes())
+    os.environ[READY] = os.fspath(folder)
+
+
+__all__ = ["CompileError", "Kernel", "KernelError", "compile_cell", "header", "install", "texts", "todo"]

@@ -1,0 +1,70 @@
+"""The roofline: how fast a program can be, from how much it computes for each byte that it moves.
+
+Along the slope memory is the bound, on the flat arithmetic is; where they meet is the machine's *ridge*. Both axes are
+logarithmic, so every machine has the same shape. A point with a measured rate stands below its roof; one without stands
+on it: that is what it could reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+
+from minimegatron.errors import ConfigError
+from minimegatron.viz.picture import INK, PALETTE, new_figure, styled
+
+_LINES = ("-", "--", ":", "-.")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def roof(intensity: float, peak: float, bandwidth: float) -> float:
+    """FLOP/s at best for so many FLOP a byte."""
+    return min(peak, intensity * bandwidth)
+
+
+def roofline(
+    machines: Mapping[str, tuple[float, float]],
+    points: Mapping[str, tuple[float, float | None]],
+    title: str = "",
+) -> Figure:
+    """The roofs of machines, and programs under them.
+
+    Args:
+        machines: {name: (peak FLOP/s, bandwidth in bytes/s)}.
+        points: {name: (FLOP per byte, measured FLOP/s, or None for the first machine's roof)}.
+        title: above the picture.
+
+    Raises:
+        ConfigError: there is no machine, or a number that is not positive.
+    """
+    if not machines:
+        raise ConfigError("a roofline needs a machine", fix='{"H100": (peak, bandwidth)}')
+    numbers = [n for pair in (*machines.values(), *points.values()) for n in pair if n is not None]
+    if bad := [n for n in numbers if not n > 0]:
+        raise ConfigError(f"a roofline has logarithmic axes, {bad[0]} has no place on them")
+    ridges = [peak / bandwidth for peak, bandwidth in machines.values()]
+    low = min([x for x, _ in points.values()] + ridges) / 4
+    high = max([x for x, _ in points.values()] + ridges) * 4
+    first = next(iter(machines.values()))
+    with styled():
+        figure = new_figure(7.6, 3.8, title)
+        axes = figure.subplots()
+        for i, (name, (peak, bandwidth)) in enumerate(machines.items()):
+            ridge = peak / bandwidth
+            style = _LINES[i % len(_LINES)]
+            label = f"{name}: ridge at {ridge:.3g} FLOP/byte"
+            axes.plot([low, ridge, high], [low * bandwidth, peak, peak], style, color=INK, linewidth=1.4, label=label)
+        for i, (name, (x, rate)) in enumerate(points.items()):
+            y = roof(x, *first) if rate is None else rate
+            colour = PALETTE[(3 * i + 3) % len(PALETTE)]
+            mark = _MARKS[i % len(_MARKS)]
+            axes.plot([x], [y], mark, color=colour, markeredgecolor=INK, markersize=8, linestyle="none", label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(low, high)
+        axes.set_xlabel("arithmetic intensity, FLOP per byte")
+        axes.set_ylabel("FLOP/s")
+        axes.grid(axis="both", visible=True)
+        figure.legend(loc="outside right upper", fontsize=8)
+    return figure
