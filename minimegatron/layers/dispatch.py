@@ -45,6 +45,7 @@ import torch
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.kernels.switch import kernels
 from minimegatron.layers.router import Routing
 
 
@@ -88,6 +89,52 @@ def permute(tokens: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch
     return tokens[source], routing.probs.t()[routing.map.t()], source
 
 
+def places_of(wanted: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same permutation as `kernels/permute.py` wants it.
+
+    Args:
+        wanted: [T, E'] map of some experts.
+        k: at most so many are wanted by a token.
+
+    Returns:
+        slots [n], token times k plus which of its choices, for every row; places [T, k], the row of every choice or -1.
+    """
+    choice = wanted.cumsum(1) - 1
+    row = wanted.t().flatten().cumsum(0).view(wanted.shape[1], -1).t() - 1
+    places = row.new_full((len(wanted), k + 1), -1)
+    places.scatter_(1, choice.where(wanted, k), row.where(wanted, -1))  # what nobody wants is written behind the end
+    slots = (torch.arange(len(wanted), device=wanted.device)[:, None] * k + choice).t()[wanted.t()]
+    return slots, places[:, :k].contiguous()
+
+
+class Permutation:
+    """`permute` and `unpermute` of one batch of tokens, by kernels where `config.kernels` has some.
+
+    Args:
+        tokens: [T, h].
+        routing: of these tokens, over some experts.
+        config: how many experts a token has, and what computes.
+
+    Attributes:
+        rows, weights: see `permute`.
+    """
+
+    def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
+        self._tokens, self._ops = len(tokens), kernels(config.kernels, "permute", tokens)
+        if self._ops is None:
+            self.rows, self.weights, self._source = permute(tokens, routing)
+            return
+        self._slots, self._places = places_of(routing.map, min(config.moe_router_topk, routing.map.shape[1]))
+        self.rows = self._ops.permute(tokens, self._slots, self._places)
+        self.weights = routing.probs.t()[routing.map.t()]
+
+    def back(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n, h] -> [T, h]: each row added to its token."""
+        if self._ops is None:
+            return unpermute(rows, self._source, self._tokens)
+        return self._ops.unpermute(rows, self._slots, self._places)  # type: ignore[no-any-return]
+
+
 def unpermute(rows: torch.Tensor, source: torch.Tensor, tokens: int) -> torch.Tensor:
     """rows [n, h] -> [tokens, h]: each row added to its token, in the order of the rows."""
     return rows.new_zeros((tokens, rows.shape[1])).index_add(0, source, rows)
@@ -112,7 +159,7 @@ class AllGatherDispatcher:
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         assert config.num_experts is not None
-        self.axis = mesh.etp_ep
+        self.config, self.axis = config, mesh.etp_ep
         self.here = slice(*experts_here(config.num_experts, mesh.ep))
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]:
@@ -120,13 +167,12 @@ class AllGatherDispatcher:
         tokens = c.gather_from_sequence_region(tokens, self.axis)
         probs = c.gather_from_sequence_region(routing.probs, self.axis)[:, self.here]
         wanted = c.all_gather(routing.map.to(torch.uint8), self.axis)[:, self.here].bool()
-        rows, weights, source = permute(tokens, Routing(probs, wanted))
-        everybody = len(tokens)
+        order = Permutation(tokens, Routing(probs, wanted), self.config)
 
         def back(y: torch.Tensor) -> torch.Tensor:
-            return c.reduce_scatter_to_sequence_region(unpermute(y, source, everybody), self.axis)
+            return c.reduce_scatter_to_sequence_region(order.back(y), self.axis)
 
-        sent = Dispatched(rows, weights, wanted.sum(0).tolist(), back)
+        sent = Dispatched(order.rows, order.weights, wanted.sum(0).tolist(), back)
         return lambda: sent
 
 
@@ -140,14 +186,17 @@ class AllToAllDispatcher:
 
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         assert config.num_experts is not None
+        self.config = config
         self.ep, self.etp, self.etp_ep = mesh.ep, mesh.etp, mesh.etp_ep
         self.local = config.num_experts // mesh.ep.size
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]:
         """tokens [T, h], their routing over all experts -> the rows of this rank's, once the result is called."""
-        rows, probs, source = permute(tokens, routing)
+        order = Permutation(tokens, routing, self.config)
         splits = self._splits(routing.map)
-        travelling = [c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in (rows, probs)]
+        travelling = [
+            c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in (order.rows, order.weights)
+        ]
 
         def arrive() -> Dispatched:
             mine, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
@@ -158,7 +207,7 @@ class AllToAllDispatcher:
             def back(y: torch.Tensor) -> torch.Tensor:
                 y = _reduce_scatter_uneven(y[from_experts], self.etp, splits.etp)
                 y = c.all_to_all_region(y, self.ep, splits.inp, splits.out)
-                return unpermute(y, source, len(tokens))
+                return order.back(y)
 
             return Dispatched(mine[to_experts], weights[to_experts], splits.counts, back)
 

@@ -57,3 +57,12 @@ class Norm(nn.Module):
         if self.kind == "LayerNorm":
             return F.layer_norm(x, gamma.shape, gamma, self.bias, self.eps)
         return F.rms_norm(x, gamma.shape, gamma, self.eps)
+
+    def add(self, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the norm of x + r, x + r): one pass over memory where a kernel computes, two otherwise."""
+        gamma = self.weight + 1 if self.zero_centered else self.weight
+        ops = kernels(self.kernels, "norm", x, r, gamma, self.bias)
+        if ops is not None:
+            return ops.add_norm(x, r, gamma, self.bias, self.eps)  # type: ignore[no-any-return]
+        h = x + r
+        return self(h), h

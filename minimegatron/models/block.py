@@ -70,8 +70,15 @@ class TransformerLayer(nn.Module):
             return self._forward(x, context)
 
     def _forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        x = self._residual(x, self._maybe("layernorm", self.input_layernorm, x), self.self_attention, context)
-        normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
+        normed = self._maybe("layernorm", self.input_layernorm, x)
+        again = self.config.recomputes("layernorm") and self.training
+        drops = self.training and self.config.hidden_dropout > 0.0
+        if isinstance(self.pre_mlp_layernorm, Norm) and not again and not drops:
+            stream = normed if self.config.apply_residual_connection_post_layernorm else x
+            normed, x = self.pre_mlp_layernorm.add(stream, self.self_attention(normed, context))
+        else:
+            x = self._residual(x, normed, self.self_attention, context)
+            normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
         if self.config.recomputes("moe" if self.has_experts else "mlp") and self.training:
             return self._residual(x, normed, lambda y: recompute(self.mlp, y, rng=self.rng))
         return self._residual(x, normed, self.mlp)

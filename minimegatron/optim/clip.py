@@ -47,6 +47,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.fields import require
 from minimegatron.layers.param import ParamLayout
+from minimegatron.optim.fused import NormReader
 
 PIECE = 1 << 16  # elements, 512 KiB in fp64
 
@@ -93,6 +94,7 @@ def grad_stats(
     norm_type: float = 2.0,
     count_zeros: bool = False,
     device: torch.device | None = None,
+    reader: NormReader | None = None,
 ) -> GradStats:
     """Norm, zeros and non-finite tensors of the whole gradient. Does not wait for the device.
 
@@ -102,6 +104,7 @@ def grad_stats(
         norm_type: 2 or inf.
         count_zeros: one more pass over memory.
         device: of the result; default that of the first gradient.
+        reader: reads gradients by a kernel where it can (norm_type 2).
     """
     require(norm_type in (2.0, math.inf), f"norm_type is {norm_type}", "choose 2 or inf")
     grads = [(g, counts) for g, counts in grads if g.numel()]
@@ -109,7 +112,12 @@ def grad_stats(
     total = torch.zeros(3, dtype=torch.float64, device=device)
     largest = torch.zeros(1, dtype=torch.float64, device=device)
     total[1] = 0.0 if count_zeros else math.nan
-    if grads:
+    read = reader.read([g for g, _ in grads]) if reader is not None and grads and norm_type == 2.0 else None
+    if read is not None:
+        squares, broken, of = read
+        total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
+        total[0] = squares[torch.tensor([counts for _, counts in grads], device=device)[of]].sum()
+    elif grads:
         pieces = [(piece, i) for i, (g, _) in enumerate(grads) for piece in g.reshape(-1).split(PIECE)]
         norms = torch.stack(torch._foreach_norm([piece for piece, _ in pieces], norm_type, dtype=torch.float64))
         of = torch.tensor([i for _, i in pieces], device=device)

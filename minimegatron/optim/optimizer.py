@@ -4,7 +4,7 @@ The problem in a sentence: weights in bf16 have three digits, an update is a tho
 to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
 
 So each 16-bit parameter has an fp32 *main* parameter. Gradients are read into fp32, the update happens there, and the
-result is rounded back into the model:
+result is rounded back into the model (4 to 6 by one kernel where there are kernels, `optim/fused.py`):
 
     1  read        g = param.main_grad (fp32, of the DDP buffer), else param.grad
     2  look        norm, zeros, non-finite tensors: one message of 24 bytes over all ranks (`optim/clip.py`)
@@ -42,6 +42,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.clip import clip_coefficient, counts_here, grad_stats
+from minimegatron.optim.fused import FusedAdam, NormReader
 from minimegatron.optim.scaler import GradScaler, build_grad_scaler
 
 
@@ -127,15 +128,22 @@ class MixedPrecisionOptimizer:
             the time of the step; a scheduler writes them there.
         mesh: decisions are taken over `mesh.world`.
         scaler: loss scale, or None.
+        kernels: `config.kernels` of the model: what computes the norm and AdamW (`optim/fused.py`).
     """
 
     def __init__(
-        self, params: Sequence[MainParam], config: OptimizerConfig, mesh: Mesh, scaler: GradScaler | None = None
+        self,
+        params: Sequence[MainParam],
+        config: OptimizerConfig,
+        mesh: Mesh,
+        scaler: GradScaler | None = None,
+        kernels: str = "torch",
     ) -> None:
         self.params, self.config, self.mesh, self.scaler = list(params), config, mesh, scaler
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
         self.inner = _inner_optimizer(self.params, config)
+        self._fused, self._norms = FusedAdam(self.inner, kernels), NormReader(kernels)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -157,7 +165,7 @@ class MixedPrecisionOptimizer:
 
     @torch.no_grad()
     def step(self) -> StepResult:
-        """Take one step; all ranks must call. Uses up the gradients: they come out scaled and clipped.
+        """Take one step; all ranks must call. Uses up the gradients: they may come out scaled and clipped.
 
         Raises:
             NumericsError: on all ranks together, when a gradient is not finite, there is no grad scaler, and
@@ -171,6 +179,7 @@ class MixedPrecisionOptimizer:
                 self.mesh.world,
                 count_zeros=log_zeros,
                 device=self.mesh.device,
+                reader=self._norms,
             )
             norm, num_zeros, nonfinite = stats.to_host()
             scale = self.loss_scale
@@ -187,11 +196,16 @@ class MixedPrecisionOptimizer:
         """Steps 4 to 6."""
         clip = clip_coefficient(norm, self.config.clip_grad).item() if self.config.clip_grad > 0 else 1.0
         factor = clip / scale
+        ops = self._fused.applies(ready)
+        if ops is not None:
+            self._fused.step(ops, ready, factor)
+            return
         if ready and factor != 1.0:
             torch._foreach_mul_([grad for _, grad in ready], factor)
         for p, grad in ready:
             p.main.grad = grad
         self.inner.step()
+        self._fused.forget()
         for p, _ in ready:
             p.main.grad = None
         self._write_back([p for p, _ in ready])
@@ -254,6 +268,7 @@ class MixedPrecisionOptimizer:
         for name, tensors in mine.items():
             for key, tensor in tensors.items():
                 tensor.copy_(saved[name][key])
+        self._fused.forget()
         self._write_back(self.params)
 
 
@@ -262,6 +277,7 @@ def build_optimizer(
     model: nn.Module | Sequence[nn.Module],
     mesh: Mesh,
     pieces: Mapping[str, slice] | None = None,
+    kernels: str = "torch",
 ) -> MixedPrecisionOptimizer:
     """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
 
@@ -272,6 +288,7 @@ def build_optimizer(
         pieces: for a sharded optimizer: the range of each flattened parameter that this rank alone updates;
             parameters that are not named are left to others. The caller reduces gradients before the step and gathers
             parameters after it.
+        kernels: `config.kernels` of the model.
     """
     chunks = [model] if isinstance(model, nn.Module) else model
     named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
@@ -281,7 +298,7 @@ def build_optimizer(
         if pieces is None or name in pieces
     ]
     fp16 = any(param.dtype == torch.float16 for _, param in named)
-    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16))
+    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels)
 
 
 def _inner_optimizer(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -98,7 +98,7 @@ class Trainer:
         self.model = DistributedDataParallel(
             model, mesh, run.parallel.ddp_bucket_size, run.parallel.overlap_grad_reduce
         )
-        self.optimizer = build_optimizer(run.optimizer, self.model, mesh)
+        self.optimizer = build_optimizer(run.optimizer, self.model, mesh, kernels=run.model.kernels)
         schedule = Schedule.from_config(
             run.optimizer, global_batch_size=self.batch_sizes.global_batch_size, train_iters=self.train_iters
         )

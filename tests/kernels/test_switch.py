@@ -19,6 +19,11 @@ MODELS = {
     "llama, the formula": ("llama", {"num_query_groups": 2, "attention_backend": "reference"}),
     "llama, local attention": ("llama", {"num_query_groups": 2, "attention_backend": "local"}),
     "gpt2": ("gpt2", {"activation": "gelu_tanh"}),
+    "mixtral": ("mixtral", {"num_experts": 4, "num_query_groups": 2}),
+    "mixtral, all-to-all, drops": (
+        "mixtral",
+        {"num_experts": 4, "moe_token_dispatcher_type": "alltoall", "moe_expert_capacity_factor": 0.7},
+    ),
     "gpt2, window": ("gpt2", {"sliding_window": 5, "attention_backend": "local"}),
 }
 
@@ -36,7 +41,7 @@ def loss_and_gradients(family, options, kernels):
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
     used, run = set(), launch.run
-    for module in ("norm", "softmax", "activation", "rope", "cross_entropy", "flash"):
+    for module in ("norm", "softmax", "activation", "rope", "cross_entropy", "flash", "permute"):
         target = f"minimegatron.kernels.{module}.run"
         monkeypatch.setattr(target, lambda file, launcher, *a: (used.add(launcher), run(file, launcher, *a))[1])
     family, options = MODELS[name]
@@ -44,9 +49,9 @@ def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
     assert not used
     got, found = loss_and_gradients(family, options, "emulated")
     attention = {"llama, the formula": "mm_softmax_backward", "llama, local attention": "mm_flash_backward"}.get(name)
-    activation = "mm_swiglu_backward" if family == "llama" else "mm_bias_gelu_backward"
+    activation = {"llama": "mm_swiglu_backward", "gpt2": "mm_bias_gelu_backward", "mixtral": "mm_combine_rows"}[family]
     expected = {"mm_norm_backward", "mm_cross_entropy_gradient", activation, *([attention] if attention else [])}
-    expected |= {"mm_rope"} if family == "llama" else set()
+    expected |= {"mm_rope"} if family != "gpt2" else set()
     assert expected <= used
     close([got], [want.double()], torch.float32)
     close(found.values(), [wanted[k].double() for k in found], torch.float32, factor=5)

@@ -1,0 +1,147 @@
+"""The optimizer's two passes over memory as two kernel launches: the norm of all gradients, and AdamW on everything.
+
+The problem in a sentence: a step of AdamW reads and writes 34 bytes a parameter and computes next to nothing, so what
+it costs is passes over memory and launches, and unscaling, clipping, the update and the rounded copy are four passes.
+
+| kernel (`csrc/optimizer.cu`) | reads                    | writes                   | instead of                 |
+|------------------------------|--------------------------|--------------------------|----------------------------|
+| squared norm                 | gradients                | 16 bytes per 64 Ki       | `torch._foreach_norm`      |
+| AdamW                        | gradients, main, moments | main, moments, bf16 copy | scaling, AdamW, and a copy |
+
+A launch covers many tensors through a table of their addresses. Gradients are views into the data-parallel buffer and
+never move, so a table is made once; it is made again where an address has changed.
+
+What comes out is what `optim/optimizer.py` and `optim/clip.py` say, and the state stays where torch's optimizer keeps
+it: a checkpoint does not know which of the two has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minimegatron.kernels.switch import kernels
+
+if TYPE_CHECKING:
+    from minimegatron.optim.optimizer import MainParam
+
+Key = tuple[tuple[int, int], ...]
+
+
+def _key(tensors: Sequence[torch.Tensor]) -> Key:
+    return tuple((t.data_ptr(), t.numel()) for t in tensors)
+
+
+class NormReader:
+    """Squares and broken numbers of gradients, piece by piece, in one launch a dtype.
+
+    Args:
+        wish: `config.kernels`.
+    """
+
+    def __init__(self, wish: str) -> None:
+        self._wish = wish
+        self._tables: dict[torch.dtype, tuple[Key, Any, torch.Tensor]] = {}
+
+    def read(self, grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Of every piece: sum of squares, elements that are not finite (fp64), and the gradient it is of.
+
+        None where torch is to compute: a wish that says so, or tensors that kernels do not take.
+        """
+        ops = kernels(self._wish, "optimizer", grads[0])
+        if ops is None or not all(kernels(self._wish, "optimizer", g) and g.is_contiguous() for g in grads):
+            return None
+        found = []
+        for dtype in dict.fromkeys(g.dtype for g in grads):
+            mine = [i for i, g in enumerate(grads) if g.dtype == dtype]
+            key = _key([grads[i] for i in mine])
+            if self._tables.get(dtype, (None,))[0] != key:
+                self._tables[dtype] = key, *_norm_table(ops, grads, mine)
+            _, table, of = self._tables[dtype]
+            table.add_to(torch.zeros(2, dtype=torch.float64, device=of.device))
+            squares, broken = table.partial.view(-1, 2).unbind(1)
+            found.append((squares, broken, of))
+        squares, broken, of = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return squares, broken, of
+
+
+def _norm_table(ops: ModuleType, grads: Sequence[torch.Tensor], mine: list[int]) -> tuple[Any, torch.Tensor]:
+    chunks = [-(-grads[i].numel() // ops.CHUNK) for i in mine]
+    device = grads[mine[0]].device
+    of = torch.tensor(mine, device=device).repeat_interleave(torch.tensor(chunks, device=device))
+    return ops.NormTable([grads[i] for i in mine]), of
+
+
+class FusedAdam:
+    """AdamW by the kernel, on the state of torch's optimizer.
+
+    Args:
+        inner: torch's AdamW, whose groups say learning rate and weight decay at the time of a step.
+        wish: `config.kernels`.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, wish: str) -> None:
+        self.inner, self._wish = inner, wish
+        self._tables: dict[Any, tuple[Key, Any]] = {}
+        self._steps: dict[torch.Tensor, int] = {}  # the host's copy of state["step"], so that nobody waits for it
+
+    def forget(self) -> None:
+        """The state has been loaded anew."""
+        self._steps.clear()
+
+    def applies(self, ready: Sequence[tuple[MainParam, torch.Tensor]]) -> ModuleType | None:
+        """The kernels, if they can take all of these; else None."""
+        if not ready or type(self.inner) is not torch.optim.AdamW:
+            return None
+        ops = kernels(self._wish, "optimizer", ready[0][0].main)
+        mains = [p.main for p, _ in ready]
+        tensors = [*mains, *(g for _, g in ready), *(p.model_part for p, _ in ready if p.is_copy)]
+        fits = all(t.is_contiguous() and t.device == mains[0].device for t in tensors)
+        return ops if fits and all(m.dtype == mains[0].dtype for m in mains) else None
+
+    @torch.no_grad()
+    def step(self, ops: ModuleType, ready: Sequence[tuple[MainParam, torch.Tensor]], factor: float) -> None:
+        """One step with gradients times `factor`; model copies are written as well."""
+        where = {p: i for i, group in enumerate(self.inner.param_groups) for p in group["params"]}
+        together: dict[Any, list[tuple[MainParam, torch.Tensor]]] = {}
+        for p, grad in ready:
+            if p.main not in self._steps:
+                self._steps[p.main] = int(self.inner.state[p.main]["step"].item())
+            self._steps[p.main] += 1
+            kind = (where[p.main], p.model.dtype if p.is_copy else None, self._steps[p.main])
+            together.setdefault(kind, []).append((p, grad))
+        scale = torch.tensor(factor, dtype=torch.float64, device=ready[0][0].main.device)
+        for (index, copy, number), members in together.items():
+            self._launch(ops, self.inner.param_groups[index], members, (index, copy), number, scale)
+
+    def _launch(
+        self,
+        ops: ModuleType,
+        group: dict[str, Any],
+        members: list[tuple[MainParam, torch.Tensor]],
+        kind: tuple[int, Any],
+        number: int,
+        scale: torch.Tensor,
+    ) -> None:
+        mains, grads = [p.main for p, _ in members], [g for _, g in members]
+        moments = [[self.inner.state[m][name] for m in mains] for name in ("exp_avg", "exp_avg_sq")]
+        copies = [p.model_part for p, _ in members] if kind[1] is not None else None
+        key = _key([*mains, *grads, *(copies or [])])
+        if self._tables.get(kind, (None,))[0] != key:
+            self._tables[kind] = key, ops.AdamTable(mains, grads, *moments, copies)
+        beta1, beta2 = group["betas"]
+        self._tables[kind][1].step(
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            step=number,
+            grad_scale=scale,
+        )
+        torch._foreach_add_([self.inner.state[m]["step"] for m in mains], 1.0)
+        written = [*mains, *moments[0], *moments[1], *(copies or [])]
+        torch.autograd.graph.increment_version(written)  # autograd has not seen these writes
