@@ -1,11 +1,12 @@
 """The bubble that schedules promise and the one that processes have: stages that sleep for as long as they would work.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.bubble            2, 4 and 8 ranks, a few minutes
-    OMP_NUM_THREADS=1 python -m benchmarks.bubble --smoke    seconds
+    OMP_NUM_THREADS=1 python -m benchmarks.bubble                  2, 4 and 8 ranks, a few minutes
+    OMP_NUM_THREADS=1 chrt -f 10 python -m benchmarks.bubble       the same (as root) before all other processes
+    OMP_NUM_THREADS=1 python -m benchmarks.bubble --smoke          seconds
 
-Every rank of the real executor sleeps 50 ms for each of F, B and W (a chunk: its share), m = 2p microbatches, and
-messages of four bytes travel over gloo. The figure is idle time over work, (time of the batch) / (time of a rank's own
-work) - 1, from the start of the first action to the end of the last, and beside it what `simulate` predicts.
+Every stage sleeps 50 ms for each of F, B and W, m = 2p microbatches, and messages of four bytes travel over gloo
+through the real executor. The figure is idle time over work, (time of the batch) / (time of a rank's own work) - 1,
+from the start of the first action to the end of the last, and beside it what `simulate` predicts.
 
 The best of several rounds counts: other work on the machine only adds.
 """
@@ -28,13 +29,21 @@ from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import SCHEDULES, build_schedule
 
 
+def last_exactly(seconds: float) -> None:
+    """Sleep, and be awake a little before the end: a sleeper is woken up to 0.3 ms late, at every action."""
+    until = time.monotonic() + seconds
+    time.sleep(max(seconds - 2e-4, 0.0))
+    while time.monotonic() < until:
+        pass
+
+
 def spans_of(rank: int, world: int, name: str, m: int, step: float, rounds: int) -> list[tuple[float, float]]:
     """Of each round, when this rank began its first action and ended its last, on the machine's clock."""
     mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
     mail, schedule = PointToPoint(mesh), build_schedule(name, world, m)
 
     def work(steps: float) -> torch.Tensor:
-        time.sleep(steps * step / schedule.v)
+        last_exactly(steps * step)
         return torch.zeros(1)
 
     def stage(chunk: int) -> FunctionStage:
@@ -59,17 +68,17 @@ def main() -> None:
     smoke = parser.parse_args().smoke
     from benchmarks.bubble import spans_of as timed  # ranks import a function by the name of its module
 
-    worlds, step, rounds = ((2,), 0.002, 2) if smoke else ((2, 4, 8), 0.05, 5)
-    print(f"idle time over work; {1000 * step:g} ms for each of F, B, W; best of {rounds}")
+    worlds, step, rounds = ((2,), 0.002, 2) if smoke else ((2, 4, 8), 0.05, 3)
+    print(f"idle time over work; {1000 * step:g} ms for each of F, B, W of a stage; best of {rounds}")
     for world in worlds:
         m = 2 * world
         with WarmPool(world) as pool:
             for name in SCHEDULES:
-                per_rank = pool.run(timed, name, m, step, rounds, timeout=60 + 10 * rounds * m * step)
+                per_rank = pool.run(timed, name, m, step, rounds, timeout=60 + 20 * rounds * m * step)
                 lasted = [max(e for _, e in of) - min(s for s, _ in of) for of in zip(*per_rank, strict=True)]
                 schedule = build_schedule(name, world, m)
-                predicted = float(simulate(schedule, Costs().divided(schedule.v)).bubble)
-                measured = min(lasted) / (3 * m * step) - 1
+                predicted = float(simulate(schedule, Costs()).bubble)
+                measured = min(lasted) / (3 * m * schedule.v * step) - 1
                 print(
                     f"{world} ranks, {m:2} microbatches  {name:12} predicted {predicted:.4f}  measured {measured:.4f}  "
                     f"time {(1 + measured) / (1 + predicted) - 1:+.2%}"
