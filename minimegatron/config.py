@@ -480,6 +480,12 @@ class TrainingConfig(Config):
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
+    profile: bool = opt(False, "profile some steps: NVTX ranges for nsys on a GPU, or with use_pytorch_profiler")
+    use_pytorch_profiler: bool = opt(False, "torch's profiler, which writes a Chrome trace")
+    profile_step_start: int = opt(10, "steps before the profile begins")
+    profile_step_end: int = opt(12, "steps before it ends")
+    profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
+    profile_dir: str = opt("profile", "folder for the traces")
     distributed_backend: str | None = opt(
         None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo")
     )
@@ -497,6 +503,16 @@ class TrainingConfig(Config):
             require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
         require(
             self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive"
+        )
+        require(
+            0 <= self.profile_step_start < self.profile_step_end,
+            f"profile_step_start={self.profile_step_start}, profile_step_end={self.profile_step_end}",
+            "choose 0 <= start < end",
+        )
+        require(
+            self.profile or not self.use_pytorch_profiler,
+            "use_pytorch_profiler without profile",
+            "--profile, or drop --use-pytorch-profiler",
         )
         if self.rampup_batch_size is not None:
             require(

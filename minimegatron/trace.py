@@ -18,11 +18,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
-# Listeners. The one piece of module state of the package that is not a constant: autograd may run a backward on a
-# thread of its own, where a context variable would be lost.
+# Listeners, and profilers that want spans as their ranges. The one piece of module state of the package that is not a
+# constant: autograd may run a backward on a thread of its own, where a context variable would be lost.
 _logs: list[Log] = []
+_ranges: list[Callable[[str], AbstractContextManager[Any]]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,16 @@ def record(rank: int = 0) -> Iterator[Log]:
         _logs.remove(log)
 
 
+@contextlib.contextmanager
+def ranges(of: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
+    """In the block every span is also the range `of(name)`, as profilers have them."""
+    _ranges.append(of)
+    try:
+        yield
+    finally:
+        _ranges.remove(of)
+
+
 def recording() -> bool:
     """Whether anybody listens (so that callers can skip work done only for the record)."""
     return bool(_logs)
@@ -126,11 +139,14 @@ def span(
     name: str, kind: str = "compute", *, axis: str = "", nbytes: int = 0, size: int = 1, note: str = ""
 ) -> Iterator[None]:
     """Record the block as one event."""
-    if not _logs:
+    if not _logs and not _ranges:
         yield
         return
     start = time.monotonic()
     try:
-        yield
+        with contextlib.ExitStack() as inside:
+            for of in _ranges:
+                inside.enter_context(of(name))
+            yield
     finally:
         emit(name, kind, start, time.monotonic(), axis=axis, nbytes=nbytes, size=size, note=note)

@@ -160,9 +160,8 @@ REFUSED: dict[str, str] = {
         "step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train "
         "iterations-to-skip lr-wsd-decay-samples batch-size"
     ),
-    "profiling from the command line": (
-        "profile profile-* use-pytorch-profiler pytorch-profiler-* use-nsys-profiler record-memory-history "
-        "memory-snapshot-path nvtx-ranges record-shapes"
+    "other options of profilers": (
+        "pytorch-profiler-* use-nsys-profiler record-memory-history memory-snapshot-path nvtx-ranges record-shapes"
     ),
     "more logging": (
         "log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-* log-progress "

@@ -75,6 +75,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
         tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
     check_schedules(run, batch_sizes(run.training, dp))
+    check_profile(run.training, world_size)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
     if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
@@ -82,6 +83,27 @@ def check_run(run: RunConfig, world_size: int) -> None:
     data = run.data
     if not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
         raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
+
+
+def check_profile(training: TrainingConfig, world_size: int) -> None:
+    """A profile that is asked for has ranks, and steps.
+
+    Raises:
+        ConfigError: nobody would be profiled.
+    """
+    if not training.profile:
+        return
+    absent = [rank for rank in training.profile_ranks if not 0 <= rank < world_size]
+    if absent or not training.profile_ranks:
+        raise ConfigError(
+            f"profile_ranks {' '.join(map(str, training.profile_ranks))} of {world_size} ranks",
+            fix=f"choose among 0 to {world_size - 1}",
+        )
+    if training.train_samples is None and training.profile_step_start >= training.train_iters:
+        raise ConfigError(
+            f"profile_step_start={training.profile_step_start}, and the run has {training.train_iters} steps",
+            fix=f"--profile-step-start below {training.train_iters}",
+        )
 
 
 def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:

@@ -50,6 +50,7 @@ from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
 from minimegatron.training.metrics import Metrics, StepReport
 from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.profile import Profile
 from minimegatron.training.run import RunConfig, batch_sizes, check_run
 from minimegatron.training.state import TrainState
 from minimegatron.training.step import ForwardStep, forward_step, loss_unit, train_step
@@ -104,6 +105,7 @@ class Trainer:
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
         self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
+        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
@@ -124,7 +126,9 @@ class Trainer:
         batches = self._batches(self.train_set, state.consumed_train_samples)
         with StopSignal() as signalled:
             while state.iteration < self.train_iters and not stop:
+                self.profile.before_step(state.iteration)
                 asked = stop = self._step(batches, signalled.received or self._time_is_up())
+                self.profile.after_step(state.iteration)
                 if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
                     self._check_replicas()
                 if training.eval_interval and state.iteration % training.eval_interval == 0:
@@ -143,7 +147,8 @@ class Trainer:
         return state
 
     def close(self) -> None:
-        """Close log files."""
+        """Close log files and what is being profiled."""
+        self.profile.close()
         self.metrics.close()
 
     def _step(self, batches: Iterator[dict[str, torch.Tensor]], asks_to_stop: bool) -> bool:
