@@ -79,12 +79,15 @@ def _grid(axes: Axes, grid: Grid, ranks: int, kept: Grid) -> None:
     blank(axes)
 
 
-def load_bands(loads: Mapping[str, Sequence[Sequence[float]]], what: str = "share of the rows") -> Figure:
+def load_bands(
+    loads: Mapping[str, Sequence[Sequence[float]]], what: str = "share of the rows", every: int = 1
+) -> Figure:
     """A panel for each run: how the rows of every step are shared among the experts.
 
     Args:
         loads: {title: for each step, for each expert, its rows}.
         what: the axis of the shares.
+        every: so many steps are added up and drawn as one; those left over at the end are not drawn.
 
     Raises:
         ConfigError: nothing to draw, or a step without any row.
@@ -92,23 +95,24 @@ def load_bands(loads: Mapping[str, Sequence[Sequence[float]]], what: str = "shar
     if not loads:
         raise ConfigError("no load to draw", fix="give at least one run")
     for title, steps in loads.items():
-        if not steps or not all(sum(step) > 0 for step in steps):
+        if len(steps) < every or not all(sum(step) > 0 for step in steps):
             raise ConfigError(f"a step of {title!r} has no rows", fix="leave out what never ran")
     with styled():
         figure = new_figure(3.1 * len(loads) + 0.4, 2.9)
         panels = figure.subplots(1, len(loads), squeeze=False, sharey=True)[0]
         for axes, (title, steps) in zip(panels, loads.items(), strict=True):
-            _bands(axes, steps)
+            _bands(axes, steps, every)
             axes.set_title(title)
             axes.set_xlabel("step")
         panels[0].set_ylabel(what)
     return figure
 
 
-def _bands(axes: Axes, steps: Sequence[Sequence[float]]) -> None:
-    experts = len(steps[0])
-    shares = [[step[e] / sum(step) for step in steps] for e in range(experts)]
-    bands = axes.stackplot(range(len(steps)), *shares, colors=colours(experts), edgecolor=INK, linewidth=0.4)
+def _bands(axes: Axes, steps: Sequence[Sequence[float]], every: int) -> None:
+    experts, starts = len(steps[0]), range(0, len(steps) - every + 1, every)
+    sums = [[sum(step[e] for step in steps[i : i + every]) for e in range(experts)] for i in starts]
+    shares = [[one[e] / sum(one) for one in sums] for e in range(experts)]
+    bands = axes.stackplot(starts, *shares, colors=colours(experts), edgecolor=INK, linewidth=0.4)
     for e, band in enumerate(bands):
         band.set_hatch(hatch(e))
     low = 0.0
@@ -117,6 +121,6 @@ def _bands(axes: Axes, steps: Sequence[Sequence[float]]) -> None:
         if share >= 0.05:
             axes.annotate(str(e), (1.01, low + share / 2), xycoords="axes fraction", va="center", fontsize=8)
         low += share
-    axes.set_xlim(0, max(len(steps) - 1, 1))
+    axes.set_xlim(0, max(starts[-1], 1))
     axes.set_ylim(0, 1)
     axes.grid(visible=False)

@@ -42,6 +42,12 @@ def test_bands_fill_each_step_and_are_named_where_the_run_ends():
     assert not overlaps(figure)
 
 
+def test_steps_may_be_added_up():
+    (axes,) = load_bands({"run": [[2, 2], [0, 4], [4, 0], [1, 1]]}, every=2).axes
+    lower = next(c for c in axes.collections if isinstance(c, PolyCollection)).get_paths()[0].vertices
+    assert {(x, max(y for at, y in lower if at == x)) for x in (0, 2)} == {(0, 0.25), (2, 5 / 6)}
+
+
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ConfigError, match="cannot be dealt out over 3 ranks"):
         routing_grid({"top 2": TOP2}, ranks=3)
