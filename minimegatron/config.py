@@ -480,6 +480,13 @@ class TrainingConfig(Config):
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
+    cuda_graph_impl: str = opt(
+        "none",
+        "play a step's forward and backward passes back as a CUDA graph",
+        ("none", "local", "transformer_engine"),
+    )
+    cuda_graph_scope: str = opt("full_iteration", "what a graph holds", ("full_iteration",))
+    cuda_graph_warmup_steps: int = opt(3, "steps before the recording")
     profile: bool = opt(False, "profile some steps: NVTX ranges for nsys on a GPU, or with use_pytorch_profiler")
     use_pytorch_profiler: bool = opt(False, "torch's profiler, which writes a Chrome trace")
     profile_step_start: int = opt(10, "steps before the profile begins")
@@ -509,6 +516,8 @@ class TrainingConfig(Config):
             f"profile_step_start={self.profile_step_start}, profile_step_end={self.profile_step_end}",
             "choose 0 <= start < end",
         )
+        steps = self.cuda_graph_warmup_steps
+        require(steps >= 1, f"cuda_graph_warmup_steps is {steps}", "at least 1: libraries choose their kernels in it")
         require(
             self.profile or not self.use_pytorch_profiler,
             "use_pytorch_profiler without profile",

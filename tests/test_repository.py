@@ -42,6 +42,7 @@ WAITS = {
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
     ("layers/linear.py", "wait"): GROUPS_TIMEOUT,
+    ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",
     ("comm/forkclient.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",

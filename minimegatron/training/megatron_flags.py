@@ -32,6 +32,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--use-rotary-position-embeddings": ("position_embedding_type", "rope"),
     "--use-rope-scaling": ("rope_scaling_type", "llama3"),
     "--no-position-embedding": ("position_embedding_type", "none"),
+    "--enable-cuda-graph": ("cuda_graph_impl", "local"),
     "--fp8-wgrad": ("fp8_wgrad", True),
     "--recompute-activations": ("recompute_granularity", "selective"),
 }
@@ -141,7 +142,7 @@ REFUSED: dict[str, str] = {
         "fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"
     ),
     "Transformer Engine": "use-te use-transformer-engine-op-fuser",
-    "CUDA graphs": "cuda-graph-* enable-cuda-graph external-cuda-graph optimizer-cuda-graph",
+    "other CUDA graphs": "cuda-graph-* external-cuda-graph optimizer-cuda-graph",
     "activation offload": (
         "cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*"
     ),

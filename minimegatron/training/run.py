@@ -19,6 +19,7 @@ from minimegatron.config import (
     check_model_fits,
 )
 from minimegatron.errors import ConfigError
+from minimegatron.fields import require
 from minimegatron.layers.core_attention import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
@@ -76,6 +77,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
+    check_graphs(run)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
     if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
@@ -104,6 +106,45 @@ def check_profile(training: TrainingConfig, world_size: int) -> None:
             f"profile_step_start={training.profile_step_start}, and the run has {training.train_iters} steps",
             fix=f"--profile-step-start below {training.train_iters}",
         )
+
+
+def check_graphs(run: RunConfig) -> None:
+    """What the passes of a recorded step cannot have.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if run.training.cuda_graph_impl == "none":
+        return
+    require(
+        run.training.cuda_graph_impl == "local",
+        "cuda_graph_impl transformer_engine: its graphs are of single layers, and are not here",
+        "--cuda-graph-impl local",
+    )
+    model, parallel, data = run.model, run.parallel, run.data
+    found = {
+        **_messages(parallel),
+        "hidden_dropout or attention_dropout": model.hidden_dropout > 0 or model.attention_dropout > 0,
+        "num_experts": model.num_experts is not None,
+        "recompute_granularity": model.recompute_granularity is not None,
+        "params_dtype fp16": model.params_dtype == "fp16",
+        "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
+        "rampup_batch_size": run.training.rampup_batch_size is not None,
+        "documents (reset_attention_mask, sequence_packing)": data.reset_attention_mask or data.sequence_packing,
+    }
+    used = [name for name, wanted in found.items() if wanted]
+    require(
+        not used,
+        f"cuda_graph_impl local with {', '.join(used)}: a recorded step has one shape, no messages, no generators and "
+        "no host that decides",
+        "drop it, or --cuda-graph-impl none",
+    )
+
+
+def _messages(parallel: ParallelConfig) -> dict[str, bool]:
+    sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
+    found = {f"{x}_parallel_size": getattr(parallel, f"{x}_parallel_size") > 1 for x in sizes}
+    return found | {"overlap_grad_reduce": parallel.overlap_grad_reduce}
 
 
 def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:

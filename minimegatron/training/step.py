@@ -193,6 +193,7 @@ def train_step(
     increment: int = 1,
     unit: float = 1.0,
     asks_to_stop: bool = False,
+    passes: Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]] = forward_backward,
 ) -> tuple[StepReport, bool]:
     """Forward, backward, reduce, step.
 
@@ -205,6 +206,7 @@ def train_step(
         increment: what the scheduler counts, e.g. the global batch size.
         unit: see `loss_unit`.
         asks_to_stop: this rank wants the run to end after this step.
+        passes: what accumulates the gradients; a recorded step (`training/graphs.py`) in its place.
 
     Returns:
         What happened, and whether the run should end; equal on all ranks.
@@ -217,7 +219,7 @@ def train_step(
     scale = optimizer.loss_scale / unit
     set_loss_scale(model, scale)
     with keeping_weights(model):
-        tokens, reports = forward_backward(
+        tokens, reports = passes(
             forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
         )
     num_tokens = finalize_model_grads(model, mesh, tokens)

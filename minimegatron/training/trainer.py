@@ -48,12 +48,13 @@ from minimegatron.stages import plan_stages
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
+from minimegatron.training.graphs import step_graph
 from minimegatron.training.metrics import Metrics, StepReport
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.profile import Profile
 from minimegatron.training.run import RunConfig, batch_sizes, check_run
 from minimegatron.training.state import TrainState
-from minimegatron.training.step import ForwardStep, forward_step, loss_unit, train_step
+from minimegatron.training.step import ForwardStep, forward_backward, forward_step, loss_unit, train_step
 
 
 class Trainer:
@@ -105,6 +106,7 @@ class Trainer:
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
         self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
+        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
         self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
@@ -166,6 +168,7 @@ class Trainer:
             increment=batch_size,
             unit=loss_unit(self.run.model.dtype, self.run.training.micro_batch_size * self.run.data.seq_length),
             asks_to_stop=asks_to_stop,
+            passes=self.graph or forward_backward,
         )
         state.iteration += 1
         state.consumed_train_samples += batch_size

@@ -1,0 +1,149 @@
+"""The forward and backward passes of a whole step as one CUDA graph.
+
+The problem in a sentence: a small model's kernels are shorter than the time it takes Python to launch them, and the GPU
+waits.
+
+A graph is a recording: the kernels of one step, with the addresses they read and write. To play it costs one launch.
+So nothing may depend on what the host decides between two kernels, and every tensor stays where it was:
+
+    step 1 ... w       run as always, on a stream of their own (allocations settle, libraries choose)
+    step w + 1         recorded, then played
+    later              batches are copied into the recorded ones' memory; played
+
+| in the graph                                            | outside                                                 |
+|---------------------------------------------------------|---------------------------------------------------------|
+| all microbatches: forward, loss, backward, accumulation | reading data, zeroing, sums over dp, the optimizer, logs |
+
+What a recording cannot have is refused before the first step: messages inside the passes (tp, cp, pp, ep; buckets that
+travel during backward), generators (dropout), counts that the host must know (experts, documents), a loss scale that
+changes (fp16), batches that grow, recompute (it saves the state of generators).
+
+`--cuda-graph-impl local --cuda-graph-scope full_iteration`; `--enable-cuda-graph` is the same. Graphs of single layers,
+and Transformer Engine's, are not here.
+
+Megatron-LM: `megatron/core/full_cuda_graph.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from minimegatron.data.masking import Batch
+from minimegatron.errors import ConfigError, DataError
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.training.run import RunConfig
+from minimegatron.training.step import ForwardStep, forward_backward
+
+Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+class Recorder(Protocol):
+    """What records and plays a function of no arguments that only touches tensors at fixed places."""
+
+    def warm(self, run: Callable[[], Result]) -> Result:
+        """Run it as it will be recorded, but for real."""
+        ...
+
+    def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """The places of its results, and what plays it."""
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def warm(self, run: Callable[[], Result]) -> Result:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            result = run()
+        return result, graph.replay
+
+
+class StepGraph:
+    """`training.step.forward_backward`, recorded once and played for every later step.
+
+    Args:
+        warmup: steps before the recording.
+        recorder: what records.
+    """
+
+    def __init__(self, warmup: int, recorder: Recorder) -> None:
+        self._left, self._recorder = warmup, recorder
+        self._batches: list[Batch] = []
+        self._played: tuple[Result, Callable[[], None]] | None = None
+
+    def __call__(
+        self,
+        forward_step: ForwardStep,
+        data_iterator: Iterator[Batch],
+        model: DistributedDataParallel,
+        num_microbatches: int,
+        scale: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Result:
+        """See `training.step.forward_backward`.
+
+        Raises:
+            DataError: the batches are not like those of the first step.
+        """
+        self._take([next(data_iterator) for _ in range(num_microbatches)])
+
+        def run() -> Result:
+            return forward_backward(forward_step, iter(self._batches), model, num_microbatches, scale)
+
+        if self._left > 0:
+            self._left -= 1
+            return self._recorder.warm(run)
+        if self._played is None:
+            self._played = self._recorder.record(run)
+        (tokens, reports), play = self._played
+        play()
+        return tokens.clone(), {name: pair.clone() for name, pair in reports.items()}
+
+    def _take(self, batches: list[Batch]) -> None:
+        """Put the batches where the recording reads them."""
+        if not self._batches:
+            self._batches = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
+            return
+        here, new = _shapes(self._batches), _shapes(batches)
+        if here != new:
+            raise DataError(
+                f"a step was recorded as a CUDA graph with batches of {here[:2]}, and now there are {new[:2]}",
+                fix="batches of one shape, or --cuda-graph-impl none",
+            )
+        for places, batch in zip(self._batches, batches, strict=True):
+            for name, tensor in batch.items():
+                places[name].copy_(tensor)
+
+
+def _shapes(batches: list[Batch]) -> list[dict[str, tuple[Any, ...]]]:
+    return [{name: (*tensor.shape, str(tensor.dtype)) for name, tensor in batch.items()} for batch in batches]
+
+
+def step_graph(run: RunConfig, device: torch.device) -> StepGraph | None:
+    """The graph that the configuration asks for, or None.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    if run.training.cuda_graph_impl == "none":
+        return None
+    if device.type != "cuda":
+        raise ConfigError(
+            f"cuda_graph_impl {run.training.cuda_graph_impl} on a {device.type}: a CUDA graph is a recording of "
+            "launches on a GPU",
+            fix="--cuda-graph-impl none, or a GPU",
+        )
+    return StepGraph(run.training.cuda_graph_warmup_steps, CudaRecorder(device))
