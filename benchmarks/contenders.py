@@ -45,8 +45,9 @@ class Workload:
 FULL = Workload(
     {"num_layers": 6, "hidden_size": 256, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 768}
     | {"vocab_size": 8192},
-    batch=4, micro_batch=2, seq_length=256, steps=2,
+    batch=16, micro_batch=2, seq_length=256, steps=1,
 )  # fmt: skip
+LONG = dataclasses.replace(FULL, batch=4, micro_batch=1, seq_length=2048)  # what context parallelism is for
 SMOKE = Workload(
     {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}
     | {"vocab_size": 64},

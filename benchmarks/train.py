@@ -9,7 +9,8 @@
 | `tp2` ...  | two ranks, CPU-s of both added   | one process, the same tokens          | efficiency, B / A   |
 
 Every contender trains the same model on the same number of tokens in fp32: forward, backward, clip to 1, AdamW. The
-cost is CPU-seconds of whole steps after a warm-up step (`benchmarks/paired.py`).
+cost is CPU-seconds of whole steps after a warm-up step (`benchmarks/paired.py`). A step has 16 samples of 256 tokens in
+8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import FULL, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
+from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.workers import WarmPool
@@ -68,10 +69,12 @@ def main() -> None:
     size = count_parameters(work.config) / 1e6
     print(
         f"torch {torch.__version__}, {platform.machine()}, 1 thread a rank; {size:.1f} M-parameter Llama in fp32, "
-        f"{work.batch} x {work.seq_length} tokens a step; median of {pairs} A B B A pairs (quartiles)"
+        f"{work.batch} x {work.seq_length} tokens a step ({LONG.batch} x {LONG.seq_length} for cp); "
+        f"median of {pairs} A B B A pairs (quartiles)"
     )
     for name in args.only:
-        print(compare(name, work, pairs, warmups), flush=True)
+        of = LONG if name.startswith("cp") and not args.smoke else work
+        print(compare(name, of, pairs, warmups), flush=True)
 
 
 if __name__ == "__main__":
