@@ -37,6 +37,7 @@ class ExpertFields(Config):
     moe_layer_freq: str = opt("1", "n: every n-th layer has experts, from the first; or all layers: ([0]*3+[1]*58)")
     moe_ffn_hidden_size: int = opt(None, "inner width of one expert; default f")
     moe_shared_expert_intermediate_size: int | None = opt(None, "inner width of an MLP that every token also passes")
+    moe_shared_expert_gate: bool = opt(False, "its output times a sigmoid of the token (Qwen2-MoE)")
     moe_shared_expert_overlap: bool = opt(False, "compute the shared expert while tokens travel (alltoall)")
     moe_router_topk: int = opt(2, "k, experts of a token")
     moe_router_score_function: str = opt("softmax", "what makes scores of logits", ("softmax", "sigmoid"))
@@ -155,12 +156,13 @@ class ExpertFields(Config):
             "give moe_expert_capacity_factor",
         )
         self._check_sinkhorn()
-        if self.moe_shared_expert_overlap:
+        for name in ("moe_shared_expert_overlap", "moe_shared_expert_gate"):
             require(
-                self.moe_shared_expert_intermediate_size is not None,
-                "moe_shared_expert_overlap without a shared expert",
+                not getattr(self, name) or self.moe_shared_expert_intermediate_size is not None,
+                f"{name} without a shared expert",
                 "give moe_shared_expert_intermediate_size",
             )
+        if self.moe_shared_expert_overlap:
             require(
                 self.moe_token_dispatcher_type == "alltoall",
                 f"moe_shared_expert_overlap with moe_token_dispatcher_type {self.moe_token_dispatcher_type}",

@@ -203,7 +203,8 @@ def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConf
         raise ConfigError(
             f"attention_bias={bias} with mlp_bias={not bias} is not supported", fix="use a model with both or neither"
         )
-    fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias, add_qkv_bias=family == "qwen2")
+    fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias)
+    fields.update(add_qkv_bias=family == "qwen2" or (family == "qwen2_moe" and bool(hf.get("qkv_bias", True))))
     fields.update(qk_layernorm=family in ("qwen3", "qwen3_moe"), sliding_window=_window(hf, family))
     if family in MIXTURES:
         fields.update(MIXTURES[family](hf))

@@ -4,6 +4,7 @@
 |---------------|---------------------------------------------------------------------------------------|
 | `mixtral`     | softmax over the chosen; every layer has experts                                      |
 | `qwen3_moe`   | the same, or with `norm_topk_prob` off the chosen of a softmax over all               |
+| `qwen2_moe`   | the same as `qwen3_moe`; a shared expert with a gate                                  |
 | `deepseek_v3` | sigmoid with a bias, groups, a factor; shared experts; latent attention               |
 
 The weights of penalties (`router_aux_loss_coef`) are a choice of training and are not taken over; theirs is a loss over
@@ -39,6 +40,12 @@ def qwen3_moe(hf: Mapping[str, Any]) -> dict[str, Any]:
         "moe_layer_freq": _pattern([i not in dense and (i + 1) % step == 0 for i in range(layers)]),
         "moe_router_pre_softmax": not hf["norm_topk_prob"],
     }
+
+
+def qwen2_moe(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `TransformerConfig` from a Qwen2-MoE `config.json`."""
+    shared = int(hf["shared_expert_intermediate_size"])
+    return {**qwen3_moe(hf), "moe_shared_expert_intermediate_size": shared, "moe_shared_expert_gate": True}
 
 
 def deepseek_v3(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +92,7 @@ def deepseek_v3(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 MIXTURES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "deepseek_v3": deepseek_v3,
 }

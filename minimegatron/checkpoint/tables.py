@@ -104,16 +104,23 @@ def _experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]
     )
 
 
-_SHARED = tuple(
-    row._replace(
-        ours=row.ours.replace("mlp.", "mlp.shared_experts."),
-        theirs=tuple(name.replace("mlp.", "mlp.shared_experts.") for name in row.theirs),
-        when=_shared,
-        on="experts",
+
+
+def _shared_experts(their_name: str) -> tuple[Row, ...]:
+    """The MLP's rows, for the shared expert."""
+    return tuple(
+        row._replace(
+            ours=row.ours.replace("mlp.", "mlp.shared_experts."),
+            theirs=tuple(name.replace("mlp.", f"mlp.{their_name}.") for name in row.theirs),
+            when=_shared,
+            on="experts",
+        )
+        for row in _MLP
+        if row.ours.endswith(".weight")
     )
-    for row in _MLP
-    if row.ours.endswith(".weight")
-)
+
+
+_GATE = Row(_L + "mlp.shared_experts.gate_weight", (_T + "mlp.shared_expert_gate.weight",), on="experts")
 _BIAS = Row(
     _L + "mlp.router.expert_bias",
     (_T + "mlp.gate.e_score_correction_bias",),
@@ -125,7 +132,8 @@ _NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
 LLAMA_LIKE = (*_ENDS, *_ATTENTION, *_MLP)
 MIXTRAL = (*_ENDS, *_ATTENTION, *_experts("block_sparse_moe", "w1", "w3", "w2"))
 QWEN3_MOE = (*LLAMA_LIKE, *_experts(*_NAMES))
-DEEPSEEK_V3 = (*_ENDS, *_LATENT, *_MLP, *_experts(*_NAMES), *_SHARED, _BIAS)
+QWEN2_MOE = (*QWEN3_MOE, *_shared_experts("shared_expert"), _GATE)
+DEEPSEEK_V3 = (*_ENDS, *_LATENT, *_MLP, *_experts(*_NAMES), *_shared_experts("shared_experts"), _BIAS)
 
 _G = "transformer.h.{}."
 
@@ -157,6 +165,7 @@ TABLES = {
     "qwen3": LLAMA_LIKE,
     "gpt2": GPT2,
     "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK_V3,
 }

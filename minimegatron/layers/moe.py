@@ -27,8 +27,8 @@ already, by the all-to-all's backward pass; what is left is the sum over the ran
 a *sum*, as everywhere here, divided once by the number of tokens of the whole batch: no factor of ep, edp or dp exists
 to be forgotten. (In Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
 
-**Shared experts** are an MLP that all tokens pass. It needs nothing from the others, so with
-`moe_shared_expert_overlap` it is computed while the tokens travel.
+**Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w), how much a token wants it. It needs
+nothing from the others, so with `moe_shared_expert_overlap` it is computed while the tokens travel.
 
 Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Megatron-LM:
 `megatron/core/transformer/moe/moe_layer.py`, `experts.py`, `shared_experts.py`.
@@ -112,6 +112,27 @@ def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torc
     return GROUPED_MM(x, weights.transpose(1, 2), offs=ends)  # type: ignore[no-any-return]
 
 
+class SharedExperts(MLP):
+    """The MLP that every token passes.
+
+    Args:
+        config: its size; with `moe_shared_expert_gate` the gate [1, h], replicated, each rank having its own tokens.
+        mesh: its layout.
+    """
+
+    def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh, config.moe_shared_expert_intermediate_size)
+        self.gate_weight: nn.Parameter | None = None
+        if config.moe_shared_expert_gate:
+            layout = ParamLayout((1, config.hidden_size), init=Init(std=config.init_method_std), partial="sequence")
+            self.gate_weight = new_parameter(layout, config.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[s', b, h] -> [s', b, h], for the tokens of this rank."""
+        y = super().forward(x)
+        return y if self.gate_weight is None else y * F.linear(x, self.gate_weight).sigmoid()
+
+
 class MoELayer(nn.Module):
     """Router, dispatcher, experts, and shared experts where there are some.
 
@@ -134,7 +155,7 @@ class MoELayer(nn.Module):
         self.dispatcher: Dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](config, mesh)
         self.experts = Experts(config, mesh)
         size = config.moe_shared_expert_intermediate_size
-        self.shared_experts = None if size is None else MLP(config, mesh, size)
+        self.shared_experts = None if size is None else SharedExperts(config, mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[s', b, h] -> [s', b, h], for the tokens of this rank."""

@@ -108,7 +108,7 @@ class GPTModel(nn.Module):
             self._declare_copies()
 
     def _declare_copies(self) -> None:
-        """Matrices that the first stage and the last both hold: the last one's are copies, drawn from the same names."""
+        """What the first stage and the last both hold: the last one's are copies, drawn from the same names."""
         held: dict[str, torch.Tensor] = {}
         tied, predicts = not self.config.untie_embeddings_and_output_weights, bool(self.config.mtp_num_layers)
         if self.embedding is not None and (tied or predicts):

@@ -28,6 +28,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_LLAMA, "add_qkv_bias": True, "rotary_base": 1_000_000.0},
     "qwen3": {**_LLAMA, "qk_layernorm": True, "rotary_base": 1_000_000.0, "layernorm_epsilon": 1e-6},
     "mixtral": {**_LLAMA, "rotary_base": 1_000_000.0, "num_experts": 8, "moe_router_topk": 2},
+    "qwen2_moe": {
+        **_LLAMA,
+        "add_qkv_bias": True,
+        "rotary_base": 1_000_000.0,
+        "layernorm_epsilon": 1e-6,
+        "num_experts": 60,
+        "moe_router_topk": 4,
+        "moe_router_pre_softmax": True,
+        "moe_shared_expert_gate": True,
+    },
     "qwen3_moe": {
         **_LLAMA,
         "qk_layernorm": True,
@@ -134,6 +144,19 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-8x22b": (
         "mixtral",
         _sizes(56, 6144, 48, 32000, num_query_groups=8, ffn_hidden_size=16384, max_position_embeddings=65536),
+    ),
+    "qwen1.5-moe-a2.7b": (
+        "qwen2_moe",
+        _sizes(
+            24,
+            2048,
+            16,
+            151936,
+            ffn_hidden_size=5632,
+            moe_ffn_hidden_size=1408,
+            moe_shared_expert_intermediate_size=5632,
+            max_position_embeddings=8192,
+        ),
     ),
     "qwen3-30b-a3b": (
         "qwen3_moe",
@@ -276,4 +299,4 @@ def _experts(config: TransformerConfig, active: bool) -> int:
     many = config.moe_router_topk if active else config.num_experts
     shared = config.moe_shared_expert_intermediate_size
     count = many * _mlp(config, config.moe_ffn_hidden_size) + config.num_experts * config.hidden_size
-    return count + (_mlp(config, shared) if shared else 0)
+    return count + (_mlp(config, shared) + config.hidden_size * config.moe_shared_expert_gate if shared else 0)

@@ -73,6 +73,17 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **SIZES,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 56,
+            "decoder_sparse_step": 1,
+        },
+    ),
     "qwen3_moe, not normalised": (
         "Qwen3MoeConfig",
         {**SIZES, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": False},

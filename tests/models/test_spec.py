@@ -98,6 +98,7 @@ def test_presets_make_models_that_fit_their_name(name):
         "mistral-7b": 7.242e9,
         "mixtral-8x7b": 46.70e9,
         "mixtral-8x22b": 140.6e9,
+        "qwen1.5-moe-a2.7b": 14.3e9,
         "qwen3-30b-a3b": 30.53e9,
         "qwen3-235b-a22b": 235.1e9,
         "deepseek-v3": 671.0e9,

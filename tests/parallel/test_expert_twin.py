@@ -148,6 +148,7 @@ def test_compositions(ranks):
             composed({PP: 2, TP: 2, SP: True, EP: 1, ETP: 1}, {}, "alltoall", True),
             composed({PP: 4}, {**FULL, "num_layers": 4, "moe_layer_freq": "[1,0,1,1]"}, "allgather", True),
             composed({TP: 4, SP: True, EP: 4, ETP: 1}, FULL, "allgather", True),
+            composed({TP: 2, SP: True, CP: 2, EP: 2, ETP: 1}, {"moe_shared_expert_gate": True}, "alltoall", False),
         ],
     )
 
