@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import bubble, contenders, gpu, overhead, ring, train
+from benchmarks import bubble, contenders, gpu, moe, overhead, ring, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -89,3 +89,11 @@ def test_the_price_of_doing_nothing_is_measured(capsys, monkeypatch):
     overhead.main()
     out = capsys.readouterr().out
     assert "group of one" in out and "CPU-s" in out and "4 warm ranks" in out
+
+
+def test_bytes_of_the_dispatch_are_counted_beside_their_formula(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["moe", "--smoke"])
+    moe.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("as the formula says" in line for line in lines) == 10 and not any("WRONG" in line for line in lines)
+    assert sum("dropless over dropping" in line for line in lines) == 2
