@@ -49,7 +49,10 @@ def access_map(shape: tuple[int, int], ways: Mapping[str, Sequence[int]], sector
         for axes, (title, asked) in zip(figure.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True):
             came = sectors(shape, asked, sector)
             _matrix(axes, shape, {place: thread for thread, place in enumerate(asked)}, came, sector)
-            axes.set_title(f"{title}: {len(came)} sectors of {sector} for {len(asked)} numbers", fontsize=10)
+            sectors_that_come = f"{len(came)} sector{'s' * (len(came) != 1)}"
+            axes.set_title(
+                f"{title}: {len(asked)} numbers asked for, {sectors_that_come} of {sector} come", fontsize=10
+            )
     return figure
 
 
@@ -63,6 +66,6 @@ def _matrix(axes: Axes, shape: tuple[int, int], thread: Mapping[int, int], came:
             axes.text(
                 col + 0.5, row + 0.5, f"{thread[place]}", ha="center", va="center", fontsize=7, color=text_on(colour)
             )
-    axes.set_xlim(0, cols)
-    axes.set_ylim(rows, 0)
+    axes.set_xlim(-0.1, cols + 0.1)
+    axes.set_ylim(rows + 0.1, -0.1)
     blank(axes)

@@ -9,8 +9,9 @@
 //                              for neighbours share them: 32 floats are 4 sectors, 32 floats a row apart are 32
 //   out of bounds, misaligned  the launch fails with 700 or 716, as on a GPU, and says which thread, which array, where
 //
-// Two accesses belong to one instruction of a warp if they come from the same place in the code for the same time: the
-// return address of `touch` is that place, which is why it is never inlined.
+// A thread that loads the same address twice in a row has it in a register: that counts once. Two accesses belong to
+// one instruction of a warp if they come from the same place in the code for the same time: the return address of
+// `touch` is that place, which is why it is never inlined.
 #pragma once
 #include "device.h"
 #ifdef MM_EMULATE
@@ -36,8 +37,10 @@ struct Site {                                        // a place in the code that
   std::vector<uint32_t> times;                       // by thread
   std::vector<std::vector<Request>> warps;           // by warp, then by time
 };
+struct Last { const void* address; size_t bytes; long long waits; };
 struct Ledger {
   Array arrays[ARRAYS];
+  Last last[1024];                                   // what each thread loaded last, and before which wait
   long long block = -1;
   std::vector<Site> sites;
   int error = 0;
@@ -72,6 +75,11 @@ __attribute__((noinline)) inline bool touch(const void* address, size_t bytes, i
     return refuse(700, verb, id, (p - array.begin) / 4, why);
   }
   if ((p - array.begin) % bytes) return refuse(716, verb, id, (p - array.begin) / 4, " as float4: no multiple of 16 bytes");
+  const long long waits = emulator::S.counters[1] + emulator::S.counters[2];
+  Last& last = L.last[emulator::S.current];
+  if (!store && last.address == address && last.bytes == bytes && last.waits == waits && L.block == emulator::S.counters[0])
+    return true;                                     // `x[i] * x[i]`: every compiler loads it once
+  if (!store) last = {address, bytes, waits};
   if (L.block != emulator::S.counters[0]) next_block(), L.block = emulator::S.counters[0];
   array.bytes[store] += bytes, ++array.times[store];
   Site* site = nullptr;
@@ -94,6 +102,7 @@ __attribute__((noinline)) inline bool touch(const void* address, size_t bytes, i
 inline void begin() {
   L.error = 0, L.block = -1, L.sites.clear();
   std::memset(L.arrays, 0, sizeof L.arrays);
+  std::memset(L.last, 0, sizeof L.last);
 }
 inline int end(int error) { return error ? error : L.error; }
 }  // namespace lab

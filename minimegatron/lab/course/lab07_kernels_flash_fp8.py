@@ -1,0 +1,15 @@
+"""Checks of lab 07: the roofline, a kernel in CUDA C++ up a ladder, flash attention by bytes, FP8 and its scales.
+
+| part           | exercises                                                                    |
+|----------------|------------------------------------------------------------------------------|
+| `part07_norm`  | norm_bytes, at_best, norm_rows, norm_block, norm_warp                        |
+| `part07_flash` | flash_bytes, flash_tiles                                                     |
+| `part07_fp8`   | to_fp8, tile_scales, delayed_scaling, fp8_linear, shares, answers            |
+"""
+
+from __future__ import annotations
+
+from minimegatron.lab.course import part07_flash, part07_fp8, part07_norm
+from minimegatron.lab.exercises import Lab
+
+LAB = Lab("07_kernels_flash_fp8", [*part07_norm.EXERCISES, *part07_flash.EXERCISES, *part07_fp8.EXERCISES])
