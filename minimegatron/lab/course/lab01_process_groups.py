@@ -23,9 +23,12 @@ def bytes_sent(op: str, nbytes: int, ranks: int) -> float:
     return (2 if op == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks
 
 
-def _an_op(draw: Draw) -> dict[str, Any]:
-    op = draw.choice(["all_reduce", "all_gather", "reduce_scatter"])
-    return {"op": op, "nbytes": 64 * draw.integer(1, 10**6), "ranks": draw.integer(2, 64)}
+def _an_all_reduce(draw: Draw) -> dict[str, Any]:
+    return {"op": "all_reduce", "nbytes": 64 * draw.integer(1, 10**6), "ranks": draw.integer(2, 64)}
+
+
+def _half_of_one(draw: Draw) -> dict[str, Any]:
+    return {**_an_all_reduce(draw), "op": draw.choice(["all_gather", "reduce_scatter"])}
 
 
 _PREDICT = Exercise(
@@ -35,7 +38,8 @@ _PREDICT = Exercise(
         Case("an all-gather of 12 bytes in all over 3 ranks", {"op": "all_gather", "nbytes": 12, "ranks": 3}),
         Case("an all-reduce of 1 MiB over 4 ranks", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4}),
         Case("one rank has nobody to send to", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
-        Case("other collectives, sizes and ranks", _an_op, points=2, hidden=True),
+        Case("an all-reduce of another size, over other ranks", _an_all_reduce, hidden=True),
+        Case("one of its halves", _half_of_one, hidden=True),
     ],
     mistakes=[
         Mistake(
