@@ -8,9 +8,11 @@ In this order, so that nothing wrong is ever timed:
 1. *The machine.* Copy bandwidth and the bf16 matrix rate, measured here and now: every share below is of these.
 2. *Right?* Each layer and each fused kernel, forward and backward, in fp32 and bf16 on the device against fp64 on the
    CPU with the same weights and inputs. A failed check ends the run with status 1. A smoke run emulates the kernels.
-3. *How fast?* Fused kernels beside torch and torch.compile (`benchmarks/gpu_kernels.py`), layers at sizes well beyond
-   the L2 cache, then whole training steps of a 1.2 B-parameter Llama: sequence 4096, bf16 with fp32 main parameters,
-   gradients and moments, no recompute, no compilation.
+3. *How fast?* Whole training steps of a 1.2 B-parameter Llama in bf16, by torch alone, in FP8, as one CUDA graph and
+   compiled (`benchmarks/gpu_training.py`); fused kernels beside torch, torch.compile and, where it is installed, Liger
+   (`benchmarks/gpu_kernels.py`); layers at sizes well beyond the L2 cache. Nothing new begins after `--seconds`.
+
+The table comes last, and beside it a JSON file. A part that fails leaves the others their rows, and ends with status 1.
 
 MFU counts model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops.py`).
 """
@@ -25,13 +27,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gpu_kernels
+from benchmarks import gpu_kernels, gpu_training
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
@@ -39,24 +42,11 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import initialize
 from minimegatron.layers.rope import RotaryEmbedding
-from minimegatron.models.decoder import build_model
 from minimegatron.models.spec import build_module, decoder_layer_spec
-from minimegatron.models.zoo import count_parameters, family_config
-from minimegatron.optim.optimizer import build_optimizer
-from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.training.flops import peak_tflops, step_flops
-from minimegatron.training.step import forward_step, train_step
+from minimegatron.models.zoo import family_config
+from minimegatron.training.flops import peak_tflops
 
 TOLERANCE = {"fp32": 2e-5, "bf16": 3e-2}
-LLAMA_1B = {
-    "num_layers": 22, "hidden_size": 2048, "num_attention_heads": 16, "num_query_groups": 16, "ffn_hidden_size": 5632,
-    "vocab_size": 32000, "untie_embeddings_and_output_weights": False,
-}  # fmt: skip
-TINY = {
-    "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 2, "ffn_hidden_size": 128,
-    "vocab_size": 256, "untie_embeddings_and_output_weights": False,
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +155,7 @@ def check_all(device: torch.device) -> list[tuple[str, str, float]]:
     """(layer, dtype, error) of every layer in both dtypes."""
     found = []
     for dtype in TOLERANCE:
-        config = family_config("llama", **{**TINY, "hidden_size": 256, "params_dtype": dtype})
+        config = family_config("llama", **{**gpu_training.TINY, "hidden_size": 256, "params_dtype": dtype})
         found += [(name, dtype, check(name, make, config, device)) for name, make in layers(config)]
     return found
 
@@ -190,6 +180,7 @@ def time_kernels(device: torch.device, smoke: bool, copy: Row, matmul: Row) -> I
         *(gpu_kernels.time_case(case, device, smoke, milliseconds) for case in gpu_kernels.cases()),
         gpu_kernels.time_optimizer(device, smoke, milliseconds),
         gpu_kernels.time_fp8(device, smoke, milliseconds),
+        gpu_kernels.time_fp8_linear(device, smoke, milliseconds),
     )
     for t in timings:
         of, ours = matmul if t.unit == "TFLOP/s" else copy, t.milliseconds["ours"]
@@ -237,55 +228,39 @@ def time_layers(device: torch.device, smoke: bool, copy: Row, matmul: Row) -> It
     yield from both_ways("MLP, SwiGLU", mlp, (x,), (flops, 2 * flops), matmul, repeats)
     flops = 2.0 * 2 * b * h * s * s / 2
     core = CoreAttention(config, mesh)
-    yield from both_ways("core attention, causal", core, (*heads, None), (flops, 2.5 * flops), matmul, repeats)
+    bare = milliseconds(lambda: bare_attention(*heads), device, repeats)
+    for row in both_ways("core attention, causal", core, (*heads, None), (flops, 2.5 * flops), matmul, repeats):
+        against = {"bare SDPA": bare / row.milliseconds} if row.what.endswith("forward") else {}
+        yield dataclasses.replace(row, against=against)
 
 
-def time_training(device: torch.device, smoke: bool, copy: Row, profile: bool) -> Iterator[Row]:
-    """Optimizer step and whole training steps, at the largest micro-batch of the list that fits."""
-    s, sizes, accumulation, repeats = (64, [2], 2, 2) if smoke else (4096, [8, 4, 2, 1], 4, 8)
-    config = family_config("llama", **(TINY if smoke else LLAMA_1B), params_dtype="bf16")
-    mesh = Mesh.serial(device=device)
-    model = DistributedDataParallel(build_model(config, mesh, seed=0), mesh)
-    settings = OptimizerConfig(lr=1e-4, lr_decay_style="constant")
-    optimizer = build_optimizer(settings, model, mesh)
-    schedule = Schedule.from_config(settings, global_batch_size=1, train_iters=10**6)
-    scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
-    n = count_parameters(config)
-    print(f"Llama of {n / 1e9:.2f} B parameters, sequence {s}, {accumulation} microbatches a step", flush=True)
+def bare_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """torch's own call on [s, b, a, d]."""
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    took = milliseconds(optimizer.step, device, repeats)
-    moved = 34.0 * n  # norm 4; gradient 4, main 8, moments 16 read and written, bf16 weight 2
-    yield Row("norm, clip and AdamW", took, moved / took / 1e6, "GB/s", moved / took / 1e6 / copy.rate)
 
-    for micro in sizes:
-        ids = torch.randint(0, config.vocab_size, (micro, s + 1), device=device)
-        batch = {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(micro, s, device=device)}
-        data = itertools.repeat(batch)
-
-        def step(data: Any = data) -> None:
-            train_step(forward_step, data, model, optimizer, scheduler, mesh, num_microbatches=accumulation)
-
-        try:
-            took = milliseconds(step, device, repeats)
-            break
-        except torch.OutOfMemoryError:
-            print(f"micro-batch {micro} does not fit", flush=True)
-            torch.cuda.empty_cache()
-    else:
-        raise SystemExit("no micro-batch fits")
-    flops = step_flops(config, micro * accumulation, s)
+def time_training(device: torch.device, smoke: bool, copy: Row, seconds_left: Callable[[], float]) -> Iterator[Row]:
+    """Optimizer step and whole training steps; the share of a step in bf16 is MFU, FP8 has none."""
     peak = peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    rate = flops / took / 1e9
-    tokens = 1e3 * micro * accumulation * s / took
-    print(f"micro-batch {micro}: {tokens:.0f} tokens/s, {n * 18 / 1e9:.1f} GB of weights, gradients and moments")
-    if device.type == "cuda":
-        print(f"peak memory {torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB")
-    yield Row("training step (share: MFU)", took, rate, "TFLOP/s", rate / peak if peak else None)
-    if profile:
-        with torch.profiler.profile() as profiler:
-            step()
-        order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-        print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70))
+    for what, took, rate, over in gpu_training.measure(device, smoke, milliseconds, seconds_left):
+        if not what.startswith("training step"):
+            yield Row(what, took, rate / 1e9, "GB/s", rate / 1e9 / copy.rate)
+            continue
+        share = rate / 1e12 / peak if peak and "FP8" not in what else None
+        yield Row(what, took, rate / 1e12, "TFLOP/s", share, {} if over is None else {"bf16": over})
+
+
+def profile_step(device: torch.device, smoke: bool) -> None:
+    """Print where a training step spends its time."""
+    sizes = gpu_training.TINY if smoke else gpu_training.LLAMA_1B
+    training = gpu_training.Training(family_config("llama", **sizes, params_dtype="bf16"), device)
+    step = training.step(2, 64 if smoke else 4096, 2)
+    step()
+    with torch.profiler.profile() as profiler:
+        step()
+    order = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70))
 
 
 # ------------------------------------------------------------------------------------------------ the call
@@ -295,7 +270,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--profile", action="store_true", help="also print where a training step spends its time")
-    parser.add_argument("--json", metavar="FILE", help="also write the rows to this file")
+    parser.add_argument(
+        "--json", metavar="FILE", default="gpu.json", help="where the rows go as well; default gpu.json"
+    )
+    parser.add_argument("--seconds", type=float, default=540, help="begin nothing new when so many are over")
     args = parser.parse_args()
     if not args.smoke and not torch.cuda.is_available():
         parser.error("no GPU here; --smoke runs tiny sizes on the CPU")
@@ -313,20 +291,41 @@ def main() -> int:
     if not check_kernels(device):
         return 1
 
-    rows = [copy, matmul, *time_kernels(device, args.smoke, copy, matmul)]
-    rows += [*time_layers(device, args.smoke, copy, matmul)]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    rows += time_training(device, args.smoke, copy, args.profile)
+    begun = time.monotonic()
+
+    def seconds_left() -> float:
+        return args.seconds - (time.monotonic() - begun)
+
+    rows, failed = [copy, matmul], []
+    sections: dict[str, Callable[[], Iterator[Row]]] = {
+        "training": lambda: time_training(device, args.smoke, copy, seconds_left),
+        "kernels": lambda: time_kernels(device, args.smoke, copy, matmul),
+        "layers": lambda: time_layers(device, args.smoke, copy, matmul),
+    }
+    for section, run in sections.items():
+        try:  # what has been measured is worth printing, also where something later fails
+            for row in run():
+                rows.append(row)
+                if seconds_left() < 0:
+                    print(f"{section}: the time is up", flush=True)
+                    break
+        except Exception as error:
+            failed.append(section)
+            print(f"{section}: FAILED, {type(error).__name__}: {error}", flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if args.profile:
+        profile_step(device, args.smoke)
     print(f"\n{'':<34}{'ms':>10}{'rate':>12}  {'unit':<10}{'share':>8}  times faster than")
     for row in rows:
         share = "" if row.share is None else f"{100 * row.share:5.1f} %"
         others = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row.against.items())
         print(f"{row.what:<34}{row.milliseconds:>10.3f}{row.rate:>12.1f}  {row.unit:<10}{share:>8}  {others}".rstrip())
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"device": name, "torch": torch.__version__, "rows": [dataclasses.asdict(r) for r in rows]}, file)
-    return 0
+    Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+    with open(args.json, "w", encoding="utf-8") as file:
+        found = {"device": name, "torch": torch.__version__, "failed": failed}
+        json.dump({**found, "rows": [dataclasses.asdict(row) for row in rows]}, file)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.nn.functional as F
 
+from minimegatron.comm.mesh import Mesh
 from minimegatron.kernels import ops, reference
 from minimegatron.kernels.optimizer import AdamTable, NormTable
+from minimegatron.layers.fp8 import Fp8Linear, Fp8Recipe
 
 Tensors = tuple[torch.Tensor, ...]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -238,8 +240,33 @@ def rotated(make: Callable[[], Tensors], device: torch.device, smoke: bool) -> l
     return [first, *(tuple(t.clone() for t in first) for _ in range(copies - 1))]
 
 
+def liger(name: str) -> dict[str, Callable[..., torch.Tensor | Tensors]]:
+    """The same by the Liger kernels, where the package is installed and has it."""
+    try:
+        from liger_kernel.transformers import functional as theirs
+    except ImportError:
+        return {}
+    found: dict[str, Callable[..., torch.Tensor]] = {
+        "RMSNorm": lambda x, g: theirs.liger_rms_norm(x, g, EPS, in_place=False),
+        "LayerNorm": lambda x, g, b: theirs.liger_layer_norm(x, g, b, EPS),
+        "SwiGLU": lambda x: theirs.liger_swiglu(*(t.contiguous() for t in x.chunk(2, -1))),
+        "cross entropy": lambda z: theirs.liger_cross_entropy(z, _target(z), reduction="none"),
+    }
+    return {"Liger": found[name]} if name in found else {}
+
+
+def _runs(run: Callable[..., torch.Tensor | Tensors], inputs: Tensors) -> bool:
+    """Whether somebody else's kernel runs here at all; says why not."""
+    try:
+        run(*inputs)
+        return True
+    except Exception as error:
+        print(f"Liger: {type(error).__name__}: {error}", flush=True)
+        return False
+
+
 def time_case(case: Case, device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
-    """Forward, then backward, of ours, torch and torch.compile (not in a smoke run)."""
+    """Forward, then backward, of ours, torch, torch.compile and Liger (the last two not in a smoke run)."""
     size, repeats = (case.sizes[1], 2) if smoke else (case.sizes[0], 20)
     inputs = rotated(lambda: case.inputs(size, torch.bfloat16, device), device, smoke)
     for tensors in inputs:
@@ -248,8 +275,11 @@ def time_case(case: Case, device: torch.device, smoke: bool, milliseconds: Calla
     contenders = {"ours": case.fused, "torch": case.plain}
     if not smoke:
         contenders["compiled"] = torch.compile(case.plain, dynamic=False)
+        contenders |= liger(case.name)
     took: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
     for name, run in contenders.items():
+        if name == "Liger" and not _runs(run, inputs[0]):
+            continue
         turn = itertools.cycle(inputs)
         took["forward"][name] = milliseconds(lambda run=run, turn=turn: run(*next(turn)), device, repeats)
         graphs = [(_outputs(run(*tensors)), tensors) for tensors in inputs]
@@ -313,3 +343,19 @@ def time_fp8(device: torch.device, smoke: bool, milliseconds: Callable[..., floa
         contenders["compiled"] = torch.compile(plain, dynamic=False)
     took = {name: milliseconds(run, device, 2 if smoke else 20) for name, run in contenders.items()}
     yield Timing("FP8 cast, transpose, amax", took, 2 * x.nbytes / took["ours"] / 1e6, "GB/s")
+
+
+def time_fp8_linear(device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
+    """All three products of a linear layer with their casts, beside bf16; recipes with one scale a tensor."""
+    m, o, i = (32, 48, 64) if smoke else (16384, 4096, 4096)
+    x, w, dy = normal((m, i), (o, i), (m, o), dtype=torch.bfloat16, device=device)
+    x, w = x.requires_grad_(), w.requires_grad_()
+
+    def both(y: torch.Tensor) -> object:
+        return torch.autograd.grad(y, (x, w), dy)
+
+    plain = milliseconds(lambda: both(F.linear(x, w)), device, 2 if smoke else 20)
+    for kind in ("delayed", "current"):
+        layer = Fp8Linear(Fp8Recipe(kind), Mesh.serial().tp).to(device)
+        took = {"ours": milliseconds(lambda layer=layer: both(layer(x, w)), device, 2 if smoke else 20), "bf16": plain}
+        yield Timing(f"FP8 linear, {kind}, both ways", took, 6.0 * m * o * i / took["ours"] / 1e9, "TFLOP/s")

@@ -20,7 +20,9 @@ def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monke
     out = capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
     assert "training step" in out and "WRONG" not in out
-    assert {"copy", "RMSNorm, backward", "AdamW, main and bf16"} <= {row["what"] for row in rows} and len(rows) > 30
+    wanted = {"copy", "RMSNorm, backward", "AdamW, main and bf16", "FP8 linear, delayed, both ways"}
+    wanted |= {f"training step, {way}" for way in ("bf16", "bf16, torch alone", "FP8 delayed", "FP8 tensorwise")}
+    assert wanted <= {row["what"] for row in rows} and len(rows) > 30
     assert all(row["milliseconds"] > 0 for row in rows)
 
 
@@ -31,6 +33,22 @@ def test_a_wrong_layer_is_found_and_nothing_is_timed(capsys, monkeypatch):
     assert gpu.main() == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "training step" not in out
+
+
+def test_a_part_that_fails_leaves_the_others_their_rows(tmp_path, capsys, monkeypatch):
+    def broken(*args):
+        yield "norm, clip and AdamW", 1.0, 1e9, None
+        raise RuntimeError("no such GPU")
+
+    monkeypatch.setattr(gpu.gpu_training, "measure", broken)
+    monkeypatch.setattr(gpu, "check_all", lambda device: [])
+    monkeypatch.setattr(gpu, "check_kernels", lambda device: True)
+    monkeypatch.setattr(gpu, "time_kernels", lambda *args: iter(()))
+    monkeypatch.setattr("sys.argv", ["gpu", "--smoke", "--json", str(tmp_path / "new" / "rows.json")])
+    assert gpu.main() == 1
+    found = json.loads((tmp_path / "new" / "rows.json").read_text())
+    assert found["failed"] == ["training"] and "FAILED, RuntimeError: no such GPU" in capsys.readouterr().out
+    assert {"norm, clip and AdamW", "core attention, causal, forward"} <= {row["what"] for row in found["rows"]}
 
 
 def test_pairs_alternate_and_their_ratio_survives_a_slow_neighbour():
