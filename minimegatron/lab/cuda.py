@@ -281,7 +281,13 @@ def _precompile(program: str, stage: Path, text: str) -> None:
 
 
 def build_library(
-    source: str, line: int, target: str, *, folder: Path | None = None, cache: Path | None = None
+    source: str,
+    line: int,
+    target: str,
+    *,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    capability: tuple[int, int] | None = None,
 ) -> Path:
     """The compiled library of a learner's text.
 
@@ -290,6 +296,7 @@ def build_library(
         target: `emulated` or `cuda`.
         folder: what `header` returned; by default it is asked.
         cache: where libraries are kept.
+        capability: of the GPU; by default that of the current one.
     Raises:
         CompileError: the text is refused; with the line of the cell.
         KernelsUnavailable: there is no compiler.
@@ -299,7 +306,9 @@ def build_library(
     if target == "emulated":
         extra = (f"-I{folder or header()}", *_FAST)
     try:
-        return build.library("lab", target, source=text, extra=extra, cache=cache, deadline_s=COMPILE_SECONDS)
+        return build.library(
+            "lab", target, capability=capability, source=text, extra=extra, cache=cache, deadline_s=COMPILE_SECONDS
+        )
     except build.KernelsUnavailable as error:
         if "the compiler refused it" not in error.what:
             raise

@@ -32,6 +32,7 @@ from minimegatron.lab.fresh import Nursery, Reply
 from minimegatron.lab.nursery import Failed, Limits
 from minimegatron.lab.verdict import Row, Verdict
 
+Plain = dict[str, Any] | None
 _OWN = Limits(seconds=120.0)  # for the course's own code
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
 
@@ -61,7 +62,7 @@ def judge(
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
     outcomes: list[dict[str, Any]] = []
-    libraries, refused = _compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else ({}, None)
+    libraries, refused = _compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else (None, None)
     for inputs in _own(nursery, draw, job):
         if refused:
             outcomes.append(refused)
@@ -82,12 +83,14 @@ def _own(nursery: Nursery, function: Any, job: dict[str, Any]) -> Any:
     return reply.value["result"]
 
 
-def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Plain, Plain]:
     """The libraries of a cell's kernels, or the outcome of every case where they cannot be made.
 
     Raises:
         KernelsUnavailable: the machine cannot compile, which is nobody's wrong answer.
     """
+    if cuda.todo(cell):  # asked here too: a lab that nobody has begun needs no compiler
+        return {}, {"todo": asked}
     job = {"cell": cell, "header": str(cuda.header()), "hidden": hidden}
     [reply] = nursery.call(cuda.compile_cell, [job], Limits(seconds=cuda.COMPILE_SECONDS))
     said = reply.value if isinstance(reply.value, dict) else {}
@@ -104,7 +107,7 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[dic
 
 
 def _play(
-    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str, libraries: dict[str, Any]
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str, libraries: Plain
 ) -> list[Reply]:
     on_ranks = isinstance(inputs, list)
     common = {

@@ -11,7 +11,7 @@ job, by rank::
     ranks      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
     seconds    timeout of the process group
     hidden     folder of the checks, closed to this process
-    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand
+    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
 
 It returns `{"value": ..., "evidence": ...}`, or fails with `{"todo": exercise}` where a stub raised
 NotImplementedError, or `{"error": text, "line": n, "peer": whether it is only another rank's failure seen from here}`.
@@ -55,7 +55,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     random.seed(rank)
     sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),))
     _install(job["sources"])
-    if job["libraries"]:
+    if job["libraries"] is not None:
         cuda.install(job["libraries"], Path.cwd() / "kernels")
     try:
         if job["ranks"]:

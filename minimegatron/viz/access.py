@@ -68,4 +68,6 @@ def _matrix(axes: Axes, shape: tuple[int, int], thread: Mapping[int, int], came:
             )
     axes.set_xlim(-0.1, cols + 0.1)
     axes.set_ylim(rows + 0.1, -0.1)
+    axes.set_xticks([])
+    axes.set_yticks([])
     blank(axes)
