@@ -3,7 +3,7 @@
 # The first two stay balanced; the third collapses onto a few experts. Two ranks share the experts; a minute or two each.
 #
 #   examples/moe_balance.sh              all three
-#   examples/moe_balance.sh aux          one of them: aux, bias, none
+#   examples/moe_balance.sh aux          one of them: aux, bias, none; or sinkhorn, which deals tokens out
 #   NPROC=1 examples/moe_balance.sh      in one process
 #   minimegatron experts runs/moe-none.jsonl --last 20        the table again, of any log and any steps
 #
@@ -16,6 +16,7 @@ declare -A BALANCE=(
     [aux]="--moe-router-pre-softmax --moe-aux-loss-coeff 1e-2"
     [bias]="--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-bias-update-rate 3e-3"
     [none]="--moe-router-pre-softmax --moe-router-load-balancing-type none"
+    [sinkhorn]="--moe-router-load-balancing-type sinkhorn"
 )
 for balance in "${@:-aux bias none}"; do
     for name in $balance; do

@@ -198,10 +198,11 @@ class Trainer:
         return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
 
     def _check_replicas(self) -> None:
-        """Compare the ranks that should hold the same weights: dp_cp, and edp for experts."""
-        for axis in (self.mesh.dp_cp, self.mesh.edp):
-            held = logical_parameters(self.model)
-            replica_check({n: p for n, p in held if (layout_of(p).experts is None) == (axis.name == "dp_cp")}, axis)
+        """Compare the ranks that should hold the same weights: dp_cp, edp for experts, embd for an embedding's."""
+        held, mesh = [(name, param, layout_of(param)) for name, param in logical_parameters(self.model)], self.mesh
+        replica_check({n: p for n, p, layout in held if layout.experts is None}, mesh.dp_cp)
+        replica_check({n: p for n, p, layout in held if layout.experts is not None}, mesh.edp)
+        replica_check({n: p for n, p, layout in held if layout.copies}, mesh.embd)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins

@@ -102,14 +102,16 @@ def test_layouts(assert_same_as_serial, layout):
     assert_same_as_serial(Case(layout, DEPTHS, double=True, documents=CP in layout))
 
 
+DEEPSEEK: dict[str, Any] = {
+    **DEPTHS, "family": "deepseek_v3", "num_query_groups": 4, "kv_lora_rank": 12, "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 6, "v_head_dim": 10, "num_experts": 4, "moe_ffn_hidden_size": 24,
+    "moe_layer_freq": "[0,1]", "moe_token_dispatcher_type": "alltoall", "moe_aux_loss_coeff": 0.1,
+}  # fmt: skip
+
+
 def test_with_experts_and_latents(assert_same_as_serial):
-    model = {
-        **DEPTHS, "family": "deepseek_v3", "num_query_groups": 4, "kv_lora_rank": 12, "qk_head_dim": 8,
-        "qk_pos_emb_head_dim": 6, "v_head_dim": 10, "num_experts": 4, "moe_ffn_hidden_size": 24,
-        "moe_layer_freq": "[0,1]", "moe_token_dispatcher_type": "alltoall", "moe_aux_loss_coeff": 0.1,
-    }  # fmt: skip
     for layout in ({EP: 2}, {TP: 2, SP: True, EP: 2, "expert_tensor_parallel_size": 1}):
-        assert_same_as_serial(Case(layout, model, double=True), dp=2 if TP not in layout else 1)
+        assert_same_as_serial(Case(layout, DEEPSEEK, double=True), dp=2 if TP not in layout else 1)
 
 
 def test_counts():
@@ -150,6 +152,7 @@ PIPELINES = {
         pipelined({CP: 2}, FOUR, documents=True),
         pipelined({"pipeline_schedule": "interleaved", **TWO_CHUNKS}, TIED, overlap=True, bucket_size=2000),
         pipelined({"pipeline_schedule": "zb_h1", TP: 2, SP: True}, FOUR),
+        pipelined({EP: 2}, DEEPSEEK),
     ],
 }
 

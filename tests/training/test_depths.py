@@ -11,6 +11,7 @@ import torch
 from minimegatron import trace
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
@@ -18,9 +19,9 @@ from tests.training.test_experts import scalars
 
 LINE = (
     "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 64 --lr 3e-3 "
-    "--train-iters 3 --micro-batch-size 2 --global-batch-size 8 --hidden-dropout 0 --attention-dropout 0 "
+    "--train-iters 2 --micro-batch-size 2 --global-batch-size 4 --hidden-dropout 0 --attention-dropout 0 "
     "--normalization RMSNorm --disable-bias-linear --mtp-num-layers 2 --mtp-loss-scaling-factor 0.5 "
-    "--eval-interval 3 --eval-iters 1"
+    "--eval-interval 2 --eval-iters 1 --check-replicas-interval 1"
 )
 PP2 = "--pipeline-model-parallel-size 2"
 
@@ -42,14 +43,27 @@ def trained(rank: int, world: int, line: str) -> dict[str, Any]:
 
 def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
     want = trained(0, 1, LINE)
-    assert [set(x) for x in want["losses"]] == [{"lm loss", "mtp_1 loss", "mtp_2 loss"}] * 3
+    assert [set(x) for x in want["losses"]] == [{"lm loss", "mtp_1 loss", "mtp_2 loss"}] * 2
     assert want["evaluated"] == ["lm loss"]
     for found in ranks(2).run(trained, f"{LINE} {PP2}", timeout=60):
-        assert found["copies"] == 2 and found["equal"], "words and positions, after three steps"
+        assert found["copies"] == 2 and found["equal"], "words and positions, after two steps"
         assert found["evaluated"] == ["lm loss"]
         assert found["norms"] == pytest.approx(want["norms"], rel=1e-4)
         for got, expected in zip(found["losses"], want["losses"], strict=True):
             assert got == pytest.approx(expected, rel=1e-4)
+
+
+def parted(rank: int, world: int) -> None:
+    trainer = Trainer(parse_args(f"{LINE} {PP2}".split(), world), quiet=True)
+    if rank == 1:
+        with torch.no_grad():
+            next(p for p in trainer.model.params.values() if layout_of(p).copies)[3] += 1e-3
+    trainer.train()
+
+
+def test_copies_that_have_parted_are_found(ranks):
+    with pytest.raises(RankError, match=r"(?s)1 of 2 tensors differ.*embedding.word_embeddings.*axis embd"):
+        ranks(2).run(parted)
 
 
 def test_the_losses_do_not_know_the_loss_scale():
