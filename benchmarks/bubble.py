@@ -6,7 +6,8 @@
 
 Every stage sleeps 50 ms for each of F, B and W, m = 2p microbatches, and messages of four bytes travel over gloo
 through the real executor. The figure is idle time over work, (time of the batch) / (time of a rank's own work) - 1,
-from the start of the first action to the end of the last, and beside it what `simulate` predicts.
+from the start of the first action to the end of the last, and beside it what `simulate` predicts. The last column is
+the speed, work per time, over that of 1F1B.
 
 The best of several rounds counts: other work on the machine only adds.
 """
@@ -68,20 +69,23 @@ def main() -> None:
     smoke = parser.parse_args().smoke
     from benchmarks.bubble import spans_of as timed  # ranks import a function by the name of its module
 
-    worlds, step, rounds = ((2,), 0.002, 2) if smoke else ((2, 4, 8), 0.05, 3)
+    sizes, step, rounds = (((2, 4),), 0.002, 2) if smoke else (((2, 4), (4, 8), (8, 16), (8, 24)), 0.05, 3)
     print(f"idle time over work; {1000 * step:g} ms for each of F, B, W of a stage; best of {rounds}")
-    for world in worlds:
-        m = 2 * world
+    for world, m in sizes:
+        times = {}
         with WarmPool(world) as pool:
-            for name in SCHEDULES:
+            for name in sorted(SCHEDULES, key=lambda name: name != "1f1b"):
                 per_rank = pool.run(timed, name, m, step, rounds, timeout=60 + 20 * rounds * m * step)
                 lasted = [max(e for _, e in of) - min(s for s, _ in of) for of in zip(*per_rank, strict=True)]
                 schedule = build_schedule(name, world, m)
                 predicted = float(simulate(schedule, Costs()).bubble)
                 measured = min(lasted) / (3 * m * schedule.v * step) - 1
+                times[name] = 1 + measured
                 print(
                     f"{world} ranks, {m:2} microbatches  {name:12} predicted {predicted:.4f}  measured {measured:.4f}  "
-                    f"time {(1 + measured) / (1 + predicted) - 1:+.2%}"
+                    f"time {(1 + measured) / (1 + predicted) - 1:+.2%}  of 1F1B's speed "
+                    f"{times['1f1b'] / times[name]:.3f}",
+                    flush=True,
                 )
 
 
