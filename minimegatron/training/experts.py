@@ -148,8 +148,13 @@ def _swap(dealt: list[list[int]], loads: Sequence[int]) -> bool:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def table(summaries: Sequence[LayerSummary]) -> str:
-    """The table of the module docstring, as text; without ep the columns of ranks are left out."""
+def table(summaries: Sequence[LayerSummary], what: str = "step") -> str:
+    """The table of the module docstring, as text; without ep the columns of ranks are left out.
+
+    Args:
+        summaries: of each layer with experts.
+        what: has been added up.
+    """
     if not summaries:
         return ""
     parallel = len(summaries[0].ranks) > 1
@@ -166,7 +171,7 @@ def table(summaries: Sequence[LayerSummary]) -> str:
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    steps = f"{summaries[0].steps} steps" if summaries[0].steps > 1 else "step"
+    steps = f"{summaries[0].steps} {what}s" if summaries[0].steps > 1 else what
     title = f"experts of the last {steps}: {len(summaries[0].tokens)}"
     title += f" on {len(summaries[0].ranks)} ranks of ep" if parallel else ""
     return "\n".join([title, *(f"  {line}" for line in lines)])
@@ -215,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, steps = read_log(args.log)
     ranks = args.expert_model_parallel_size or config.get("parallel", {}).get("expert_model_parallel_size", 1)
     groups = config.get("model", {}).get("moe_router_num_groups")
-    print(table(summarise(steps[-args.last :], ranks, groups)))
+    what = "logged step" if config.get("training", {}).get("log_interval", 1) > 1 else "step"
+    print(table(summarise(steps[-args.last :], ranks, groups), what))
     return 0
 
 

@@ -63,6 +63,7 @@ def test_the_table():
     assert (one.tokens, one.dropped, one.idle, one.per_rank()) == ([600, 600, 0, 400], 160, 1, [1200, 400])
     text = table([one])
     assert "experts of the last 2 steps: 4 on 2 ranks of ep" in text
+    assert "of the last 2 logged steps" in table([one], "logged step")
     row = text.splitlines()[-1].split("  ")
     row = [cell.strip() for cell in row if cell.strip()]
     assert row == ["3", "1.50 x", "1", "10.0 %", "600 200", "1.50 x", "1.25 x", "0 3 | 1 2"]
