@@ -952,9 +952,9 @@ def run(ep, steps):
 report({2: run(2, 41), 4: run(4, 1)})
 
 # %% [markdown]
-# The loss is that of the twin, to the last digit shown, for forty steps. Adam divides every gradient by its own size, so a
-# gradient that is too large by a constant changes nothing, as long as nobody clips. The norm of the first gradient is
-# off, and by more with ep 4.
+# The loss is that of the twin, to the last digit shown, for forty steps. Adam divides every gradient by its own size,
+# so a gradient that is too large by a constant changes nothing, as long as nobody clips. The norm of the first gradient
+# is off, and by more with ep 4.
 #
 # *Which* gradients, and how? Write the tool that answers it for any such bug: compare each gradient with the twin's.
 #
@@ -1011,8 +1011,8 @@ for ep, (got, want) in evidence[0].items():
 #
 # 1. *With k = 1, what does the softmax over the chosen logit teach the router?* Nothing: a softmax over one number is
 #    1, and has no gradient. With k = 1 take the softmax over all experts first, as Switch does.
-# 2. *Why does a collapsed router not show in the loss?* Its few experts are as good as any MLP. What is lost is what the
-#    others could have learned, and the time of the ranks that wait.
+# 2. *Why does a collapsed router not show in the loss?* Its few experts are as good as any MLP. What is lost is what
+#    the others could have learned, and the time of the ranks that wait.
 # 3. *Expert parallelism needs ranks. Where do they come from?* From those that are there: dp (and cp, tp). ep groups
 #    are pieces of dp, so an expert has dp/ep copies where everything else has dp.
 # 4. *Why must a rank that gets no rows still take part?* Collectives are calls that all ranks make. And its experts'
