@@ -174,7 +174,7 @@ def _w_dropped() -> contextlib.AbstractContextManager:
 def _copy_counted() -> contextlib.AbstractContextManager:
     from minimegatron.models.decoder import GPTModel
 
-    real = GPTModel._declare_copy
+    real = GPTModel._declare_copies
 
     def forget(self):
         real(self)
@@ -182,7 +182,7 @@ def _copy_counted() -> contextlib.AbstractContextManager:
             layout = layout_of(self.output_layer.weight)
             self.output_layer.weight.param_layout = type(layout)(**{**vars(layout), "shared": False})
 
-    return mock.patch.object(GPTModel, "_declare_copy", forget)
+    return mock.patch.object(GPTModel, "_declare_copies", forget)
 
 
 MISTAKES = {
