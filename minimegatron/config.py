@@ -135,7 +135,7 @@ class TransformerConfig(
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
         self._check_depths()
-        self._check_fp8(self.num_experts)
+        self._check_fp8(self.num_experts, self.moe_grouped_gemm)
         self._check_latent(
             self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
         )
@@ -555,7 +555,7 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
     if model.fp8_format is not None:
-        check_fp8_fits(model, tp)
+        check_fp8_fits(model, parallel)
     plan_stages(parallel, model.num_layers)
     check_depths_fit(model, parallel)
     if seq_length is not None:
@@ -614,15 +614,19 @@ def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> No
     )
 
 
-def check_fp8_fits(model: TransformerConfig, tp: int) -> None:
+def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
     """The matrices that FP8 multiplies, on a rank of tp.
 
     Raises:
         ConfigError: dims that the recipe does not take.
     """
-    f, heads, d = model.ffn_hidden_size // tp, model.num_attention_heads // tp, model.kv_channels
-    qkv = (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
-    dims = {"hidden_size": model.hidden_size, "ffn_hidden_size / tp": f}
+    tp, d = parallel.tensor_model_parallel_size, model.kv_channels
+    heads, qkv = model.num_attention_heads // tp, (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
+    dims = {"hidden_size": model.hidden_size}
+    if not all(model.expert_layers):
+        dims["ffn_hidden_size / tp"] = model.ffn_hidden_size // tp
+    if model.num_experts is not None:
+        dims["moe_ffn_hidden_size / etp"] = model.moe_ffn_hidden_size // parallel.expert_tensor_parallel_size
     if not model.multi_latent_attention:  # else the layers themselves check, when they are built
         dims |= {"rows of q, k, v / tp": qkv, "num_attention_heads * kv_channels / tp": heads * d}
     precision.check_fp8_dims(model.fp8_recipe, "FP8", **dims)

@@ -57,7 +57,7 @@ class Fp8Fields(Config):
         first, last = self.num_layers_at_start_in_bf16, layers - self.num_layers_at_end_in_bf16
         return not self.first_last_layers_bf16 or first <= layer_number < last
 
-    def _check_fp8(self, num_experts: int | None) -> None:
+    def _check_fp8(self, num_experts: int | None, grouped_gemm: bool) -> None:
         names = {f.name: f.default for f in dataclasses.fields(Fp8Fields)}
         changed = [name for name, default in names.items() if getattr(self, name) != default]
         if self.fp8_format is None:
@@ -79,10 +79,10 @@ class Fp8Fields(Config):
         require(self.fp8_amax_history_len >= 1, f"fp8_amax_history_len is {self.fp8_amax_history_len}", "at least 1")
         require(self.fp8_margin >= 0, f"fp8_margin is {self.fp8_margin}", "must not be negative")
         require(
-            num_experts is None,
-            f"fp8_format {self.fp8_format} with num_experts={num_experts}: products of experts have as many rows as "
-            "tokens come, and none of these recipes has a scale for them here",
-            "drop --fp8-format, or --num-experts",
+            num_experts is None or not grouped_gemm,
+            f"fp8_format {self.fp8_format} with moe_grouped_gemm: torch's grouped product has one dtype, and an expert "
+            "has scales of its own",
+            "drop --moe-grouped-gemm",
         )
         self._check_ends()
 

@@ -4,7 +4,7 @@ The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; 
 ranks, weights are used by every microbatch, and dW may be somebody else's business.
 
 **Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`update_scales`). Current scaling agrees at once, where there is somebody
+of tp = 1. Delayed scaling agrees once a step (`move_scales`). Current scaling agrees at once, where there is somebody
 to agree with:
 
 | layer      | x                              | W   | dy                             |
@@ -12,6 +12,7 @@ to agree with:
 | column     | tp with sequence parallelism   | tp  | tp                             |
 | row        | tp                             | tp  | - (every rank has the same)    |
 | replicated | tp with sequence parallelism   | -   | tp with sequence parallelism   |
+| an expert  | fc1: -, fc2: etp               | etp | fc1: etp, fc2: -               |
 
 Ranks of cp have other tokens, and with current scaling a scale of their own. Tiles are a rank's own; W is cut at
 multiples of a tile (`precision.check_fp8_dims`), so no layout has other tiles.
@@ -32,8 +33,9 @@ kept for the others (`keeping_weights`). A second forward pass (recompute) finds
 **dW** is added to `main_grad` where that is asked for, or put off (`layers/deferred.py`) with its factors in FP8. With
 `fp8_wgrad` off it is a product in the model's own precision, and x is kept as it is.
 
-In FP8 are the linear layers of attention and MLP. Embedding, output layer, norms and the core of attention are not, as
-in Megatron-LM.
+In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
+attention are not, as in Megatron-LM. An expert has its own scales, and multiplies the rows that came to it; where their
+number is no multiple of 16 the product over rows, dW, is that of the dequantised factors, on a GPU too.
 
 Megatron-LM: `get_fp8_context` in `fp8_utils.py`; Transformer Engine: `pytorch/module/linear.py`.
 """
@@ -49,11 +51,13 @@ import torch
 from torch import nn
 
 from minimegatron.comm import collectives as c
+from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
-from minimegatron.layers.fp8 import Fp8Linear, Fp8Recipe, Quantised, product, update_scales
+from minimegatron.layers.fp8 import DelayedScale, Fp8Linear, Fp8Recipe, Quantised, product
 from minimegatron.layers.linear import accumulates
+from minimegatron.layers.moe import Experts
 from minimegatron.precision import check_fp8_dims
 
 KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
@@ -79,16 +83,22 @@ class ParallelFp8(Fp8Linear):
         axes: input, weight, gradient -> ranks that hold parts of it.
         wgrad: dW in FP8 too.
         agree_over: axis over which delayed scaling agrees at the end of a step.
+        slot: which of how many matrices that share this place in the model: its number among all experts.
 
     Attributes:
         kept: weights in FP8 while a step lasts, or None.
     """
 
     def __init__(
-        self, recipe: Fp8Recipe, axes: dict[str, Axis], wgrad: bool = True, agree_over: str = "tp_dp_cp"
+        self,
+        recipe: Fp8Recipe,
+        axes: dict[str, Axis],
+        wgrad: bool = True,
+        agree_over: str = "tp_dp_cp",
+        slot: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__(recipe, axes["weight"])
-        self.agree_over = agree_over
+        self.agree_over, self.slot = agree_over, slot
         self.axes, self.wgrad, self.tiled = axes, wgrad, recipe.kind in ("block", "mx")
         self.kept: dict[tuple[int, bool], Quantised] | None = None
 
@@ -249,19 +259,43 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
     Raises:
         ConfigError: a matrix whose dims on this rank do not suit the recipe.
     """
+    agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
+
+    def make(what: str, shape: torch.Size, axes: dict[str, Axis], slot: tuple[int, int] = (0, 1)) -> ParallelFp8:
+        check_fp8_dims(config.fp8_recipe, what, outputs=shape[0], inputs=shape[1])
+        return ParallelFp8(recipe_of(config), axes, config.fp8_wgrad, agree_over, slot)
+
     for name, layer in list(module.named_modules()):
         if isinstance(layer, TakesFp8):
-            o, i = layer.weight.shape
-            check_fp8_dims(config.fp8_recipe, f"{where}{name}", outputs=o, inputs=i)
-            agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
-            layer.fp8 = ParallelFp8(recipe_of(config), layer.amax_axes(mesh), config.fp8_wgrad, agree_over)
+            layer.fp8 = make(f"{where}{name}", layer.weight.shape, layer.amax_axes(mesh))
+        elif isinstance(layer, Experts):
+            pairs = list(zip((layer.weight1.shape[1:], layer.weight2.shape[1:]), layer.amax_axes(), strict=True))
+            layer.fp8 = nn.ModuleDict(
+                {
+                    str(e): nn.ModuleList(make(f"{where}{name}", *pair, (e, layer.number)) for pair in pairs)
+                    for e in range(*layer.here)
+                }
+            )
 
 
+@torch.no_grad()
 def move_scales(model: nn.Module, mesh: Mesh) -> None:
-    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call."""
-    layers = [module for module in model.modules() if isinstance(module, ParallelFp8)]
-    if layers:
-        update_scales(layers, mesh.axis(layers[0].agree_over))
+    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call.
+
+    One message of 4 bytes a tensor. Ranks have other experts in the same places, so a tensor of an expert has a place
+    for every one of the E experts, of which a rank fills its own: those that hold the same expert agree, and no others.
+    """
+    layers = [m for m in model.modules() if isinstance(m, ParallelFp8) and m.recipe.kind == "delayed"]
+    if not layers:
+        return
+    states = [(s, *layer.slot) for layer in layers for s in layer.modules() if isinstance(s, DelayedScale)]
+    places = [state.amax_history.new_zeros(number) for state, _, number in states]
+    for place, (state, index, _) in zip(places, states, strict=True):
+        place[index] = state.amax_history[0]
+    together = all_reduce(torch.cat(places), mesh.axis(layers[0].agree_over), "max")
+    for agreed, (state, index, _) in zip(together.split([p.numel() for p in places]), states, strict=True):
+        state.amax_history[0] = agreed[index]
+        state.update()
 
 
 @contextlib.contextmanager

@@ -36,19 +36,24 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
+from minimegatron.layers.linear import ALONE
 from minimegatron.layers.mlp import ACTIVATIONS, MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
 
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED_MM = getattr(F, "grouped_mm", None)  # torch 2.10 and later
 
 
@@ -80,6 +85,8 @@ class Experts(nn.Module):
         layout1 = ParamLayout((e, halves * f, h), 1, fc1, etp.rank, std1, experts=here)
         layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
         self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
+        self.etp, self.here, self.number = etp, here, e
+        self.fp8: nn.ModuleDict | None = None  # number of an expert -> what computes its fc1 and fc2
 
     def forward(self, sent: Dispatched) -> torch.Tensor:
         """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
@@ -94,7 +101,25 @@ class Experts(nn.Module):
             self.weight2.unbind(),
             strict=True,
         )
-        return torch.cat([F.linear(self._inner(F.linear(x, w1), p), w2) for x, p, w1, w2 in parts])
+        made = []
+        for i, (x, p, w1, w2) in enumerate(parts):
+            fc1, fc2 = self._products(i, len(x))
+            made.append(fc2(self._inner(fc1(x, w1), p), w2))
+        return torch.cat(made)
+
+    def _products(self, expert: int, rows: int) -> tuple[Product, Product]:
+        """How the two products of an expert are computed; of no rows there is nothing to quantise."""
+        if self.fp8 is None or rows == 0:
+            return F.linear, F.linear
+        both: Any = self.fp8[str(self.here[0] + expert)]
+        return lambda x, w: both[0].linear(x, w, None, ALONE), lambda x, w: both[1].linear(x, w, None, ALONE)
+
+    def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
+        """See `layers.fp8_linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""
+        return (
+            {"input": ALONE, "weight": self.etp, "gradient": self.etp},
+            {"input": self.etp, "weight": self.etp, "gradient": ALONE},
+        )
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""

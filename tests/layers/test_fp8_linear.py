@@ -268,7 +268,10 @@ def test_scales_are_saved_with_the_model_and_go_on():
         ({"fp8_format": "hybrid", "num_layers_at_end_in_bf16": 2}, "keep no layer"),
         ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "first_last_layers_bf16": True}, "none is in FP8"),
         ({"fp8_format": "hybrid", "fp8_amax_history_len": 0}, "at least 1"),
-        ({"fp8_format": "hybrid", "num_experts": 2, "add_bias_linear": False}, "num_experts"),
+        (
+            {"fp8_format": "hybrid", "num_experts": 2, "add_bias_linear": False, "moe_grouped_gemm": True},
+            "--moe-grouped-gemm",
+        ),
     ],
 )
 def test_refusals(fields, words):

@@ -58,6 +58,32 @@ def on_rank(rank: int, world: int, line: str) -> tuple[list[StepReport], dict[st
     return trainer.history, state
 
 
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 64 --moe-token-dispatcher-type alltoall "
+    "--moe-shared-expert-intermediate-size 32 --fp8-format hybrid"
+)
+
+
+@pytest.mark.parametrize("recipe", ["--fp8-amax-history-len 4 --fp8-amax-compute-algo max", "--fp8-recipe tensorwise"])
+@pytest.mark.parametrize(
+    "layout",
+    ["--expert-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel"],
+    ids=["ep2", "etp2"],
+)
+def test_experts_have_scales_of_their_own_in_every_layout(ranks, layout, recipe):
+    line = f"{LINE} {EXPERTS} {recipe} --train-iters 3"
+    serial, want = on_rank(0, 1, line)
+    results = ranks(2).run(on_rank, f"{line} {layout}")
+    for history, state in results:
+        assert history[-1].losses["lm loss"] == pytest.approx(serial[-1].losses["lm loss"], rel=3e-3)
+        for name, scale in state.items():
+            if name.endswith("scale"):
+                assert scale.item() == pytest.approx(want[name].item(), rel=0.1), name
+    assert results[0][1].keys() | results[1][1].keys() == want.keys(), "an expert's state has its number in the model"
+    experts = [want[n].item() for n in want if "experts.fp8" in n and n.endswith("1.input.scale")]
+    assert len(set(experts)) == len(experts), "they differ from each other"
+
+
 LAYOUTS = {
     "tp2 sp": "--tensor-model-parallel-size 2 --sequence-parallel",
     "tp2 recompute": "--tensor-model-parallel-size 2 --recompute-granularity full",
