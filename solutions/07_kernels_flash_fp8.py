@@ -787,7 +787,7 @@ else:
 #
 # ### The roofline of this computer
 #
-# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then four programs
+# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then five programs
 # against that roof. Guess which ones reach it.
 
 # %%
@@ -1057,3 +1057,5 @@ progress()
 #
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
 # (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
+#
+# Next: lab 08, checkpoints, where a model leaves the run that made it.

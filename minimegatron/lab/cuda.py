@@ -50,7 +50,6 @@ from minimegatron.kernels.launch import KernelError, Library
 
 CSRC = Path(__file__).parent / "csrc"
 STUB = "your code here"
-READY = "MINIMEGATRON_LAB_KERNELS"  # a folder of libraries that were built beforehand, by digest of their text
 COMPILE_SECONDS = 60.0
 _C_TYPES = {"int": "int", "float": "double"}  # of arguments that are no pointers
 _ARRAYS = 8  # as in lab.h
@@ -79,8 +78,11 @@ class Kernel:
             of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
             `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
             met `__syncthreads`, on average.
+        ready: of the class: in a check's process the folder of libraries that were built beforehand (`install`).
         order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
     """
+
+    ready: Path | None = None
 
     def __init__(self, source: str) -> None:
         self.source, self.order = source, 0
@@ -100,7 +102,7 @@ class Kernel:
         name, parameters = _signature(self.source, self.line)
         tensors = _fitting(name, parameters, args)
         on_gpu = any(tensor.is_cuda for tensor in tensors)
-        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated")
+        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated", Kernel.ready)
         sizes = [tensor.numel() for tensor in tensors]
         if on_gpu:
             library.call("lab_launch", *args, *sizes, grid, block)
@@ -153,6 +155,7 @@ def _allowed(source: str, line: int) -> str:
     return bare
 
 
+@functools.cache
 def _signature(source: str, line: int) -> tuple[str, list[tuple[str, str]]]:
     """Name of the kernel and its parameters as (kind, name); kinds: float*, const float*, int*, const int*, int, float.
 
@@ -325,14 +328,10 @@ def _explained(said: str) -> CompileError:
 
 
 @functools.cache
-def _loaded(path: str, text: str, emulated: bool) -> Library:
-    return Library(Path(path), text, emulated)
-
-
-def _library(source: str, line: int, target: str) -> Library:
-    ready = os.environ.get(READY)
+def _library(source: str, line: int, target: str, ready: Path | None) -> Library:
+    """The library of a text, once a process."""
     if ready and target == "emulated":
-        path = Path(ready) / f"{digest(source)}.so"
+        path = ready / f"{digest(source)}.so"
         if not path.is_file():
             raise build.KernelsUnavailable(
                 "this kernel was not compiled before the check", where="Kernel(...)",
@@ -340,7 +339,7 @@ def _library(source: str, line: int, target: str) -> Library:
             )  # fmt: skip
     else:
         path = build_library(source, line, target)
-    return _loaded(os.fspath(path), _translated(source, line, target == "cuda"), target == "emulated")
+    return Library(path, _translated(source, line, target == "cuda"), target == "emulated")
 
 
 def _counted(library: Library, parameters: list[tuple[str, str]], threads: int) -> dict[str, Any]:
@@ -414,7 +413,7 @@ def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, raw in libraries.items():
         (folder / f"{name}.so").write_bytes(raw.numpy().tobytes())
-    os.environ[READY] = os.fspath(folder)
+    Kernel.ready = folder
 
 
 __all__ = ["CompileError", "Kernel", "KernelError", "compile_cell", "header", "install", "texts", "todo"]

@@ -99,7 +99,7 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Pla
     if "todo" in said:
         return {}, {"todo": asked}
     if "unavailable" in said:
-        raise KernelsUnavailable(said["unavailable"], where="kernels", fix="see `minimegatron doctor`")
+        raise KernelsUnavailable(said["unavailable"], where="kernels", fix="install g++")
     if "error" in said:
         line = _line(cell, said.get("line"))
         return {}, {"error": f"{said['error']}{f' ({line})' if line else ''}"}
