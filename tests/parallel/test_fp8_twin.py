@@ -6,6 +6,7 @@ by up to 1/8 of itself. Scales that ranks do not share move all of them, gradien
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -64,11 +65,14 @@ EXPERTS = (
 )
 
 
-@pytest.mark.parametrize("recipe", ["--fp8-amax-history-len 4 --fp8-amax-compute-algo max", "--fp8-recipe tensorwise"])
+REMEMBERS, EP = "--fp8-amax-history-len 4 --fp8-amax-compute-algo max", "--expert-model-parallel-size 2"
+CUT = "--tensor-model-parallel-size 2 --sequence-parallel"
+
+
 @pytest.mark.parametrize(
-    "layout",
-    ["--expert-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel"],
-    ids=["ep2", "etp2"],
+    "layout, recipe",
+    mostly_thorough(itertools.product([EP, CUT], [REMEMBERS, "--fp8-recipe tensorwise"]), [0, 3]),
+    ids=["ep2 delayed", "ep2 tensorwise", "etp2 delayed", "etp2 tensorwise"],
 )
 def test_experts_have_scales_of_their_own_in_every_layout(ranks, layout, recipe):
     line = f"{LINE} {EXPERTS} {recipe} --train-iters 3"
