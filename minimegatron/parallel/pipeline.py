@@ -4,8 +4,8 @@ The problem in a sentence: GPipe, 1F1B, interleaved 1F1B and the zero-bubble fam
 orders, and three hand-written loops would have three sets of bugs.
 
     for action in schedule.actions[rank]:
-        wait for its input                       (it was posted one action ahead)
         post the receive of the next input       it travels while this one is computed
+        wait for its input                       (it was posted one action ahead)
         F: y  = stage.forward(mb, x)    send y to the stage after
         B: dx = stage.backward(mb, dy)  send dx to the stage before
         W: stage.weights(mb)
@@ -147,8 +147,9 @@ class _Executor:
     def step(self, index: int) -> None:
         """Do the action at this place of the list."""
         action = self.actions[index]
+        self._look_ahead(self.coming[index])  # costs nothing while the input is still on its way
         x = self._input(action)
-        self._look_ahead(self.coming[index])
+        self._look_ahead(self.coming[index])  # once more: where shapes were unknown, the input's header has told
         stage, note = self.stages[action.chunk], f"{action.microbatch}.{action.chunk}"
         with trace.span(action.kind, note=note):
             if action.kind == "F":
