@@ -105,8 +105,9 @@ def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str
 
 
 def _drops(draw: Draw) -> dict[str, Any]:
-    return {"tokens": 8 * draw.integer(2, 30), "experts": draw.choice([8, 16]), "k": draw.integer(2, 3),
-            "factor": 0.25 * draw.integer(3, 7)}  # fmt: skip
+    """Few tokens and little room, so that no right answer is next to nothing."""
+    return {"tokens": 8 * draw.integer(2, 8), "experts": draw.choice([8, 16]), "k": draw.integer(2, 3),
+            "factor": draw.choice([1.0, 1.25])}  # fmt: skip
 
 
 def _fraction(draw: Draw) -> dict[str, Any]:
@@ -133,7 +134,7 @@ _DROPS = Exercise(
     "expected_drops",
     reference=expected_drops,
     rtol=1e-3,
-    atol=1e-9,
+    atol=0.0,
     cases=[
         Case("2 tokens, 2 experts, one each", {"tokens": 2, "experts": 2, "k": 1, "factor": 1.0}),
         Case("other layers", _drops, points=2, hidden=True),

@@ -343,8 +343,8 @@ LIMIT = Exercise(
     reference=limit,
     cases=[
         Case("three tokens, room for two", _THREE),
-        Case("other sizes", _routing, points=2, hidden=True),
         Case("room for all", _roomy, hidden=True),
+        Case("other sizes", _routing, points=2, hidden=True),
     ],
     mistakes=[
         Mistake(_first_come, "Those are the first to come. Keep the heaviest."),
