@@ -103,7 +103,8 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Pla
     if "error" in said:
         line = _line(cell, said.get("line"))
         return {}, {"error": f"{said['error']}{f' ({line})' if line else ''}"}
-    return {}, {"error": f"the compiler gave no answer: {reply.ended or 'it sent what cannot be read'}"}
+    why = f"it was not done after {cuda.COMPILE_SECONDS:g} s" if reply.ended == "late" else reply.ended
+    return {}, {"error": f"the compiler gave no answer: {why or 'it sent what cannot be read'}"}
 
 
 def _play(

@@ -251,6 +251,8 @@ WRONG = {
         (changed("norm_rows", ("for (int i = 0; i < cols; ++i) {", "for (int i = 0; i < cols; ) {")), "no answer within"),
         # no kernel at all
         (changed("norm_rows", ("    kernel(x, gamma, y, rows, cols, eps, grid=(rows + 63) // 64, block=64)\n    return y", "    return torch.nn.functional.rms_norm(x, (cols,), gamma, eps)")), "no kernel ran"),
+        # a kernel that copies, and torch behind it
+        (kernel("int i = blockIdx.x * 64 + threadIdx.x; if (i < rows * cols) y[i] = x[i];", "(rows * cols + 63) // 64", "64").replace("return y", "return torch.nn.functional.rms_norm(x, (cols,), gamma, eps)"), "what the kernel wrote"),
     ],
     "norm_block": [
         (changed("norm_block", ("  __syncthreads();\n  float rstd", "  float rstd")), "__syncthreads() is missing"),

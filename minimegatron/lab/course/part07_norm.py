@@ -89,11 +89,12 @@ AT_BEST = Exercise(
 
 
 def _drive(exercise: Any, x: Any, gamma: Any, eps: float, orders: Any) -> dict[str, Any]:
-    ys = []
+    ys, wrote = [], []
     for order in orders:
         exercise.kernel.order = order
         ys.append(exercise.norm(x, gamma, eps))
-    return {"ys": ys, "counts": exercise.kernel.counts}
+        wrote.append(exercise.kernel.outputs.get("y"))
+    return {"ys": ys, "wrote": wrote, "counts": exercise.kernel.counts}
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
@@ -129,6 +130,9 @@ def _right(answer: Answer) -> str | None:
     for y in ys:
         if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
             return f"norm must return a tensor {list(x.shape)} of float32"
+    for y, wrote in zip(ys, answer.value["wrote"], strict=True):
+        if not isinstance(wrote, torch.Tensor) or not torch.equal(y.nan_to_num(), wrote.nan_to_num()):
+            return "norm must return what the kernel wrote into y"
     if any(_close(y, want) for y in ys) and not all(_close(y, want) for y in ys):
         return ("in another order of its threads y differs: one reads shared memory before it is written, or while "
                 "another still adds to it. A __syncthreads() is missing")  # fmt: skip
