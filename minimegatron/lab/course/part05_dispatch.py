@@ -202,6 +202,8 @@ DISPATCH = Exercise(
 
 
 def _drive_finish(exercise: Any, dense: Any, expert: Any, tokens: int, ep: int) -> dict[str, Any]:
+    import datetime
+
     import torch.distributed as dist
 
     from minimegatron.comm.mesh import Axis
@@ -210,7 +212,7 @@ def _drive_finish(exercise: Any, dense: Any, expert: Any, tokens: int, ep: int) 
     dp, edp = Axis("dp", tuple(range(world)), rank, dist.group.WORLD), None
     for first in range(ep):
         ranks = tuple(range(first, world, ep))
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        group = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=30)) if len(ranks) > 1 else None
         if rank in ranks:
             edp = Axis("edp", ranks, ranks.index(rank), group)
     dense, expert = exercise.finish(dense, expert, tokens, dp, edp)
