@@ -78,6 +78,21 @@ def test_a_number_loaded_twice_in_a_row_is_in_a_register():
     assert torch.equal(y, x * x) and MOVE.counts["x"]["loads"] == 256
 
 
+SWAP = Kernel(r"""
+__global__ void swap(const float* x, float* y, int width) {
+  y[threadIdx.x] = __shfl_xor_sync(0xffffffff, x[threadIdx.x], 1, width);
+}
+""")
+
+
+def test_a_shuffle_is_among_a_whole_warp():
+    x, y = torch.arange(32.0), torch.zeros(32)
+    SWAP(x, y, 32, grid=1, block=32)
+    assert torch.equal(y, x.view(16, 2).flip(1).flatten())
+    with pytest.raises(KernelError, match="a shuffle among 16 lanes"):
+        SWAP(x, y, 16, grid=1, block=32)
+
+
 def test_arguments_that_do_not_fit_are_refused_before_the_launch():
     x = torch.randn(64)
     for args, words in (((x, x, 64), "takes 4 arguments"), ((x.double(), x, 64, 0), "x wants a contiguous tensor"),

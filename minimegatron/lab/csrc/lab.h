@@ -99,6 +99,11 @@ __attribute__((noinline)) inline bool touch(const void* address, size_t bytes, i
   if (request.n < 32) request.sectors[request.n++] = sector, ++array.sectors[store];
   return true;
 }
+inline void whole_warp(int width) {
+  if (width == 32 || L.error) return;
+  L.error = 9;
+  std::snprintf(emulator::S.message, sizeof emulator::S.message, "a shuffle among %d lanes; here it is among all 32", width);
+}
 inline void begin() {
   L.error = 0, L.block = -1, L.sites.clear();
   std::memset(L.arrays, 0, sizeof L.arrays);
@@ -156,5 +161,9 @@ template <class T> class Counted {                   // a pointer
   Counted& operator++() { ++p; return *this; }
   Counted operator++(int) { Counted old = *this; ++p; return old; }
 };
+// CUDA's fourth argument, the number of lanes that exchange.
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int by, int width) { return lab::whole_warp(width), __shfl_xor_sync(mask, v, by); }
+template <class T> T __shfl_down_sync(unsigned mask, T v, int by, int width) { return lab::whole_warp(width), __shfl_down_sync(mask, v, by); }
+template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width) { return lab::whole_warp(width), __shfl_sync(mask, v, lane); }
 template <class To, class From> To mm_cast(const From& from) { return (To)from; }
 #endif
