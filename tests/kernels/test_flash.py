@@ -35,6 +35,27 @@ def test_forward_and_backward(shape, causal):
         close(got, want, dtype, factor=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tensor_cores_over_several_tiles_of_queries_and_keys(dtype):
+    """Rounding of P alone tells it from fp64: half a unit in the last place of the largest weight of a row."""
+    library = launch.library("flash_attention", "emulated")
+    for causal, (b, a, g, n, m, d) in [(True, (1, 4, 2, 130, 150, 24)), (False, (2, 2, 1, 65, 200, 40))]:
+        q, k, v = case(b, a, g, n, m, d, dtype)
+        results = []
+        for order in (0, 7):
+            library.order(order)
+            results.append(flash.flash_attention(q, k, v, 0.3, causal))
+        library.order(0)
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True)), "the order of threads changes nothing"
+        out, lse = reference.attention(q.double(), k.double(), v.double(), 0.3, causal)
+        close([results[0][1]], [lse], torch.float32)
+        close([results[0][0]], [out], dtype, factor=1)
+    broken = k.clone()
+    broken[0, 0, 100, 3] = torch.nan
+    out, _ = flash.flash_attention(q, broken, v, 0.3, True)
+    assert out[0].isnan().all(-1).sum(-1).tolist() == [n - max(0, 100 - (m - n))] * a and out[1].isfinite().all()
+
+
 def test_torchs_own_attention_and_its_lse():
     q, k, v = case(1, 4, 4, 64, 64, 16, torch.float32)
     out, lse = flash.flash_attention(q, k, v, 0.25, True)

@@ -15,9 +15,10 @@
 //   2  tiles in shared memory                  shared memory: two loads for each multiply-add
 //   3  four threads a row; a thread has 8 scores and 1/4 of the row's output in registers; q, p are read once and used
 //      8 (or d/4) times. This is what follows: bound by fp32 multiply-adds (67 TFLOP/s) and shared memory at best
-//   4  tensor cores (mma.sync) in bf16         four times that; FlashAttention-2 reaches 35-40 % of the dense rate
-//   5  wgmma, TMA, warp specialisation         FlashAttention-3; 75 %. Steps 4 and 5 are the library's, via SDPA
-// Bound reached by design: step 3. It is for reading and for machines without the library, not for records.
+//   4  tensor cores (mma.sync) in bf16, fp16   flash_mma.h, the forward pass; FlashAttention-2 reaches 35-40 % of the rate
+//   5  wgmma, TMA, warp specialisation         FlashAttention-3; 75 %. The library's, via SDPA
+// Bound reached by design: step 4 forward in 16 bits, step 3 otherwise. It is for reading and for machines without the
+// library, not for records.
 #include "device.h"
 
 constexpr int TILE = 32, LANES = 4, THREADS = TILE * LANES, MINE = TILE / LANES;  // rows; threads a row; scores a thread
@@ -88,6 +89,8 @@ __device__ __forceinline__ void put(T* __restrict__ x, const Acc<T> (&sum)[D / L
   for (int i = 0; i < D / LANES; ++i)
     if (lane + LANES * i < d) x[row * d + lane + LANES * i] = store<T>(sum[i] * factor);
 }
+#include "flash_mma.h"
+
 template <typename A, int D> constexpr int shared_bytes(int tiles, int squares) {
   return (int)sizeof(A) * TILE * (tiles * (D + 1) + squares * (TILE + 1));
 }
@@ -231,6 +234,12 @@ inline bool bad(int64_t b, int64_t a, int64_t g, int64_t n, int64_t m, int64_t d
 
 template <typename T, int D>
 int forward(const void* q, const void* k, const void* v, void* out, void* lse, int64_t b, Shape s, double scale, void* stream) {
+  if constexpr (sizeof(T) == 2) {
+    constexpr int shared = (int)sizeof(T) * (KEYS * (D + 8) + D * (KEYS + 8));
+    static_assert(shared <= 48 * 1024, "more must be asked for");
+    return MM_LAUNCH((flash_forward_mma<T, D>), dim3((unsigned)ceil_div(s.n, QUERIES), (unsigned)(b * s.a)), MMA_THREADS, shared, stream,
+                     (const T*)q, (const T*)k, (const T*)v, (T*)out, (float*)lse, s.a, s.g, s.n, s.m, s.d, s.causal, (float)scale);
+  }
   constexpr int bytes = shared_bytes<Acc<T>, D>(3, 1);
   if (int error = allow_shared(flash_forward<T, D>, bytes)) return error;
   return MM_LAUNCH((flash_forward<T, D>), dim3((unsigned)ceil_div(s.n, TILE), (unsigned)(b * s.a)), THREADS, bytes, stream, (const T*)q,
