@@ -235,10 +235,11 @@ inline bool bad(int64_t b, int64_t a, int64_t g, int64_t n, int64_t m, int64_t d
 template <typename T, int D>
 int forward(const void* q, const void* k, const void* v, void* out, void* lse, int64_t b, Shape s, double scale, void* stream) {
   if constexpr (sizeof(T) == 2) {
-    constexpr int shared = (int)sizeof(T) * (KEYS * (D + 8) + D * (KEYS + 8));
+    constexpr int shared = (int)sizeof(T) * 2 * KEYS * (D + 8);
     static_assert(shared <= 48 * 1024, "more must be asked for");
     return MM_LAUNCH((flash_forward_mma<T, D>), dim3((unsigned)ceil_div(s.n, QUERIES), (unsigned)(b * s.a)), MMA_THREADS, shared, stream,
-                     (const T*)q, (const T*)k, (const T*)v, (T*)out, (float*)lse, s.a, s.g, s.n, s.m, s.d, s.causal, (float)scale);
+                     (const T*)q, (const T*)k, (const T*)v, (T*)out, (float*)lse, s.a, s.g, s.n, s.m, s.d, s.causal,
+                     s.d == D && aligned16(k, v), (float)scale);
   }
   constexpr int bytes = shared_bytes<Acc<T>, D>(3, 1);
   if (int error = allow_shared(flash_forward<T, D>, bytes)) return error;

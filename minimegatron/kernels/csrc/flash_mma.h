@@ -9,8 +9,9 @@
 //
 // Two neighbouring tiles C of S = Q K^T are in the places of one tile A: the weights P go from the first product to the
 // second without leaving their lane. So a warp owns 16 queries, keeps Q and O in registers, and only K and V pass through
-// shared memory: K as it is, V transposed, because B wants neighbours along the index of the sum, which is the key here.
-// A row of K has D + 8 numbers and a row of V^T KEYS + 8: the 32 lanes of a fragment then meet 32 banks.
+// shared memory, 16 bytes a thread where d is D and memory is aligned. B wants neighbours along the index of the sum: of K
+// these are channels, one load; of V they are keys, a row apart, two loads (ldmatrix.trans would turn them on the way).
+// A row has D + 8 numbers, so that no two of the 32 lanes of a fragment meet in a bank.
 //
 // P is rounded to T before it multiplies V, its sum is not. Bound reached by design: the tensor cores' share that is left
 // when loading, multiplying and exponentials take turns; FlashAttention-2 lets them overlap.
@@ -68,10 +69,34 @@ template <typename T> __device__ __forceinline__ uint32_t pair_of(const T* __res
   return pack_pair<T>(row < rows && c < d ? x[row * d + c] : zero, row < rows && c + 1 < d ? x[row * d + c + 1] : zero);
 }
 
+// Rows [first, first + KEYS) of x [rows, d] into shared memory, zeros outside; `wide`: d is D, rows begin at multiples of 16
+// bytes.
+template <typename T, int D>
+__device__ __forceinline__ void fetch_rows(T* tile, const T* __restrict__ x, int64_t first, int64_t rows, int d, bool wide) {
+  if (wide) {
+    for (int i = threadIdx.x; i < KEYS * D / 8; i += MMA_THREADS) {
+      const int r = i / (D / 8), c = i % (D / 8) * 8;
+      Pack<T, 8> p;
+      if (first + r < rows) {
+        p = *reinterpret_cast<const Pack<T, 8>*>(x + (first + r) * D + c);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) p.v[j] = store<T>(0.f);
+      }
+      *reinterpret_cast<Pack<T, 8>*>(tile + r * (D + 8) + c) = p;
+    }
+    return;
+  }
+  for (int i = threadIdx.x; i < KEYS * D; i += MMA_THREADS) {
+    const int r = i / D, c = i % D;
+    tile[r * (D + 8) + c] = first + r < rows && c < d ? x[(first + r) * d + c] : store<T>(0.f);
+  }
+}
+
 template <typename T, int D>
 __global__ void __launch_bounds__(MMA_THREADS)
     flash_forward_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, T* __restrict__ out, float* __restrict__ lse,
-                      int64_t heads, int64_t groups, int64_t n, int64_t m, int d, bool causal, float scale) {
+                      int64_t heads, int64_t groups, int64_t n, int64_t m, int d, bool causal, bool wide, float scale) {
   MM_DYNAMIC_SHARED(T, memory);
   T *K = memory, *V = K + KEYS * (D + 8);
   const int64_t head = blockIdx.y, group = head / heads * groups + head % heads / (heads / groups), first = (int64_t)blockIdx.x * QUERIES;
@@ -90,12 +115,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
   last = last < m ? last : m;
   for (int64_t key = 0; key < last; key += KEYS) {
     __syncthreads();  // nobody reads the last K and V any more
-    for (int i = threadIdx.x; i < KEYS * D; i += MMA_THREADS) {
-      const int r = i / D, c = i % D;
-      const bool here = key + r < m && c < d;
-      K[r * (D + 8) + c] = here ? k[(key + r) * d + c] : store<T>(0.f);
-      V[c * (KEYS + 8) + r] = here ? v[(key + r) * d + c] : store<T>(0.f);
-    }
+    fetch_rows<T, D>(K, k, key, m, d, wide);
+    fetch_rows<T, D>(V, v, key, m, d, wide);
     __syncthreads();
     float s[KEYS / 8][4], higher[2] = {top[0], top[1]};
 #pragma unroll
@@ -147,8 +168,8 @@ __global__ void __launch_bounds__(MMA_THREADS)
       }
 #pragma unroll
       for (int b = 0; b < D / 8; ++b) {
-        const T* at = V + (8 * b + g) * (KEYS + 8) + 16 * c + 2 * t;
-        const uint32_t values[2] = {pair_at(at), pair_at(at + 8)};
+        const T *at = V + (16 * c + 2 * t) * (D + 8) + 8 * b + g, *next = at + D + 8;
+        const uint32_t values[2] = {pack_pair<T>(at[0], next[0]), pack_pair<T>(at[8 * (D + 8)], next[8 * (D + 8)])};
         multiply_add<T>(o[b], weights, values);
       }
     }
