@@ -174,3 +174,14 @@ def test_the_file_is_readable(tmp_path: Path) -> None:
     Record(tmp_path).put(verdict("one"), SOURCES)
     data = json.loads((tmp_path / NAME).read_text())
     assert data["format"] == 1 and data["exercises"]["one"]["verdict"]["state"] == "passed"
+
+
+def test_a_verdict_depends_on_the_parts_of_its_course_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lab98_mini.py").write_text("LAB = 1\n")
+    (tmp_path / "part98_first.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = record.course_digest("lab98_mini")
+    (tmp_path / "part97_of_another.py").write_text("x = 2\n")
+    assert record.course_digest("lab98_mini") == before
+    (tmp_path / "part98_first.py").write_text("x = 2\n")
+    assert record.course_digest("lab98_mini") != before
