@@ -494,6 +494,7 @@ check("to_fp8")
 # %%
 # %%needs to_fp8
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
+print("17, 1000 and 0.001 in E4M3:", to_fp8(torch.tensor([17.0, 1000.0, 0.001]), *E4M3).tolist())
 bits = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()  # every bf16 there is
 for name, (format, dtype) in {"E4M3": (E4M3, torch.float8_e4m3fn), "E5M2": (E5M2, torch.float8_e5m2)}.items():
     cast = bits.clamp(-format[2], format[2]).to(dtype).float()
