@@ -21,10 +21,9 @@ from minimegatron.config import (
     ParallelConfig,
     TrainingConfig,
     TransformerConfig,
-    check_batch,
-    check_model_fits,
 )
 from minimegatron.errors import ConfigError
+from minimegatron.fits import check_model_fits
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 
@@ -241,17 +240,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_values_that_would(model, 
     with pytest.raises(ConfigError) as caught:
         check_model_fits(TransformerConfig(**model), ParallelConfig(**parallel), seq_length)
     assert says in str(caught.value) and caught.value.fix
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 300))
-def test_the_batch_is_whole_microbatches_or_the_fix_is(micro, dp, total):
-    training = TrainingConfig(micro_batch_size=micro, global_batch_size=total)
-    try:
-        assert check_batch(training, dp) * micro * dp == total
-    except ConfigError as error:
-        assert total % (micro * dp)
-        suggested = int(error.fix.split("=")[1])
-        assert suggested % (micro * dp) == 0 and suggested >= micro * dp
 
 
 # ------------------------------------------------------------------------------------------ CF-03: there and back

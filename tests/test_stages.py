@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.config import ParallelConfig, TransformerConfig, check_model_fits
+from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.fits import check_model_fits
 from minimegatron.parallel.schedules import SCHEDULES as REGISTRY
 from minimegatron.stages import SCHEDULES, STRAIGHT, V_SHAPED, parse_layout, plan_stages
 

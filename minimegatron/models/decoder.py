@@ -29,8 +29,9 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
-from minimegatron.config import TransformerConfig, check_model_fits
+from minimegatron.config import TransformerConfig
 from minimegatron.errors import DataError
+from minimegatron.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout

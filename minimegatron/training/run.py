@@ -16,10 +16,10 @@ from minimegatron.config import (
     ParallelConfig,
     TrainingConfig,
     TransformerConfig,
-    check_model_fits,
 )
 from minimegatron.errors import ConfigError
 from minimegatron.fields import require
+from minimegatron.fits import check_model_fits
 from minimegatron.layers.core_attention import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import ParallelConfig, TransformerConfig, check_model_fits
+from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.fits import check_model_fits
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import gather_logical, initialize, layout_of, logical_parameters
 from minimegatron.parallel.balance import balance_experts
