@@ -1,12 +1,12 @@
 """What must hold between a model and a layout: checked before any rank starts, and again where the model is built.
 
-| who divides              | what                                                           | else                       |
-|--------------------------|----------------------------------------------------------------|----------------------------|
-| tp                       | heads, MLP width; with fewer groups than ranks the packed rows | a rank has half a head     |
-| 2 cp, with sp 2 cp tp    | the sequence                                                   | zigzag has no equal chunks |
-| cp, where it deals heads | heads of a tp rank                                             | a rank has no head         |
-| ep, etp                  | experts, their width                                           | a rank has half an expert  |
-| 16, 32 or 128 (FP8)      | both dims of every matrix on a rank                            | no tensor core takes it    |
+| who divides              | what                                              | else                       |
+|--------------------------|---------------------------------------------------|----------------------------|
+| tp                       | heads, MLP width; with few groups the packed rows | a rank has half a head     |
+| 2 cp, with sp 2 cp tp    | the sequence                                      | zigzag has no equal chunks |
+| cp, where it deals heads | heads of a tp rank                                | a rank has no head         |
+| ep, etp                  | experts, their width                              | a rank has half an expert  |
+| 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | no tensor core takes it    |
 
 The rules of one configuration alone stand with its fields, in `config.py`; those of stages in `stages.py`.
 
