@@ -25,11 +25,13 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import torch
 
+from minimegatron.comm import procs
 from minimegatron.data.publish import build_once
 from minimegatron.errors import ConfigError, DataError
 
@@ -77,6 +79,19 @@ def gencode(capability: tuple[int, int]) -> tuple[str, ...]:
     """nvcc's flags for a GPU: exactly this architecture, with its own instructions from 9.0 on."""
     arch = f"{capability[0]}{capability[1]}" + ("a" if capability[0] >= 9 else "")
     return ("-gencode", f"arch=compute_{arch},code=sm_{arch}")
+
+
+def _run(command: list[str], deadline_s: float) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` whose deadline ends the compiler's own children too: a driver that dies leaves them at work."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=deadline_s)
+    except BaseException:
+        for pid in (process.pid, *procs.children(process.pid)):
+            procs.send(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def library(
@@ -142,12 +157,7 @@ def _compile(text: str, name: str, command: list[str], stage: Path, deadline_s: 
     source, output = stage / f"{name}.cu", stage / f"{os.getpid()}.so"
     source.write_text(text)
     try:
-        done = subprocess.run(
-            [*command, f"-I{CSRC}", os.fspath(source), "-o", os.fspath(output)],
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-        )
+        done = _run([*command, f"-I{CSRC}", os.fspath(source), "-o", os.fspath(output)], deadline_s)
     except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(
             f"{command[0]} took longer than {deadline_s:g} s", where=f"{name}.cu", fix="wait, or give it more time"

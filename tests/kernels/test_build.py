@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from minimegatron.comm import procs
 from minimegatron.kernels import build, launch
 
 TINY = """
@@ -104,3 +105,15 @@ def test_launchers_are_read_from_the_source():
         found = launch.signatures((build.CSRC / f"{name}.cu").read_text())
         assert found, f"{name}.cu exports nothing"
         assert all(launcher.startswith("mm_") for launcher in found)
+
+
+def test_a_compiler_that_does_not_end_is_ended_with_its_children(tmp_path, monkeypatch):
+    """A driver waits for the real compiler, which holds its output open: without it nobody would come back."""
+    driver = tmp_path / "g++"
+    driver.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit\nsleep 1000 &\necho $! > {tmp_path}/child\nwait\n")
+    driver.chmod(0o755)
+    monkeypatch.setattr(build, "compiler", lambda target: str(driver))
+    with pytest.raises(build.KernelsUnavailable, match="took longer than 1 s"):
+        build.library("tiny", "emulated", source=tiny(5), cache=tmp_path / "cache", deadline_s=1)
+    child = int((tmp_path / "child").read_text())
+    assert procs.zombie_status(child) is not None or not os.path.exists(f"/proc/{child}")
