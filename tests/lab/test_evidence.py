@@ -50,7 +50,7 @@ class Mean(torch.autograd.Function):
 def test_every_communication_is_seen(nursery: Nursery) -> None:
     job: dict[str, Any] = {
         "sources": {"talk": TALK}, "exercise": "talk", "function": "talk", "drive": None, "seconds": 10, "ranks": 2,
-        "inputs": {"x": torch.ones(4)}, "hidden": "/nowhere",
+        "inputs": {"x": torch.ones(4)}, "hidden": "/nowhere", "libraries": None,
     }  # fmt: skip
     replies = nursery.call(play, [job, job], Limits(seconds=10))
     first, second = (Evidence.from_plain(reply.value["evidence"]) for reply in replies)
@@ -112,7 +112,7 @@ def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
     for name in ("overlapped", "waiting", "never_waited", "functionally"):
         job: dict[str, Any] = {
             "sources": {"overlap": OVERLAP}, "exercise": "overlap", "function": name, "drive": None, "seconds": 10,
-            "ranks": 2, "inputs": inputs, "hidden": "/nowhere",
+            "ranks": 2, "inputs": inputs, "hidden": "/nowhere", "libraries": None,
         }  # fmt: skip
         replies = nursery.call(play, [job, job], Limits(seconds=10))
         seen[name] = [Evidence.from_plain(reply.value["evidence"]) for reply in replies]

@@ -23,7 +23,7 @@ from minimegatron.lab.marks import as_csv, feedback
 from minimegatron.lab.report import as_html, same_text
 from minimegatron.lab.submissions import Submission, collect
 from minimegatron.lab.verdict import Row, Verdict
-from tests.lab.cheats import CHEATS
+from tests.lab.cheats import CHEATS, SLOW
 from tests.lab.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED, hand_in, notebook, stub
 from tests.lab.mini_course import LAB
 
@@ -42,12 +42,7 @@ HONEST = {
     "other_lab.ipynb": notebook(["%lab 01_process_groups", BUBBLE]),
     "pdf/lab.pdf": "%PDF",
 }
-HOSTILE = [
-    "exit when called", "exit at import", "equals everything", "patches torch", "prints the verdict",
-    "looks for the answer in frames", "looks for the answer in objects", "imports the checks", "fork bomb",
-    "fork bomb below Python", "eats memory", "many files", "fills the disk", "a socket", "a flood of output", "loops",
-    "stops itself", "a chain of folders",
-]  # fmt: skip
+HOSTILE = ["exit at import", "patches torch", "looks for the answer in objects", "fork bomb", "fills the disk", *SLOW]
 
 
 class Run(NamedTuple):

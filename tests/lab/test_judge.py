@@ -9,7 +9,7 @@ from minimegatron.lab.exercises import load_lab
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.judge import CourseError, judge
 from minimegatron.lab.verdict import Verdict
-from tests.lab.cheats import CHEATS
+from tests.lab.cheats import CHEATS, SLOW
 from tests.thorough import mostly_thorough
 
 COURSE = "tests.lab.mini_course"
@@ -211,12 +211,7 @@ def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:
 # -------------------------------------------------------------------------------------------------------- cheats
 
 
-# Those that end by their time limit, 3 s each, are also graded in one go by `test_grade`.
-SLOW = {"fork bomb below Python", "sleeps", "loops, deaf to signals", "stops itself", "a mountain of an answer"} | {
-    "a chain of folders"
-}
-
-
+# The slow ones are graded two at a time by `test_grade`.
 @pytest.mark.parametrize("name", mostly_thorough(CHEATS, lambda name: name not in SLOW))
 def test_cheats_score_nothing(nursery: Nursery, name: str) -> None:
     verdict = check(nursery, "bubble", CHEATS[name])

@@ -12,6 +12,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.metrics import StepReport
 from minimegatron.training.trainer import Trainer
+from tests.thorough import mostly_thorough
 
 LINE = (
     "--mock-data --seq-length 16 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 64 "
@@ -31,7 +32,7 @@ def trained(rank: int, world: int, line: str) -> list[StepReport]:
     return trainer.history
 
 
-@pytest.mark.parametrize("more", ["", "--bf16", "--fp16 --initial-loss-scale 1024"])
+@pytest.mark.parametrize("more", mostly_thorough(["", "--bf16", "--fp16 --initial-loss-scale 1024"], [0]))
 def test_one_curve_in_every_layout(ranks, more):
     """The microbatch of each step is the same sample, whoever has it: the balancing loss is one of a microbatch."""
     line = f"{LINE} --micro-batch-size 1 {more}"
