@@ -4,10 +4,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8888
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
-# Half of the time a test waits for other processes; so on a laptop's two cores two files of tests run at once.
+# A third of the time a test waits for other processes; so on a laptop's two cores three files of tests run at once.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
 NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
 

@@ -12,6 +12,7 @@ A field's help text stands beside its default (`opt`), and becomes the flag's he
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Any, Self
 
@@ -21,6 +22,12 @@ from minimegatron.errors import ConfigError, did_you_mean
 def opt(default: Any, help: str, choices: tuple | None = None) -> Any:
     """A dataclass field with its help text and, where they are few, its legal values."""
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+
+
+@functools.cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    """Of a class, once: to read them costs more than to check a configuration."""
+    return typing.get_type_hints(cls)
 
 
 class Config:
@@ -56,7 +63,7 @@ class Config:
         return type(self).from_dict({**now, **changes})
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = _type_hints(type(self))  # type: ignore[arg-type]
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, choices = getattr(self, field.name), field.metadata.get("choices")
             for one in value if isinstance(value, tuple) else (value,):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from minimegatron.comm import procs
 from minimegatron.comm.forkclient import this_process
 from minimegatron.comm.workers import WarmPool, shared_pool
+from minimegatron.data.corpus import prepare_corpus
 from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.
@@ -36,6 +39,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are never garbage: without them a collection is cheap."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def docs_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The docstrings of the standard library with a vocabulary of 512, prepared once for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    prepare_corpus(folder / "corpus", 512, "docs")
+    return folder / "corpus"
 
 
 @pytest.fixture(scope="session")

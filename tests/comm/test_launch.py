@@ -134,6 +134,7 @@ def test_a_hang_shows_where_each_rank_waits(script: Path, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.thorough
 def test_the_clock_of_a_hang_starts_when_all_have_checked_in_or_should_have(script: Path, tmp_path: Path) -> None:
     write(script, "import time; time.sleep(600)")
     begun = time.monotonic()

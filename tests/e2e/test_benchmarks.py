@@ -102,6 +102,7 @@ def test_training_is_compared_in_every_layout(capsys, monkeypatch):
     assert len(lines) == 4 and all("tokens per CPU-second" in line for line in lines[1:])
 
 
+@pytest.mark.thorough
 def test_the_price_of_doing_nothing_is_measured(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["overhead", "--smoke"])
     overhead.main()

@@ -45,6 +45,7 @@ def test_ctrl_c_is_quiet_and_leaves_nothing(tmp_path: Path, when: str, trial: in
     assert len((tmp_path / "output").read_text().splitlines()) <= 5, (tmp_path / "output").read_text()
 
 
+@pytest.mark.thorough
 def test_a_rank_blocked_in_a_collective_obeys_ctrl_c(tmp_path: Path) -> None:
     with helpers.background(tmp_path, *helpers.agent(2, helpers.FOREVER, "1", "3", "sleep"), timeout=60) as (
         agent,

@@ -64,6 +64,7 @@ def test_a_rank_killed_under_torchrun_ends_the_job_and_is_named_first(tmp_path: 
     assert (tmp_path / "output").read_text() == f"rank {victim} was killed by SIGKILL\n"
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_is_named_with_the_call_and_the_group(tmp_path: Path, moment: random.Random) -> None:
     victim, step = moment.randrange(3), moment.randrange(5, 60)
     args = [helpers.FOREVER, str(victim), str(step), "SIGSTOP"]
@@ -77,6 +78,7 @@ def test_a_stopped_rank_is_named_with_the_call_and_the_group(tmp_path: Path, mom
     helpers.everything_gone(str(tmp_path), 1)
 
 
+@pytest.mark.thorough
 def test_an_exception_is_printed_once_by_plain_torchrun_too(tmp_path: Path, moment: random.Random) -> None:
     victim = moment.randrange(3)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]

@@ -81,6 +81,7 @@ def test_what_a_rank_started_ends_with_the_job(tmp_path: Path) -> None:
         helpers.everything_gone(token, 1)
 
 
+@pytest.mark.thorough
 def test_the_owner_of_a_warm_pool(tmp_path: Path) -> None:
     with helpers.background(tmp_path, "-c", POOL, str(tmp_path)) as (owner, token):
         helpers.wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 60, "the ranks to run")

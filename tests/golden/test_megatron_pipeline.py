@@ -117,6 +117,7 @@ def test_every_schedule_trains_alike(ranks, schedule):
         assert len(result["copies"]) == 1, "the copies of the tied matrix stay equal to the last bit"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", mostly_thorough(["qwen", "gpt2"], [1]))
 def test_two_stages_of_two_tensor_parallel_ranks(ranks, name):
     for result in ranks(4).run(frozen_on_ranks, name, {PP: 2, TP: 2, SP: True}, 10, timeout=120):

@@ -16,7 +16,7 @@ ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]
 
 
 @pytest.mark.skipif(build.compiler("cuda") is None, reason="no nvcc: CUDA compilation is not checked here")
-@pytest.mark.parametrize("name", mostly_thorough(build.sources(), lambda name: name in LIMITS))
+@pytest.mark.parametrize("name", mostly_thorough(build.sources(), lambda name: name == "norm"))
 def test_compiles_for_sm_80_sm_90a_and_sm_100a_without_spills(name):
     """In bf16, the dtype that is trained in; a stack frame means that an array meant for registers is in memory."""
     others = (flag for capability in ARCHITECTURES[1:] for flag in build.gencode(capability))

@@ -197,6 +197,7 @@ from tests.lab.mini_course import bubble
 
 # Those that end by a limit of time, 3 s each.
 SLOW = (
+    "fork bomb", "a flood of output", "loops", "many files",
     "fork bomb below Python", "sleeps", "loops, deaf to signals", "stops itself", "a mountain of an answer",
     "a chain of folders",
 )  # fmt: skip

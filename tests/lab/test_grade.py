@@ -42,7 +42,7 @@ HONEST = {
     "other_lab.ipynb": notebook(["%lab 01_process_groups", BUBBLE]),
     "pdf/lab.pdf": "%PDF",
 }
-HOSTILE = ["exit at import", "patches torch", "looks for the answer in objects", "fork bomb", "fills the disk", *SLOW]
+HOSTILE = ["patches torch", "fills the disk", *SLOW]
 
 
 class Run(NamedTuple):

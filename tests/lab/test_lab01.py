@@ -121,6 +121,7 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
 def test_other_right_answers_get_full_marks(nursery, exercise, index):
     MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])

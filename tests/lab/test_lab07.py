@@ -220,6 +220,7 @@ def test_three_other_right_answers_each():
     MARKED.assert_three_each(RIGHT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
 def test_other_right_answers_get_full_marks(nursery, exercise, index):
     MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])

@@ -105,9 +105,14 @@ def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
         "FAILED on rank 1: ValueError: planted",
         "  at line 6 of this cell: raise ValueError('planted')",
     ]
+
+
+@pytest.mark.thorough
+def test_a_failure_that_does_not_come_is_an_error(kernel: Kernel) -> None:
     assert "was expected to fail" in kernel.run("%%torchrun -n 1 --expect-failure\nprint(1)").error
 
 
+@pytest.mark.thorough
 def test_torchrun_says_where_each_rank_of_a_hang_waits(kernel: Kernel) -> None:
     said = kernel.run(
         f"%%torchrun -n 2 --name hangs --timeout 2\n{RANK}if rank == 0:\n    dist.recv(torch.ones(1), 1)\nfinish()"
@@ -117,6 +122,7 @@ def test_torchrun_says_where_each_rank_of_a_hang_waits(kernel: Kernel) -> None:
     assert processes_with("00_mini/hangs.py") == []
 
 
+@pytest.mark.thorough
 def test_an_interrupt_leaves_no_rank(kernel: Kernel) -> None:
     message = kernel.start(f"%%torchrun -n 2 --name sleeps\n{RANK}import time\ntime.sleep(600)")
     wait_until(lambda: len(processes_with("00_mini/sleeps.py")) >= 3, "the ranks did not start", 60)
@@ -236,6 +242,7 @@ def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None
         assert kernel.run(OPEN.splitlines()[1]).text == "lab 00_mini: 0 of 12 points; next: bubble"
 
 
+@pytest.mark.thorough
 def test_a_killed_kernel_takes_everything_with_it(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
         kernel.run(OPEN)

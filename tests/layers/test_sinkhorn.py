@@ -90,6 +90,7 @@ def alone(rank: int, world: int) -> list[Any]:
         return twin.compare_all(rank, world, CASES[:1])
 
 
+@pytest.mark.thorough
 def test_gradients_do_not_depend_on_the_layout(ranks):
     for reports in ranks(4).run(twin.compare_all, CASES, timeout=120):
         for one, report in zip(CASES, reports, strict=True):

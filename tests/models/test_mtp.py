@@ -22,6 +22,7 @@ from minimegatron.models.zoo import count_parameters
 from minimegatron.parallel import finalize
 from minimegatron.training.flops import forward_flops
 from tests.test_config import rank_of_tp
+from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights
 
 TP, SP, PP, CP, EP = (
@@ -158,7 +159,7 @@ PIPELINES = {
 }
 
 
-@pytest.mark.parametrize("world", PIPELINES)
+@pytest.mark.parametrize("world", mostly_thorough(PIPELINES, [0]))
 def test_in_a_pipeline(ranks, world):
     for reports in ranks(world).run(compare_all, PIPELINES[world], timeout=120):
         for one, report in zip(PIPELINES[world], reports, strict=True):

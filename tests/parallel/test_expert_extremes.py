@@ -15,6 +15,7 @@ from minimegatron.layers.param import gather_logical, layout_of
 from tests import twin
 from tests.layers.test_moe import H, new_layer
 from tests.parallel.test_expert_twin import EP, ETP, EXPERTS, PP, SP, TP
+from tests.thorough import mostly_thorough
 from tests.twin import Case
 
 # ------------------------------------------------------------------------ a model whose biases force the choice
@@ -73,7 +74,10 @@ def compare(rank: int, world: int, forced: list[Forced]) -> list[dict[str, Any]]
     return found
 
 
-@pytest.mark.parametrize("world, forced", [(2, TWO_RANKS), (4, FOUR_RANKS)], ids=["2 ranks", "4 ranks"])
+FORCED = mostly_thorough([(2, TWO_RANKS), (4, FOUR_RANKS)], [0])
+
+
+@pytest.mark.parametrize("world, forced", FORCED, ids=["2 ranks", "4 ranks"])
 def test_gradients_are_those_of_one_process(ranks, world, forced):
     for reports in ranks(world).run(compare, forced, timeout=120):
         for (_, case), report in zip(forced, reports, strict=True):

@@ -61,7 +61,9 @@ def test_every_schedule_and_number_of_microbatches(ranks, p):
 
 
 @pytest.mark.parametrize("tied", mostly_thorough([False, True], [1]), ids=["untied", "tied"])
-@pytest.mark.parametrize("layout", [{TP: 2}, {TP: 2, SP: True}, {}], ids=["tp2", "tp2 sp", "dp2 overlapped"])
+@pytest.mark.parametrize(
+    "layout", mostly_thorough([{TP: 2}, {TP: 2, SP: True}, {}], [1, 2]), ids=["tp2", "tp2 sp", "dp2 overlapped"]
+)
 def test_with_tensor_and_data_parallelism(ranks, layout, tied):
     overlap = {} if TP in layout else {"overlap": True, "bucket_size": 3000}
     model = {"num_layers": 4, **(TIED if tied else {})}
@@ -73,16 +75,18 @@ def test_tied_embeddings_and_interleaving_of_four_ranks(ranks):
     same_as_serial(ranks, 4, [case_of(name, 4, 4, model=model) for name in ("1f1b", "interleaved", "zb_v")])
 
 
-def test_recompute(ranks):
-    modes: list[dict[str, Any]] = [
-        {"recompute_granularity": "full"},
-        {"recompute_granularity": "full", "recompute_method": "block"},
-        {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp", "layernorm")},
-    ]
+RECOMPUTE: list[dict[str, Any]] = [
+    {"recompute_granularity": "full"},
+    {"recompute_granularity": "full", "recompute_method": "block"},
+    {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "mlp", "layernorm")},
+]
+
+
+@pytest.mark.parametrize("mode", mostly_thorough(RECOMPUTE, [2]), ids=str)
+def test_recompute(ranks, mode):
     layout = {TP: 2, SP: True}
-    for mode in modes:
-        cases = [case_of(s, 2, 4, layout, model={"num_layers": 4, **mode}) for s in ("1f1b", "interleaved", "zb_v")]
-        same_as_serial(ranks, 4, cases)
+    cases = [case_of(s, 2, 4, layout, model={"num_layers": 4, **mode}) for s in ("1f1b", "interleaved", "zb_v")]
+    same_as_serial(ranks, 4, cases)
 
 
 UNEVEN: list[tuple[int, int, dict[str, Any]]] = [

@@ -11,7 +11,6 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.data.corpus import prepare_corpus
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers.param import load_logical, logical_parameters
 from minimegatron.models.chunks import ModelChunks
@@ -50,10 +49,8 @@ def same(ranks: Any, world: int, line: str, layouts: list[str], rel: float = 1e-
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("corpus")
-    prepare_corpus(folder, 512, "docs")
-    return f"--corpus stdlib-docs --corpus-path {folder} --vocab-size 512 --eod-mask-loss --reset-attention-mask "
+def corpus(docs_corpus) -> str:
+    return f"--corpus stdlib-docs --corpus-path {docs_corpus} --vocab-size 512 --eod-mask-loss --reset-attention-mask "
 
 
 def test_real_text_gives_one_curve(ranks, corpus):
@@ -63,6 +60,7 @@ def test_real_text_gives_one_curve(ranks, corpus):
     same(ranks, 4, line, [f"{PP2} --tensor-model-parallel-size 2 --sequence-parallel", zero_bubble])
 
 
+@pytest.mark.thorough
 def test_a_batch_that_grows(ranks):
     line = f"{PLAIN} --train-iters 5 --global-batch-size 12 --rampup-batch-size 4 4 16 --eval-interval 9 --eval-iters 1"
     same(ranks, 2, line, [PP2, f"{PP2} --pipeline-schedule zb_h1"])
@@ -81,6 +79,7 @@ def test_dropout_is_the_same_with_and_without_recompute(ranks):
         assert runs[0] == runs[1]
 
 
+@pytest.mark.thorough
 def test_bf16_with_a_residual_stream_in_fp32(ranks):
     line = f"--bf16 --fp32-residual-connection {PLAIN} --train-iters 3 --eval-interval 9 --eval-iters 1"
     same(ranks, 2, line, [f"{PP2} --pipeline-schedule dualpipe_v"], rel=2e-2)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.data.corpus import prepare_corpus
 from minimegatron.errors import ConfigError, DataError, RankError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.metrics import StepReport
@@ -49,11 +48,8 @@ def history_on_rank(rank: int, world: int, line: str) -> list[StepReport]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> str:
-    """The docstrings of the standard library with a vocabulary of 512."""
-    folder = tmp_path_factory.mktemp("corpus")
-    prepare_corpus(folder, 512, "docs")
-    return f"--corpus stdlib-docs --corpus-path {folder}"
+def corpus(docs_corpus) -> str:
+    return f"--corpus stdlib-docs --corpus-path {docs_corpus}"
 
 
 LAYOUTS = [
