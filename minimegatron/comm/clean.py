@@ -34,9 +34,14 @@ THREADS = 24  # of the kernel's, more than at the start: a few groups may linger
 
 
 class CleanState:
-    """What a rank was like before its first job, and the way back to it."""
+    """What a rank was like before its first job, and the way back to it.
+
+    Attributes:
+        spoiled: why this rank cannot be used again, or "".
+    """
 
     def __init__(self) -> None:
+        self.spoiled = ""
         self.modules = dict(sys.modules)
         self.random = (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
         self.signals = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP)}
@@ -82,6 +87,8 @@ class CleanState:
         return dirty
 
     def _left_over(self) -> str:
+        if self.spoiled:
+            return self.spoiled
         for name, module in self.modules.items():
             if sys.modules.get(name) is not module:
                 return f"module {name} removed or replaced"

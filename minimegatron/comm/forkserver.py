@@ -172,7 +172,7 @@ def live(channel: Connection) -> NoReturn:
             job = Job(*pickle.loads(channel.recv_bytes()))
         except EOFError:
             os._exit(0)
-        answer = _run(job)
+        answer = _run(job, clean)
         channel.send_bytes(answer)
         try:
             channel.recv_bytes()
@@ -182,10 +182,10 @@ def live(channel: Connection) -> NoReturn:
         channel.send_bytes(clean.restore().encode())
 
 
-def _run(job: Job) -> bytes:
+def _run(job: Job, clean: CleanState) -> bytes:
     """The pickled (result, None) or (None, Failure) of one job."""
     try:
-        return pickle.dumps((_call(job), None))
+        return pickle.dumps((_call(job, clean), None))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank itself goes on living
         answer = pickle.dumps((None, _failure(error)))
     finally:
@@ -196,11 +196,28 @@ def _run(job: Job) -> bytes:
     return answer
 
 
-def _call(job: Job) -> Any:
+def _call(job: Job, clean: CleanState) -> Any:
     sys.path[:] = job.sys_path
     os.environ.clear()
     os.environ.update(job.environment, **RANK_ENVIRONMENT)
     os.chdir(job.cwd)
+    try:
+        _join_group(job)
+    except BaseException:
+        clean.spoiled = "its process group was never complete"
+        raise
+    fn, args, kwargs = pickle.loads(job.call)
+    with guard.fingerprints(job.fingerprints):
+        return fn(job.rank, job.world, *args, **kwargs)
+
+
+def _join_group(job: Job) -> None:
+    """Build the job's process group, and return when every rank has built it.
+
+    gloo's constructor returns on one rank while others still connect. A job that ends at once would then take its end
+    of their connections away. A rank on which that happens counts one group more than the others from then on, names
+    the next one differently, and never meets them again: hence `spoiled`.
+    """
     dist.init_process_group(
         job.backend,
         store=dist.FileStore(job.store, job.world),
@@ -208,9 +225,8 @@ def _call(job: Job) -> Any:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
-    fn, args, kwargs = pickle.loads(job.call)
-    with guard.fingerprints(job.fingerprints):
-        return fn(job.rank, job.world, *args, **kwargs)
+    if job.backend == "gloo":  # NCCL connects at the first message
+        dist.barrier()
 
 
 def _failure(error: BaseException) -> Failure:

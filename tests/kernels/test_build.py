@@ -53,6 +53,8 @@ def builder(value: int, cache) -> int:
             status = 0
         finally:
             os._exit(status)
+    while os.getsid(child) != child:  # it can be killed with its compiler from its first instant
+        time.sleep(0.001)
     return child
 
 
