@@ -1,7 +1,7 @@
 """Fields that only some models have: experts, latent attention, prediction of several tokens.
 
-`TransformerConfig` (config.py) inherits them, so a model is still one flat list of fields with Megatron's names. They
-stand here because their rules are rules among themselves: a model without experts has nothing of the kind.
+`TransformerConfig` (config/model.py) inherits them, so a model is still one flat list of fields with Megatron's names.
+They stand here because their rules are rules among themselves: a model without experts has nothing of the kind.
 
 | class          | turned on by                | described in                                      |
 |----------------|-----------------------------|---------------------------------------------------|

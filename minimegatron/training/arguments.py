@@ -1,4 +1,4 @@
-"""Megatron's command line, made from the fields of `config.py`.
+"""Megatron's command line, made from the fields of `config/`.
 
 The problem in a sentence: Megatron-LM has about nine hundred flags, and whoever knows fifty of them should find those
 fifty here, meaning the same.
@@ -17,7 +17,7 @@ is ever ignored: a flag works, or says that it changes nothing, or ends the comm
 to another.
 
 Values come from four places; the later one wins: defaults, `--preset NAME` (models/zoo.py), `--config FILE.json` (the
-shape that the log file's first line has), flags. Defaults are those of `config.py`, except the few of `DEFAULTS`, where
+shape that the log file's first line has), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where
 Megatron's command line has another value and the result of a training would differ.
 
 Megatron-LM: `megatron/training/arguments.py`.
@@ -37,7 +37,7 @@ from minimegatron.models.zoo import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
 from minimegatron.training.run import SECTIONS, RunConfig, check_run
 
-# Megatron's command-line defaults where those of `config.py` differ. Those of the model do not apply to a preset or a
+# Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
 DEFAULTS: dict[str, dict[str, Any]] = {"model": {"hidden_dropout": 0.1, "attention_dropout": 0.1}}
 

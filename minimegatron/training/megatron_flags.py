@@ -1,7 +1,7 @@
 """Megatron-LM's flags that are not fields of ours: what each means here, as data.
 
 A command line written for Megatron-LM must do here what it says, or stop. Four kinds of flags make that possible; the
-fields of `config.py` are the fifth, and the table of `arguments.py` says how they become flags.
+fields of `config/` are the fifth, and the table of `arguments.py` says how they become flags.
 
 | table     | the flag...                                            | on the command line               |
 |-----------|--------------------------------------------------------|-----------------------------------|

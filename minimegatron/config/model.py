@@ -1,0 +1,209 @@
+"""The model: sizes, layers, positions, initial weights, and what its backward pass computes again.
+
+Nothing here says on how many ranks it runs. Fields that only some models have, with rules of their own, are inherited:
+experts, latent attention and further predictions from `variants.py`, FP8 from `precision.py`.
+
+| left out           | becomes                                                                  |
+|--------------------|--------------------------------------------------------------------------|
+| `kv_channels`      | h / a; with latent attention the channels without position and with      |
+| `num_query_groups` | a: every query head has its own keys and values                          |
+| `ffn_hidden_size`  | 4 h; gated, 8/3 h rounded down to a multiple of 64, which is as large    |
+
+Megatron-LM: `TransformerConfig` in `megatron/core/transformer/transformer_config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from minimegatron import precision, variants
+from minimegatron.fields import Config, divides, opt, require
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(
+    variants.ExpertFields, variants.LatentFields, variants.DepthFields, precision.Fp8Fields, Config
+):
+    """A decoder-only transformer.
+
+    Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
+    `L` num_layers, `V` vocab_size.
+    """
+
+    num_layers: int = opt(2, "L, transformer layers")
+    hidden_size: int = opt(64, "h, width of the residual stream")
+    num_attention_heads: int = opt(4, "a, query heads")
+    vocab_size: int = opt(256, "V, logical vocabulary before padding")
+    max_position_embeddings: int = opt(1024, "longest sequence that learned positions cover; RoPE has no such limit")
+    num_query_groups: int = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
+    kv_channels: int = opt(None, "d, width of one head; default h / a")
+    ffn_hidden_size: int = opt(None, "f, inner width of the MLP; default 4 h")
+    make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp")
+
+    normalization: str = opt("LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
+    layernorm_epsilon: float = opt(1e-5, "added to the variance")
+    layernorm_zero_centered_gamma: bool = opt(False, "store gamma - 1")
+    qk_layernorm: bool = opt(False, "norm every query and key head before RoPE (Qwen3)")
+    add_bias_linear: bool = opt(True, "bias in the linear layers of attention and MLP")
+    add_qkv_bias: bool = opt(False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
+    activation: str = opt(
+        "gelu",
+        "activation of the MLP; swiglu and geglu are gated",
+        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu"),
+    )
+    untie_embeddings_and_output_weights: bool = opt(False, "separate matrix for the output layer")
+
+    position_embedding_type: str = opt(
+        "learned_absolute",
+        "positions; mrope is RoPE with three positions a token: time, height and width",
+        ("learned_absolute", "rope", "mrope", "none"),
+    )
+    rotary_base: float = opt(10000.0, "RoPE's base")
+    rotary_percent: float = opt(1.0, "share of each head that is rotated")
+    rotary_interleaved: bool = opt(False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
+    mrope_section: tuple[int, ...] | None = opt(None, "mrope: pairs of channels that turn with time, height, width")
+    mrope_interleaved: bool = opt(False, "mrope: channels take turns (Qwen3-VL) instead of lying section by section")
+    rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3", "yarn"))
+    rope_scaling_factor: float = opt(8.0, "how many times longer than trained")
+    rope_scaling_low_freq_factor: float = opt(1.0, "llama3: wavelengths above original/low are divided by the factor")
+    rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept")
+    rope_scaling_original_max_position_embeddings: int = opt(
+        8192, "llama3, yarn: context length of the original training"
+    )
+    yarn_beta_fast: float = opt(32.0, "yarn: channels that turn more often than this in the trained context are kept")
+    yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor")
+    yarn_mscale: float = opt(0.0, "yarn: numerator of the attention factor; 0 with the next: 0.1 ln(factor) + 1")
+    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor")
+    yarn_correction_range_round_to_int: bool = opt(True, "yarn: the blend begins and ends at whole channels")
+    sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it")
+
+    hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding")
+    attention_dropout: float = opt(0.0, "dropout on attention weights")
+    attention_backend: str = opt(
+        "auto",
+        "core attention: torch's, the flash-attn package, Transformer Engine, the blockwise one written here, the "
+        "formula; auto takes flash-attn where it is installed and applies, else torch's",
+        ("auto", "sdpa", "flash", "te", "local", "reference"),
+    )
+    transformer_impl: str = opt(
+        "local",
+        "whose linear layers: those written here, or Transformer Engine's on a GPU",
+        ("local", "transformer_engine"),
+    )
+    kernels: str = opt(
+        "auto",
+        "what computes norms, activations, RoPE, softmax, the loss and local attention: torch, CUDA kernels, or the "
+        "same kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
+        ("auto", "torch", "cuda", "emulated"),
+    )
+    apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
+
+    init_method_std: float = opt(0.02, "standard deviation of the initial weights")
+    scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")
+
+    recompute_granularity: str | None = opt(
+        None, "recompute activations in the backward pass", (None, "selective", "full")
+    )
+    recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
+    recompute_num_layers: int = opt(1, "n of recompute_method")
+    recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, moe, layernorm")
+
+    params_dtype: str = opt("fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
+    fp32_residual_connection: bool = opt(False, "keep the residual stream in fp32")
+
+    def _check(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "recompute_num_layers"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
+        if self.multi_latent_attention:  # a head of keys has channels without and with position
+            self._derive(kv_channels=self.qk_head_dim + self.qk_pos_emb_head_dim)
+        if self.kv_channels is None:
+            divides(self.num_attention_heads, self.hidden_size, "num_attention_heads", "hidden_size")
+        gated = self.gated_linear_unit
+        self._derive(
+            kv_channels=self.hidden_size // self.num_attention_heads,
+            num_query_groups=self.num_attention_heads,
+            # Megatron's rule: a gated MLP of the same size as the ungated one, rounded down to a multiple of 64.
+            ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
+        )
+        divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
+        self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
+        self._check_depths()
+        self._check_fp8(self.num_experts, self.moe_grouped_gemm)
+        self._check_latent(
+            self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
+        )
+        if self.rotates:
+            self._check_rope()
+        for name in ("hidden_dropout", "attention_dropout"):
+            require(
+                0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)"
+            )
+        if self.sliding_window is not None:
+            require(self.sliding_window >= 1, f"sliding_window is {self.sliding_window}", "must be at least 1")
+        require(
+            self.attention_backend != "local" or self.attention_dropout == 0.0,
+            f"attention_backend local with attention_dropout={self.attention_dropout}: it drops no weights",
+            "attention_dropout=0, or attention_backend sdpa",
+        )
+        unknown = set(self.recompute_modules) - {"core_attn", "mlp", "moe", "layernorm"}
+        require(
+            not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, moe, layernorm"
+        )
+
+    def _check_rope(self) -> None:
+        rotated = self.rotary_channels
+        require(
+            rotated >= 2 and rotated % 2 == 0,
+            f"RoPE rotates {rotated} channels of a head",
+            "choose kv_channels * rotary_percent even",
+        )
+        section = self.mrope_section
+        if self.position_embedding_type == "mrope":
+            require(
+                section is not None and len(section) == 3 and sum(section) == rotated // 2 and min(section) >= 0,
+                f"mrope_section={section} are not three numbers whose sum is the {rotated // 2} pairs that are rotated",
+                "for example mrope_section=(16, 24, 24) with kv_channels=128",
+            )
+        else:
+            require(section is None, "mrope_section without position_embedding_type mrope", "drop it, or choose mrope")
+
+    @property
+    def rotates(self) -> bool:
+        """Whether positions are angles of queries and keys."""
+        return self.position_embedding_type in ("rope", "mrope")
+
+    @property
+    def rotary_channels(self) -> int:
+        """Channels of a head that RoPE turns."""
+        return self.qk_pos_emb_head_dim if self.multi_latent_attention else int(self.kv_channels * self.rotary_percent)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch's dtype for `params_dtype`."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.params_dtype]
+
+    @property
+    def gated_linear_unit(self) -> bool:
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def queries_per_group(self) -> int:
+        """a / g: how many query heads share one key/value head."""
+        return self.num_attention_heads // self.num_query_groups
+
+    @property
+    def output_init_std(self) -> float:
+        """Initial standard deviation of the projections that write to the residual stream."""
+        return self.init_method_std / math.sqrt(2 * self.num_layers) if self.scale_output_init else self.init_method_std
+
+    def recomputes(self, module: str) -> bool:
+        """Whether selective recompute covers `module`."""
+        return self.recompute_granularity == "selective" and module in self.recompute_modules
+
+    def padded_vocab_size(self, tp: int) -> int:
+        """V', the smallest multiple of make_vocab_size_divisible_by * tp that holds the vocabulary."""
+        multiple = self.make_vocab_size_divisible_by * tp
+        return -(-self.vocab_size // multiple) * multiple

@@ -1,0 +1,160 @@
+"""The layout: how many ranks share what, in which order they are numbered, and when they talk.
+
+    world = tp * cp * pp * dp          experts see the same ranks as  etp * ep * pp * edp
+
+Three groups of rules: sizes and their order, the two factors of context parallelism, and the ways to say where a
+pipeline cuts, of which one may be used. Which layers a stage then has is computed in `stages.py`.
+
+Megatron-LM: `ModelParallelConfig` in `megatron/core/model_parallel_config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from minimegatron.errors import ConfigError
+from minimegatron.fields import Config, opt, require
+from minimegatron.stages import SCHEDULES
+
+ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig(Config):
+    """How ranks divide the work. World = tp * cp * pp * dp; expert parallelism reuses the tp*cp*dp ranks."""
+
+    tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
+    pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
+    pipeline_schedule: str | None = opt(
+        None, "order of a pipeline's work; default 1f1b, interleaved with several stages a rank", (None, *SCHEDULES)
+    )
+    num_layers_per_virtual_pipeline_stage: int | None = opt(None, "layers of a stage, of which a rank has several")
+    num_virtual_stages_per_pipeline_rank: int | None = opt(None, "v: stages of a rank; default 1")
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = opt(
+        None, "interleaved: microbatches that pass one stage before the rank turns to its next; default pp"
+    )
+    num_layers_in_first_pipeline_stage: int | None = opt(None, "layers of the first rank; the rest is cut evenly")
+    num_layers_in_last_pipeline_stage: int | None = opt(None, "layers of the last rank; the rest is cut evenly")
+    account_for_embedding_in_pipeline_split: bool = opt(False, "the embedding counts as a layer of the first stage")
+    account_for_loss_in_pipeline_split: bool = opt(False, "the loss counts as a layer of the last stage")
+    pipeline_model_parallel_layout: str | None = opt(None, "every stage written out, e.g. Et*3|(tt|)*2,L")
+    variable_seq_lengths: bool = opt(False, "microbatches of different lengths: stages tell each other the shape")
+    context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
+    cp_comm_type: str = opt(
+        "p2p",
+        "how cp ranks share keys and values: a ring, all-to-all over heads, all-gather, or all-to-all inside a ring",
+        ("p2p", "a2a", "allgather", "a2a+p2p"),
+    )
+    hierarchical_context_parallel_sizes: tuple[int, ...] | None = opt(
+        None, "for a2a+p2p: ranks of an all-to-all, then ranks of a ring; their product is cp"
+    )
+    expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts")
+    expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp")
+    sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
+    order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
+    overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
+    ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)")
+    distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank")
+
+    def _check(self) -> None:
+        self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)
+        for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
+            size = getattr(self, f"{name}_parallel_size")
+            require(size >= 1, f"{name}_parallel_size is {size}", "must be at least 1")
+        self._check_context()
+        axes = self.order.split("-")
+        missing, extra = set(ORDERED_AXES) - set(axes), [a for a in axes if a not in ORDERED_AXES]
+        require(
+            not extra and not (missing - {"ep"}) and len(set(axes)) == len(axes),
+            f"order={self.order!r} does not name each of {'-'.join(ORDERED_AXES)} once",
+            "for example tp-cp-ep-dp-pp",
+        )
+        self._check_pipeline()
+        if self.sequence_parallel:
+            require(
+                self.tensor_model_parallel_size > 1,
+                "sequence_parallel needs tensor_model_parallel_size > 1 (it splits over the same ranks)",
+                "drop --sequence-parallel or raise --tensor-model-parallel-size",
+            )
+
+    def _check_context(self) -> None:
+        cp, sizes, kind = self.context_parallel_size, self.hierarchical_context_parallel_sizes, self.cp_comm_type
+        if kind != "a2a+p2p":
+            require(
+                sizes is None,
+                f"hierarchical_context_parallel_sizes={sizes} with cp_comm_type={kind!r}",
+                "they belong to cp_comm_type a2a+p2p; drop them, or choose it",
+            )
+            return
+        require(
+            sizes is not None and len(sizes) == 2 and min(sizes) >= 1 and math.prod(sizes) == cp,
+            f"cp_comm_type a2a+p2p: hierarchical_context_parallel_sizes={sizes} are not two factors of cp ({cp})",
+            "first the ranks of an all-to-all, then those of a ring, for example "
+            f"--hierarchical-context-parallel-sizes {2 if cp % 2 == 0 else cp} {cp // 2 if cp % 2 == 0 else 1}",
+        )
+
+    @property
+    def context_parallel_factors(self) -> tuple[int, int]:
+        """(ranks that exchange heads by all-to-all, ranks that exchange keys and values); their product is cp."""
+        if self.cp_comm_type == "a2a":
+            return self.context_parallel_size, 1
+        if self.hierarchical_context_parallel_sizes is not None:
+            return self.hierarchical_context_parallel_sizes[0], self.hierarchical_context_parallel_sizes[1]
+        return 1, self.context_parallel_size
+
+    def _check_pipeline(self) -> None:
+        cuts = (
+            "pipeline_schedule num_layers_per_virtual_pipeline_stage num_virtual_stages_per_pipeline_rank "
+            "microbatch_group_size_per_virtual_pipeline_stage num_layers_in_first_pipeline_stage "
+            "num_layers_in_last_pipeline_stage pipeline_model_parallel_layout"
+        ).split()
+        given = [name for name in cuts if getattr(self, name) is not None]
+        given += [f"account_for_{x}_in_pipeline_split" for x in ("embedding", "loss") if self._accounts_for(x)]
+        if given and self.pipeline_model_parallel_size == 1:
+            raise ConfigError(f"{given[0]} without a pipeline", fix="drop it, or pipeline_model_parallel_size above 1")
+        for name in cuts:
+            value = getattr(self, name)
+            smallest = 0 if name.endswith("pipeline_stage") and "_in_" in name else 1
+            require(not isinstance(value, int) or value >= smallest, f"{name} is {value}", f"at least {smallest}")
+        ways = {
+            "pipeline_model_parallel_layout": self.pipeline_model_parallel_layout is not None,
+            "num_layers_in_first_pipeline_stage or ..._last_...": any(
+                n is not None
+                for n in (self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage)
+            ),
+            "account_for_..._in_pipeline_split": self._accounts_for("embedding") or self._accounts_for("loss"),
+            "num_layers_per_virtual_pipeline_stage": self.num_layers_per_virtual_pipeline_stage is not None,
+        }
+        used = [way for way, wanted in ways.items() if wanted]
+        require(
+            len(used) <= 1,
+            f"{' and '.join(used)} each say where the layers go",
+            "give one; num_virtual_stages_per_pipeline_rank goes with all but the first and the last of them",
+        )
+
+    def _accounts_for(self, end: str) -> bool:
+        return bool(getattr(self, f"account_for_{end}_in_pipeline_split"))
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """dp = world / (tp * cp * pp).
+
+        Raises:
+            ConfigError: the world is not a multiple of the model's ranks, or cannot hold the expert layout.
+        """
+        model = self.tensor_model_parallel_size * self.context_parallel_size * self.pipeline_model_parallel_size
+        require(
+            world_size % model == 0 and world_size > 0,
+            f"{world_size} ranks cannot be divided into groups of tp*cp*pp = {self.tensor_model_parallel_size}*"
+            f"{self.context_parallel_size}*{self.pipeline_model_parallel_size} = {model}",
+            f"start {max(1, world_size // model) * model} ranks, or change the layout",
+        )
+        expert = self.expert_tensor_parallel_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
+        require(
+            world_size % expert == 0,
+            f"{world_size} ranks cannot be divided into expert groups of etp*ep*pp = "
+            f"{self.expert_tensor_parallel_size}*"
+            f"{self.expert_model_parallel_size}*{self.pipeline_model_parallel_size} = {expert}",
+            "choose ep so that etp*ep*pp divides the number of ranks",
+        )
+        return world_size // model

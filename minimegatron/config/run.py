@@ -1,0 +1,190 @@
+"""A run: how weights move, which tokens come in which order, how long it lasts and what it prints.
+
+Three dataclasses that know nothing of one another. What must hold between them is checked where they meet:
+`optim/schedule` (iterations or samples), `training/microbatches` (the global batch and dp), `data/builder` (sources).
+
+Megatron-LM: `OptimizerConfig` in `megatron/core/optimizer/optimizer_config.py`, `GPTDatasetConfig` in
+`megatron/core/datasets/gpt_dataset.py`, and `megatron/training/config`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from minimegatron.fields import Config, opt, require
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Config):
+    """Optimizer, its schedules, clipping and loss scaling."""
+
+    optimizer: str = opt("adam", "adam is AdamW: decoupled weight decay", ("adam", "sgd"))
+    lr: float = opt(1e-3, "peak learning rate")
+    min_lr: float = opt(0.0, "the schedule never goes below")
+    weight_decay: float = opt(0.01, "decoupled; not on biases and 1-D parameters")
+    start_weight_decay: float | None = opt(None, "first value of a weight decay ramp")
+    end_weight_decay: float | None = opt(None, "last value of a weight decay ramp")
+    weight_decay_incr_style: str = opt("constant", "shape of that ramp", ("constant", "linear", "cosine"))
+    adam_beta1: float = opt(0.9, "decay of the first moment")
+    adam_beta2: float = opt(0.999, "decay of the second moment")
+    adam_eps: float = opt(1e-8, "added to the square root of the second moment")
+    sgd_momentum: float = opt(0.9, "momentum of sgd")
+    clip_grad: float = opt(1.0, "global gradient norm is cut to this; 0 switches clipping off")
+    lr_decay_style: str = opt(
+        "linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD")
+    )
+    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default train_iters")
+    lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
+    lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
+    lr_decay_samples: int | None = opt(None, "samples until min_lr, instead of lr_decay_iters")
+    lr_warmup_samples: int = opt(0, "samples of linear warm-up, instead of lr_warmup_iters")
+    lr_warmup_init: float = opt(0.0, "learning rate at the start of the warm-up")
+    lr_wsd_decay_style: str = opt("exponential", "WSD's final decay", ("exponential", "linear", "cosine", "minus_sqrt"))
+    lr_wsd_decay_iters: int | None = opt(None, "iterations of WSD's final decay")
+    loss_scale: float | None = opt(None, "constant loss scale for fp16; default dynamic")
+    initial_loss_scale: float = opt(2.0**32, "first dynamic loss scale")
+    min_loss_scale: float = opt(1.0, "dynamic loss scale never goes below")
+    loss_scale_window: int = opt(1000, "clean steps before the scale doubles")
+    hysteresis: int = opt(2, "overflows before the scale halves")
+    check_for_nan_in_loss_and_grad: bool = opt(True, "stop with exit status 6 on a number that is not finite")
+    log_num_zeros_in_grad: bool = opt(False, "count the zeros of the gradient")
+
+    def _check(self) -> None:
+        require(self.lr >= self.min_lr >= 0.0, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr >= 0")
+        require(self.clip_grad >= 0.0, f"clip_grad is {self.clip_grad}", "0 switches clipping off; otherwise positive")
+        require(self.lr_warmup_iters >= 0, f"lr_warmup_iters is {self.lr_warmup_iters}", "must not be negative")
+        warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
+        for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
+            given = [name for name in names if getattr(self, name)]
+            require(len(given) <= 1, f"{' and '.join(given)} are given", "give one of them")
+        if self.lr_warmup_fraction is not None:
+            require(
+                0.0 <= self.lr_warmup_fraction <= 1.0,
+                f"lr_warmup_fraction is {self.lr_warmup_fraction}",
+                "choose it in [0, 1]",
+            )
+        if self.lr_decay_style == "WSD":
+            require(
+                self.lr_wsd_decay_iters is not None,
+                "lr_decay_style WSD without lr_wsd_decay_iters",
+                "give --lr-wsd-decay-iters",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Config):
+    """Where tokens come from."""
+
+    data_path: tuple[str, ...] = opt((), "prefix of .bin/.idx, or weight prefix weight prefix ...")
+    split: str = opt("969,30,1", "shares of train, validation and test documents")
+    train_data_path: tuple[str, ...] = opt((), "like data_path, for the training set alone; then no split")
+    valid_data_path: tuple[str, ...] = opt((), "like data_path, for the validation set alone")
+    test_data_path: tuple[str, ...] = opt((), "like data_path, for the test set alone")
+    data_args_path: str | None = opt(None, "file that holds what data_path would be given")
+    mock_data: bool = opt(False, "synthetic, learnable tokens; no file is read")
+    corpus: str | None = opt(
+        None,
+        "text that every machine has: Python's standard library, its sources and docstrings, or one of the two",
+        (None, "stdlib", "stdlib-code", "stdlib-docs"),
+    )
+    corpus_path: str = opt(".corpus", "folder in which the corpus, its tokenizer and its tokens are made once and kept")
+    data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
+    seq_length: int = opt(256, "tokens of a sample")
+    tokenizer_type: str | None = opt(None, "tokenizer of the data")
+    tokenizer_model: str | None = opt(None, "folder or file of the tokenizer")
+    vocab_file: str | None = opt(None, "vocab.json of GPT2BPETokenizer")
+    merge_file: str | None = opt(None, "merges.txt of GPT2BPETokenizer")
+    reset_position_ids: bool = opt(False, "positions start again after an end-of-document token")
+    reset_attention_mask: bool = opt(False, "tokens do not attend across documents")
+    eod_mask_loss: bool = opt(False, "no loss on end-of-document tokens")
+    sequence_packing: bool = opt(
+        False, "samples of whole documents that do not see each other, instead of a stream cut every seq_length tokens"
+    )
+
+    def _check(self) -> None:
+        require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
+        per_split = self.train_data_path or self.valid_data_path or self.test_data_path
+        named: dict[str, Any] = {"data_path": self.data_path}
+        named |= {"train_data_path, valid_data_path or test_data_path": per_split}
+        named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
+        given = [name for name, value in named.items() if value]
+        require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig(Config):
+    """How long to train, and what to print on the way."""
+
+    micro_batch_size: int = opt(1, "samples of one forward pass on one rank")
+    global_batch_size: int | None = opt(
+        None, "samples of one optimizer step over all ranks; default micro_batch_size * dp"
+    )
+    rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
+    decrease_batch_size_if_needed: bool = opt(
+        False, "round the global batch size down to a multiple of micro_batch_size * dp"
+    )
+    train_iters: int = opt(100, "optimizer steps")
+    train_samples: int | None = opt(None, "samples to train on, instead of train_iters")
+    seed: int = opt(1234, "of weights, data order and dropout")
+    log_interval: int = opt(1, "steps between log lines")
+    eval_interval: int | None = opt(None, "steps between evaluations; default never")
+    eval_iters: int = opt(10, "batches of one evaluation")
+    exit_interval: int | None = opt(None, "stop at the first iteration that this divides")
+    exit_duration_in_mins: float | None = opt(None, "stop after so many minutes")
+    tensorboard_dir: str | None = opt(None, "folder for TensorBoard")
+    wandb_project: str | None = opt(None, "also log to this Weights & Biases project")
+    wandb_exp_name: str | None = opt(None, "name of the run there")
+    wandb_entity: str | None = opt(None, "team or user there")
+    wandb_save_dir: str | None = opt(None, "folder for its local files")
+    log_file: str | None = opt(None, "also write one JSON object a step to this file")
+    check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
+    cuda_graph_impl: str = opt(
+        "none",
+        "play a step's forward and backward passes back as a CUDA graph",
+        ("none", "local", "transformer_engine"),
+    )
+    cuda_graph_scope: str = opt("full_iteration", "what a graph holds", ("full_iteration",))
+    cuda_graph_warmup_steps: int = opt(3, "steps before the recording")
+    profile: bool = opt(False, "profile some steps: NVTX ranges for nsys on a GPU, or with use_pytorch_profiler")
+    use_pytorch_profiler: bool = opt(False, "torch's profiler, which writes a Chrome trace")
+    profile_step_start: int = opt(10, "steps before the profile begins")
+    profile_step_end: int = opt(12, "steps before it ends")
+    profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
+    profile_dir: str = opt("profile", "folder for the traces")
+    distributed_backend: str | None = opt(
+        None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo")
+    )
+
+    def _check(self) -> None:
+        for name in (
+            "micro_batch_size",
+            "train_iters",
+            "log_interval",
+            "train_samples",
+            "eval_interval",
+            "exit_interval",
+        ):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
+        require(
+            self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive"
+        )
+        require(
+            0 <= self.profile_step_start < self.profile_step_end,
+            f"profile_step_start={self.profile_step_start}, profile_step_end={self.profile_step_end}",
+            "choose 0 <= start < end",
+        )
+        steps = self.cuda_graph_warmup_steps
+        require(steps >= 1, f"cuda_graph_warmup_steps is {steps}", "at least 1: libraries choose their kernels in it")
+        require(
+            self.profile or not self.use_pytorch_profiler,
+            "use_pytorch_profiler without profile",
+            "--profile, or drop --use-pytorch-profiler",
+        )
+        if self.rampup_batch_size is not None:
+            require(
+                len(self.rampup_batch_size) == 3,
+                f"rampup_batch_size is {self.rampup_batch_size}",
+                "give start, increment, samples",
+            )
