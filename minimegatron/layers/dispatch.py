@@ -124,7 +124,10 @@ class Permutation:
         if self._ops is None:
             self.rows, self.weights, self._source = permute(tokens, routing)
             return
-        self._slots, self._places = places_of(routing.map, min(config.moe_router_topk, routing.map.shape[1]))
+        experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
+        # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
+        most = experts if pads else min(config.moe_router_topk, experts)
+        self._slots, self._places = places_of(routing.map, most)
         self.rows = self._ops.permute(tokens, self._slots, self._places)
         self.weights = routing.probs.t()[routing.map.t()]
 

@@ -24,6 +24,10 @@ MODELS = {
         "mixtral",
         {"num_experts": 4, "moe_token_dispatcher_type": "alltoall", "moe_expert_capacity_factor": 0.7},
     ),
+    "mixtral, padded to capacity": (  # a token is then in more experts than it has chosen
+        "mixtral",
+        {"num_experts": 4, "moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True},
+    ),
     "gpt2, window": ("gpt2", {"sliding_window": 5, "attention_backend": "local"}),
 }
 
