@@ -17,13 +17,14 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import count_parameters, family_config
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.flops import step_flops
-from minimegatron.training.graphs import CudaRecorder, StepGraph
+from minimegatron.training.graphs import StepGraph
 from minimegatron.training.step import forward_backward, forward_step, train_step
 
 Timer = Callable[[Callable[[], object], torch.device, int], float]

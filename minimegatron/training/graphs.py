@@ -3,12 +3,9 @@
 The problem in a sentence: a small model's kernels are shorter than the time it takes Python to launch them, and the GPU
 waits.
 
-A graph is a recording: the kernels of one step, with the addresses they read and write. To play it costs one launch.
-So nothing may depend on what the host decides between two kernels, and every tensor stays where it was:
-
-    step 1 ... w       run as always, on a stream of their own (allocations settle, libraries choose)
-    step w + 1         recorded, then played
-    later              batches are copied into the recorded ones' memory; played
+A graph is a recording: the kernels of one step, with the addresses they read and write (`cuda_graphs.py`). To play it
+costs one launch. So nothing may depend on what the host decides between two kernels, and every tensor stays where it
+was: batches are copied into the recorded ones' memory, and then the graph is played.
 
 | in the graph                                            | outside                                                 |
 |---------------------------------------------------------|---------------------------------------------------------|
@@ -27,10 +24,11 @@ Megatron-LM: `megatron/core/full_cuda_graph.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
 from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.parallel.ddp import DistributedDataParallel
@@ -38,38 +36,6 @@ from minimegatron.training.run import RunConfig
 from minimegatron.training.step import ForwardStep, forward_backward
 
 Result = tuple[torch.Tensor, dict[str, torch.Tensor]]
-
-
-class Recorder(Protocol):
-    """What records and plays a function of no arguments that only touches tensors at fixed places."""
-
-    def warm(self, run: Callable[[], Result]) -> Result:
-        """Run it as it will be recorded, but for real."""
-        ...
-
-    def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """The places of its results, and what plays it."""
-        ...
-
-
-class CudaRecorder:
-    """CUDA graphs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-
-    def warm(self, run: Callable[[], Result]) -> Result:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            result = run()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return result
-
-    def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            result = run()
-        return result, graph.replay
 
 
 class StepGraph:
@@ -81,9 +47,8 @@ class StepGraph:
     """
 
     def __init__(self, warmup: int, recorder: Recorder) -> None:
-        self._left, self._recorder = warmup, recorder
+        self._recorded: Recorded[Result] = Recorded(warmup, recorder)
         self._batches: list[Batch] = []
-        self._played: tuple[Result, Callable[[], None]] | None = None
 
     def __call__(
         self,
@@ -103,13 +68,7 @@ class StepGraph:
         def run() -> Result:
             return forward_backward(forward_step, iter(self._batches), model, num_microbatches, scale)
 
-        if self._left > 0:
-            self._left -= 1
-            return self._recorder.warm(run)
-        if self._played is None:
-            self._played = self._recorder.record(run)
-        (tokens, reports), play = self._played
-        play()
+        tokens, reports = self._recorded(run)
         return tokens.clone(), {name: pair.clone() for name, pair in reports.items()}
 
     def _take(self, batches: list[Batch]) -> None:

@@ -1,7 +1,7 @@
 """A recorded step, without a GPU: the places it reads, and that no host decides anything between two kernels.
 
-The recorder here plays a step by running it again on the same places, under a mode that refuses whatever would make a
-host wait for numbers: that is what a recording on a GPU refuses as well.
+The recorder (`tests/recorder.py`) plays a step by running it again on the same places, under a mode that refuses
+whatever would make a host wait for numbers: that is what a recording on a GPU refuses as well.
 """
 
 from __future__ import annotations
@@ -10,55 +10,18 @@ import shlex
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.training import graphs
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.graphs import StepGraph
 from minimegatron.training.trainer import Trainer
+from tests.recorder import NoWaiting, OnACpu
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY
 
 LINE = f"{TINY} --mock-data --hidden-dropout 0 --attention-dropout 0 --micro-batch-size 2 --global-batch-size 4 "
 LINE += "--train-iters 4"
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuse operators whose result the host needs, or whose shape depends on numbers."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, indices = func.overloadpacket.__name__, args[1] if len(args) > 1 else ()
-        masks = name.startswith("index") and isinstance(indices, (list, tuple))
-        masks = masks and any(i is not None and i.dtype == torch.bool for i in indices)
-        assert name not in WAITS and not masks, f"{func} makes the host wait"
-        return func(*args, **(kwargs or {}))
-
-
-class OnACpu:
-    """Runs what it has recorded again."""
-
-    def __init__(self):
-        self.told = []
-
-    def warm(self, run):
-        self.told.append("warm")
-        return run()
-
-    def record(self, run):
-        self.told.append("record")
-        # A recording computes nothing: what the results will be is unknown until it is played.
-        places = (torch.full((), torch.nan).double(), {"lm loss": torch.full((2,), torch.nan).double()})
-
-        def play():
-            self.told.append("play")
-            with NoWaiting():
-                tokens, reports = run()
-            places[0].copy_(tokens)
-            places[1]["lm loss"].copy_(reports["lm loss"])
-
-        return places, play
 
 
 def history(line: str, graph: StepGraph | None = None) -> list[tuple[float, float | None]]:
@@ -83,9 +46,9 @@ def history(line: str, graph: StepGraph | None = None) -> list[tuple[float, floa
     ids=["delayed", "llama", "mxfp8", "gpt"],
 )
 def test_a_recorded_step_is_the_step(line):
-    recorder = OnACpu()
+    recorder = OnACpu(places=False)
     assert history(line, StepGraph(1, recorder)) == history(line)
-    assert recorder.told == ["warm", "record"] + ["play"] * 3
+    assert recorder.events == ["warm", "record"] + ["play"] * 3
 
 
 def test_batches_have_one_place_and_results_are_the_steps_own(monkeypatch):
@@ -98,7 +61,7 @@ def test_batches_have_one_place_and_results_are_the_steps_own(monkeypatch):
         return total.double(), {"lm loss": torch.stack([total, total]).double()}
 
     monkeypatch.setattr(graphs, "forward_backward", passes)
-    graph = StepGraph(1, OnACpu())
+    graph = StepGraph(1, OnACpu(places=False))
     steps = [[{"tokens": torch.full((2, 3), float(2 * i + j))} for j in range(2)] for i in range(4)]
     results = [graph(None, iter(step), None, 2, None) for step in steps]
     assert [tokens.item() for tokens, _ in results] == [6.0, 30.0, 54.0, 78.0]
@@ -114,7 +77,7 @@ def test_the_recorder_of_these_tests_sees_a_host_that_waits():
 
 
 def test_another_shape_is_refused():
-    graph = StepGraph(9, OnACpu())
+    graph = StepGraph(9, OnACpu(places=False))
     graph._take([{"tokens": torch.zeros(2, 3)}])
     for other in ({"tokens": torch.zeros(2, 4)}, {"tokens": torch.zeros(2, 3).long()}, {"labels": torch.zeros(2, 3)}):
         with pytest.raises(DataError, match="batches of one shape"):
