@@ -90,6 +90,11 @@ class Axis:
     rank: int
     group: dist.ProcessGroup | None = None
 
+    @classmethod
+    def world(cls, name: str) -> Axis:
+        """All ranks of torch's default process group, for who has that and no mesh."""
+        return cls(name, tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
+
     @property
     def size(self) -> int:
         return len(self.ranks)

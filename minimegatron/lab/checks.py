@@ -151,6 +151,15 @@ def at_most(what: str, nbytes: Callable[[Any], float], *names: str) -> Accept:
     return accept
 
 
+def to_the_next(answer: Answer) -> str | None:
+    """Every rank sends to the rank after it and to no other, as in a ring."""
+    for rank, one in enumerate(answer.evidence):
+        after = (rank + 1) % len(answer.evidence)
+        if others := sorted({call.peer for call in one.calls if call.name == "send"} - {after}):
+            return f"rank {rank} sends to rank {others[0]}; in this ring it sends to the next rank only, {after}"
+    return None
+
+
 def in_order(*steps: str) -> Accept:
     """On every rank these steps happen in this order, others between them or not.
 

@@ -137,6 +137,11 @@ class Mistake:
     hint: str
 
 
+def instead(right: Callable[..., dict[str, Any]], **wrong: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The answer of a `Mistake` in some of several numbers: what `right` gives, but for these entries."""
+    return lambda **inputs: {**right(**inputs), **{key: one(**inputs) for key, one in wrong.items()}}
+
+
 @dataclasses.dataclass(frozen=True)
 class Exercise:
     """One idea that the learner implements in one cell, `%%exercise name`.

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from minimegatron.lab.checks import at_most, count, difference, no_tensor_above, only, show
+from minimegatron.lab.checks import at_most, count, difference, no_tensor_above, only, show, to_the_next
 from minimegatron.lab.evidence import Call, Evidence
 from minimegatron.lab.exercises import Answer
 
@@ -79,5 +79,9 @@ def test_judges_of_evidence() -> None:
     assert count("all_reduce", 1)(answer) == "rank 0 calls all_reduce 0 times, expected 1"
     assert at_most("2n", lambda inputs: 2 * inputs["n"], "send")(answer) is None
     assert at_most("n", lambda inputs: inputs["n"], "send")(answer) == "rank 0 moves 100 bytes; n is 50"
+    assert to_the_next(Answer(0, {}, [answer.evidence[0]] * 2)) == (
+        "rank 1 sends to rank 1; in this ring it sends to the next rank only, 0"
+    )
+    assert to_the_next(Answer(0, {}, [answer.evidence[0], Evidence((), (), 9, 64)])) is None
     assert no_tensor_above("4 KiB", lambda _: 4096)(answer) is None
     assert no_tensor_above("1 KiB", lambda _: 1024)(answer) == "its largest tensor has 4096 bytes; 1 KiB is 1024"
