@@ -57,15 +57,22 @@ class VocabParallelEmbedding(nn.Module):
         self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
         parts = cut_evenly(num_embeddings, tp, f"VocabParallelEmbedding({num_embeddings}, {embedding_dim})")
         self.first, self.last = parts[tp.rank][0]
+        self.rows = num_embeddings
         layout = ParamLayout((num_embeddings, embedding_dim), 0, parts, tp.rank, init, rows=rows or num_embeddings)
         self.weight = new_parameter(layout, dtype)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [b, s] of int64 -> [s, b, h] (or [s/t, b, h])."""
+        """ids [b, s] of int64 -> [s, b, h] (or [s/t, b, h]).
+
+        Raises:
+            IndexError: torch's, of an id outside the table; on a GPU its assertion on the device.
+        """
         ids = ids.t()
         if self.tp.size == 1:
             return F.embedding(ids, self.weight)
-        foreign = (ids < self.first) | (ids >= self.last)
+        # Ids of other ranks are those *of the table*. One outside it would be nobody's, and embedded as zeros; left as it
+        # is, it is outside every part too, and the look-up refuses it as that of an uncut table does.
+        foreign = (ids >= 0) & (ids < self.first) | (ids >= self.last) & (ids < self.rows)
         rows = F.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
         rows = rows.masked_fill(foreign.unsqueeze(-1), 0.0)
         return (

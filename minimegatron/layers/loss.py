@@ -55,13 +55,18 @@ def vocab_parallel_cross_entropy(
         fused: `config.kernels`; kernels keep the logits for the backward pass instead of an fp32 softmax.
 
     Returns:
-        [...] in fp32. The caller decides about masks and means.
+        [...] in fp32; inf where the target is no word. The caller decides about masks and means.
     """
     ops = kernels(fused, "cross_entropy", logits)
     if ops is not None:
         return _Fused.apply(logits, target, tp, vocab_size, label_smoothing, ops)  # type: ignore[no-any-return]
     apply = _VocabParallelCrossEntropy.apply
     return apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
+
+
+def _no_words(target: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Targets that are padding or outside the vocabulary: no rank owns them, and they have no probability."""
+    return (target < 0) | (target >= vocab_size)
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
@@ -79,13 +84,13 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         own = (target >= first) & (target < first + width)
         column = (target - first).masked_fill(~own, 0)
         picked = (logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) - top).masked_fill(~own, 0.0)
-        picked = picked.masked_fill(own & (column >= real), -torch.inf)  # a target that is padding has no probability
         z = logits - top.unsqueeze(-1)  # the one large tensor; what follows happens inside it
         spread = z[..., :real].sum(-1) if smoothing else None
         weights = z.exp_()
         weights[..., real:] = 0.0
         sums = [picked, weights.sum(-1)] + ([spread] if spread is not None else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
+        picked = picked.masked_fill(_no_words(target, total), -torch.inf)
         log_partition = partition.log()
         loss = log_partition - picked
 
@@ -131,7 +136,7 @@ class _Fused(torch.autograd.Function):
         sums = [picked, partition * (top - highest).exp()] + ([spread] if smoothing else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
         lse = highest + partition.log()
-        loss = lse - picked
+        loss = lse - picked.masked_fill(_no_words(flat, total), -torch.inf)
         eps = smoothing * total / (total - 1) if smoothing else 0.0
         if smoothing:
             loss = (1 - eps) * loss - eps * (rest[0] / total - lse)

@@ -81,6 +81,20 @@ def test_low_precision_logits_are_computed_in_fp32(ranks):
     assert loss.dtype == torch.float32 and grad.dtype == torch.bfloat16
 
 
+def of_no_words(rank: int, world: int, fused: str) -> torch.Tensor:
+    axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
+    logits, target = problem(0)
+    target[0] = torch.tensor([-100, PADDED, V])
+    mine = logits.chunk(world, -1)[rank].contiguous()
+    return vocab_parallel_cross_entropy(mine, target, axis, vocab_size=V, fused=fused)
+
+
+@pytest.mark.parametrize("fused", ["torch", "emulated"])
+def test_a_label_that_is_no_word_has_no_probability(ranks, fused):
+    for loss in ranks(2).run(of_no_words, fused):
+        assert (loss[0] == torch.inf).all() and loss[1:].isfinite().all()
+
+
 def test_adding_a_constant_changes_nothing_and_large_logits_stay_finite():
     logits, target = problem(0)
     tp = Mesh.serial().tp
