@@ -24,7 +24,8 @@ reduction.
 With context parallelism s is s/cp everywhere here; only the core attention needs the other ranks' tokens
 (`layers/context.py`). Which query sees which key is an `AttentionMask` (`layers/mask.py`): its own past (causal), at
 most `sliding_window` tokens including itself, and only its own document when there are `document_ids`. Who computes it
-is `--attention-backend` (`layers/core_attention.py`).
+is `--attention-backend` (`layers/core_attention.py`). In generation the keys and values of earlier tokens come from a
+cache (`inference/static_cache.py`), which the context carries.
 
 Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
 `dot_product_attention.py`.
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -51,6 +52,17 @@ from minimegatron.layers.recompute import recompute
 from minimegatron.layers.rope import apply_rotary
 
 
+class Remembered(Protocol):
+    """What generation remembers of earlier tokens, as attention sees it during one forward pass."""
+
+    def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Remember what this layer has made of n new tokens, [n, b, ...] each; returns what they are compared with.
+
+        That is the same kinds of tensors, [m, b, ...] each, for m remembered tokens, the new ones among them.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
     """What every layer's attention needs to know about the batch; made once per forward pass.
@@ -58,10 +70,12 @@ class AttentionContext:
     Attributes:
         rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
         mask: who sees whom, in places of the whole sequence.
+        cache: in generation, what remembers earlier tokens; None in training.
     """
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
     mask: AttentionMask = AttentionMask()
+    cache: Remembered | None = None
 
 
 class SelfAttention(nn.Module):
@@ -119,6 +133,12 @@ class SelfAttention(nn.Module):
             dtype=config.dtype,
         )
 
+    @property
+    def remembered(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what a cache holds of one token: the key and the value of this rank's groups."""
+        shape = (max(1, self.config.num_query_groups // self.tp.size), self.d)
+        return shape, shape
+
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [s, b, h] -> q [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
         packed = self.linear_qkv(x).unflatten(-1, (-1, self.per_group + 2, self.d))  # [s, b, groups, a/g + 2, d]
@@ -140,6 +160,8 @@ class SelfAttention(nn.Module):
             q, k = (
                 apply_rotary(t, *context.rotary, self.config.rotary_interleaved, self.config.kernels) for t in (q, k)
             )
+        if context.cache is not None:
+            k, v = context.cache.update(self.layer_number, k, v)
         if self.config.recomputes("core_attn") and self.training:
             out = recompute(self.core_attention, q, k, v, context.mask, rng=self.rng)
         else:

@@ -14,7 +14,8 @@ another one is chosen.
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
 enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
-over; what it needs of a backend is attention over *some* of the keys.
+over; what it needs of a backend is attention over *some* of the keys. In generation the keys are remembered ones, most
+of which a query may not see yet; torch's function computes that, whatever the backend (`remembered`).
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -106,6 +107,8 @@ class CoreAttention(nn.Module):
     ) -> torch.Tensor:
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
+        if mask.visible is not None:
+            return remembered(q, k, v, mask.visible, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
             out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.whole)
         else:
@@ -208,6 +211,29 @@ class CoreAttention(nn.Module):
         self._te.train(self.training)
         with self.dropout.stream(different_over_tp=True):
             return self._te(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
+
+
+def remembered(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of n new tokens to m remembered ones.
+
+    Args:
+        q: [n, b, a', d].
+        k, v: [m, b, g', d].
+        visible: [b, 1, n, m], True where a query sees a key.
+        scale: of the scores.
+
+    Returns:
+        [n, b, a', d].
+    """
+    n, groups = q.shape[0], k.shape[2]
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+    if n == 1:  # the query heads of a group as rows of one head: nobody has to repeat a key
+        q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale).flatten(1, 2)[None]
+    shared = q.shape[1] != groups
+    return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
 
 
 def _reach(mask: AttentionMask) -> tuple[int, int]:

@@ -134,6 +134,11 @@ class MultiLatentAttention(nn.Module):
             dtype=config.dtype,
         )
 
+    @property
+    def remembered(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what a cache holds of one token: the latent, and the key that RoPE has turned."""
+        return (self.r,), (1, self.d_r)
+
     def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """x [s', b, h] -> q [s, b, a/t, d_n + d_r], its last d_r channels turned."""
         if self.config.q_lora_rank is None:
@@ -156,6 +161,10 @@ class MultiLatentAttention(nn.Module):
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         q = self.queries(x, context)
         latent, k_r = self.latents(x, context)
+        if context.cache is not None:
+            latent, k_r = context.cache.update(self.layer_number, latent, k_r)
+        if context.mask.visible is not None:
+            return self.linear_proj(self.absorbed(q, latent, k_r, context.mask.visible))  # type: ignore[no-any-return]
         up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
         k_n, v = up.split([self.d_n, self.d_v], -1)
         k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
@@ -184,7 +193,7 @@ class MultiLatentAttention(nn.Module):
         Args:
             q: [n, b, a/t, d_n + d_r] of n new tokens, from `queries`.
             latent, k_r: [m, b, r] and [m, b, 1, d_r] of all m tokens, from `latents`: the cache.
-            mask: [n, m], True where token i sees token j.
+            mask: [n, m] or [b, 1, n, m], True where token i sees token j.
 
         Returns:
             [n, b, a/t * d_v], what `linear_proj` wants.
@@ -193,7 +202,8 @@ class MultiLatentAttention(nn.Module):
         without, turned = q.split([self.d_n, self.d_r], -1)
         scores = torch.einsum("nbar,mbr->banm", torch.einsum("nbad,adr->nbar", without, w_k), latent)
         scores = scores + torch.einsum("nbad,mbd->banm", turned, k_r.squeeze(2))
-        weights = (scores * self.core_attention.scale).masked_fill(~mask, -math.inf).softmax(-1)
+        wide = torch.promote_types(q.dtype, torch.float32)  # what a softmax over thousands of keys needs
+        weights = (scores.to(wide) * self.core_attention.scale).masked_fill(~mask, -math.inf).softmax(-1).to(q.dtype)
         seen = torch.einsum("banm,mbr->nbar", weights, latent)
         return torch.einsum("nbar,adr->nbad", seen, w_v).flatten(2)
 

@@ -1,0 +1,105 @@
+"""One token of every sequence: the step that generation repeats, and its recording as a CUDA graph.
+
+The problem in a sentence: at batch 1 a step of a 1 B-parameter model reads 2 GB in half a millisecond, and Python needs
+several to launch the 300 kernels that do so.
+
+The step is a function of no arguments. It reads and writes tensors that stay where they are:
+
+| place        | shape     | read as                     | written                                       |
+|--------------|-----------|-----------------------------|-----------------------------------------------|
+| `tokens`     | [b] int64 | the newest token            | by the step: the one it draws                 |
+| positions    | [b] int64 | its place (`static_cache`)  | by the step: plus 1                           |
+| `uniform`    | [b] fp64  | the draw (`sampling`)       | by the host, before each step                 |
+| the cache    | [m, b, .] | keys and values             | by the step: row `position`                   |
+
+So the answer of one step is the question of the next, and the host may be as many steps ahead as it likes. Everything
+is in the recording, embedding to draw: what is left to the host is one copy of b numbers. One recording serves every
+position; another number of sequences or other sampling parameters want another one.
+
+What cannot be recorded is refused: messages (tp), and experts, whose dispatcher asks how many tokens each has got.
+
+Megatron-LM: CUDA graphs of `megatron/core/inference/contexts/dynamic_context.py`, one for each of several batch sizes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minimegatron.cuda_graphs import Recorded, Recorder
+from minimegatron.errors import ConfigError
+from minimegatron.inference.model import forward
+from minimegatron.inference.sampling import SamplingParams, sample
+from minimegatron.inference.static_cache import StaticCache
+from minimegatron.models.decoder import GPTModel
+
+WARMUP_STEPS = 3
+
+
+def check_can_record(model: GPTModel) -> None:
+    """Refuse a model whose step cannot be recorded.
+
+    Raises:
+        ConfigError: it sends messages, or asks the device how many tokens each expert has got.
+    """
+    if model.mesh.tp.size > 1:
+        raise ConfigError(
+            f"a recorded decode step with tp = {model.mesh.tp.size}: a recording has no messages",
+            fix="no graph, or tp = 1",
+        )
+    if model.config.num_experts is not None:
+        raise ConfigError(
+            f"a recorded decode step with {model.config.num_experts} experts: the host must know how many tokens each "
+            "of them has got",
+            fix="no graph",
+        )
+
+
+class DecodeStep:
+    """The next token of every sequence in a cache.
+
+    Args:
+        model: see `inference.model.check_can_generate`.
+        cache: of these sequences.
+        sampling: how words are drawn.
+        recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.
+
+    Attributes:
+        tokens, uniform: see the module docstring.
+
+    Raises:
+        ConfigError: there is a recorder, and the step cannot be recorded.
+    """
+
+    def __init__(
+        self, model: GPTModel, cache: StaticCache, sampling: SamplingParams, recorder: Recorder | None = None
+    ) -> None:
+        if recorder is not None:
+            check_can_record(model)
+        self.model, self.cache, self.sampling = model, cache, sampling
+        self.tokens = torch.zeros_like(cache.positions)
+        self.uniform = torch.zeros_like(cache.positions, dtype=torch.float64)
+        self._recorded: Recorded[tuple[torch.Tensor, torch.Tensor]] | None = None
+        if recorder is not None:
+            self._recorded = Recorded(WARMUP_STEPS, recorder)
+
+    @torch.no_grad()
+    def __call__(self, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one token for every sequence.
+
+        Args:
+            reach: how many rows of the cache may be in use after this step, to read no others; default, and with a
+                recording always, all.
+
+        Returns:
+            The tokens [b] and their log-probabilities [b]; the next step overwrites both.
+        """
+        if self._recorded is not None:
+            return self._recorded(self._run)
+        return self._run(reach)
+
+    def _run(self, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = forward(self.model, self.tokens[:, None], self.cache.next(1, reach))
+        words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
+        self.cache.advance(1)
+        self.tokens.copy_(words)
+        return self.tokens, log_probs

@@ -1,0 +1,232 @@
+"""Prompts in, continuations out: the loop around prefill and decode.
+
+    prefill   all prompts at once, padded on the right           -> the first new token of each
+    decode    one token of each sequence, again and again        -> until all have stopped, or enough are there
+
+A sequence that has stopped goes on being computed, for shapes stay as they are; what it says after its stop is thrown
+away. (To put another prompt in its place is continuous batching, which wants pages instead of rows.)
+
+**Who waits for whom.** Tokens stay on the device, where the next step reads them. The host looks at them only to see
+whether all have stopped: after every step, or with a CUDA graph after every 16, which costs at most 15 steps too many
+and changes nothing in what is returned.
+
+**The context.** Prompt and continuation together may not exceed `max_sequence_length`: by default the model's
+`max_position_embeddings`, beyond which learned positions do not exist and turned ones were never trained.
+
+A `StaticEngine` keeps its caches and recordings, one for each number of sequences; `generate` is for once.
+
+Megatron-LM: `megatron/core/inference/engines/static_engine.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+
+from minimegatron.comm.guard import gather_objects
+from minimegatron.cuda_graphs import Recorder
+from minimegatron.errors import ConfigError, DataError, NumericsError, RankError
+from minimegatron.inference.decode import DecodeStep, check_can_record
+from minimegatron.inference.model import check_can_generate, forward
+from minimegatron.inference.sampling import GREEDY, SamplingParams, sample, uniforms
+from minimegatron.inference.static_cache import StaticCache
+from minimegatron.models.decoder import GPTModel
+
+STEPS_BETWEEN_LOOKS = 16  # with a recording; without one the host is never ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """What a prompt has become.
+
+    Attributes:
+        tokens: the new ids; the last of them is a stop id where there was one.
+        log_probs: of each of them, at the temperature it was drawn with (`inference/sampling.py`).
+        stopped: whether a stop id ended it; otherwise it has as many tokens as were asked for.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    stopped: bool
+
+
+class StaticEngine:
+    """Generates for batches of prompts, each batch from beginning to end.
+
+    Args:
+        model: whole on each rank of tp; in eval mode.
+        max_sequence_length: of a prompt and its continuation together; default the model's `max_position_embeddings`.
+        recorder: records one decode step for every number of sequences (`cuda_graphs.CudaRecorder`); None does without.
+
+    Raises:
+        ConfigError: the model cannot generate here, or its step cannot be recorded, or it has fewer positions.
+    """
+
+    def __init__(
+        self, model: GPTModel, max_sequence_length: int | None = None, recorder: Recorder | None = None
+    ) -> None:
+        check_can_generate(model)
+        if recorder is not None:
+            check_can_record(model)
+        most = model.config.max_position_embeddings
+        longest = most if max_sequence_length is None else max_sequence_length
+        if longest > most and model.config.position_embedding_type == "learned_absolute":
+            raise ConfigError(
+                f"max_sequence_length is {longest}, and the model has {most} learned positions",
+                fix=f"at most {most}",
+            )
+        self.model, self.max_sequence_length, self.recorder = model, longest, recorder
+        self._caches: dict[int, StaticCache] = {}
+        self._steps: dict[tuple[int, SamplingParams], DecodeStep] = {}
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        stop_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> list[Continuation]:
+        """Continue every prompt.
+
+        All ranks of tp call it with the same arguments; replicas of dp may have prompts of their own.
+
+        Args:
+            prompts: ids, at least one each; lengths may differ.
+            max_new_tokens: for each prompt, at most.
+            sampling: how words are drawn; default greedy.
+            stop_ids: ids after which a sequence is over.
+            seed: of the draws; sequence i of the batch has a stream of its own.
+
+        Returns:
+            A continuation for each prompt, in their order.
+
+        Raises:
+            ConfigError: nothing to generate, a stop id that is no word, or a model in training mode.
+            DataError: an empty prompt, an id outside the vocabulary, or a prompt that leaves too little room.
+            RankError: ranks of tp were called with different arguments.
+            NumericsError: a log-probability that is no number.
+        """
+        check_can_generate(self.model)
+        prompts, stop_ids = [list(map(int, prompt)) for prompt in prompts], list(map(int, stop_ids))
+        self._check_agreement(prompts, max_new_tokens, sampling, stop_ids, seed)  # first: what is refused, all refuse
+        self._check(prompts, max_new_tokens, stop_ids)
+        if not prompts:
+            return []
+        step = self._step(len(prompts), sampling)
+        device = step.tokens.device
+        draws = torch.stack([uniforms(seed, i, max_new_tokens) for i in range(len(prompts))], 1).to(device)  # [new, b]
+        found = [self._prefill(prompts, step, draws[0])]
+        stops = torch.tensor(stop_ids, dtype=torch.int64, device=device)
+        done = torch.isin(step.tokens, stops)
+        look = 1 if self.recorder is None else STEPS_BETWEEN_LOOKS
+        longest = max(map(len, prompts))
+        for i in range(1, max_new_tokens):
+            if stop_ids and i % look == 0 and bool(done.all()):
+                break
+            step.uniform.copy_(draws[i])
+            words, likely = step(reach=longest + i)
+            found.append((words.clone(), likely.clone()))
+            done |= torch.isin(words, stops)
+        tokens = torch.stack([words for words, _ in found], 1).tolist()
+        log_probs = torch.stack([each for _, each in found], 1).tolist()
+        return [_continuation(tokens[i], log_probs[i], set(stop_ids), i) for i in range(len(prompts))]
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], step: DecodeStep, u: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read the prompts; the first new token of each, [b], and its log-probability."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=step.tokens.device)
+        n = max(map(len, prompts))
+        ids = torch.tensor([[*prompt, *[0] * (n - len(prompt))] for prompt in prompts], device=lengths.device)
+        logits = forward(self.model, ids, step.cache.prefill(n), lengths - 1)
+        step.cache.advance(lengths)
+        words, log_probs = sample(logits[:, 0], step.sampling, u)
+        step.tokens.copy_(words)
+        return words, log_probs
+
+    def _step(self, batch: int, sampling: SamplingParams) -> DecodeStep:
+        """The step for so many sequences, with its cache; both are kept, because a recording knows where they are."""
+        if batch not in self._caches:
+            self._caches[batch] = StaticCache(self.model, batch, self.max_sequence_length)
+        key = batch, sampling
+        if key not in self._steps:
+            self._steps[key] = DecodeStep(self.model, self._caches[batch], sampling, self.recorder)
+        return self._steps[key]
+
+    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> None:
+        vocabulary, room = self.model.config.vocab_size, self.max_sequence_length
+        if max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {max_new_tokens}", fix="at least 1")
+        for word in stop_ids:
+            if not 0 <= word < vocabulary:
+                raise ConfigError(f"stop id {word} is no word of a vocabulary of {vocabulary}", fix="leave it out")
+        for i, prompt in enumerate(prompts):
+            if not prompt:
+                raise DataError("a prompt without a token", where=f"prompt {i}", fix="begin with the tokenizer's bos")
+            foreign = next((place for place, word in enumerate(prompt) if not 0 <= word < vocabulary), None)
+            if foreign is not None:
+                raise DataError(
+                    f"token id {prompt[foreign]} is no word of a vocabulary of {vocabulary}",
+                    where=f"prompt {i}, token {foreign}",
+                    fix="the tokenizer that the model was trained with",
+                )
+            if len(prompt) + max_new_tokens > room:
+                learned = self.model.config.position_embedding_type == "learned_absolute"
+                raise DataError(
+                    f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones are "
+                    f"{len(prompt) + max_new_tokens}, and max_sequence_length is {room}",
+                    where=f"prompt {i}",
+                    fix="a shorter prompt, or fewer new tokens"
+                    + ("" if learned else ", or a larger max_sequence_length"),
+                )
+
+    def _check_agreement(self, *arguments: object) -> None:
+        """Ranks of tp compute parts of the same tokens; different arguments would mix two texts, or hang."""
+        said = gather_objects(hashlib.blake2b(repr(arguments).encode(), digest_size=8).hexdigest(), self.model.mesh.tp)
+        if len(set(said)) > 1:
+            raise RankError(
+                f"the ranks of tp were asked for different things: digests of their arguments are {', '.join(said)}",
+                fix="the same prompts, sampling parameters, stop ids and seed on every rank of tp",
+            )
+
+
+def _continuation(tokens: list[int], log_probs: list[float], stops: set[int], number: int) -> Continuation:
+    """What is left of a sequence when all that follows its first stop id is gone."""
+    end = next((i + 1 for i, word in enumerate(tokens) if word in stops), len(tokens))
+    bad = next((i for i in range(end) if not math.isfinite(log_probs[i])), None)
+    if bad is not None:
+        raise NumericsError(
+            f"the log-probability of a word is {log_probs[bad]}",
+            where=f"prompt {number}, new token {bad}",
+            fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
+        )
+    return Continuation(tokens[:end], log_probs[:end], tokens[end - 1] in stops)
+
+
+def generate(
+    model: GPTModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    *,
+    stop_ids: Sequence[int] = (),
+    seed: int = 0,
+    max_sequence_length: int | None = None,
+) -> list[Continuation]:
+    """`StaticEngine.generate`, once: with a cache just as long as these prompts need.
+
+    Args:
+        max_sequence_length: default the model's `max_position_embeddings`.
+        model, prompts, max_new_tokens, sampling, stop_ids, seed: see `StaticEngine`.
+    """
+    engine = StaticEngine(model, max_sequence_length)
+    needed = max(map(len, prompts), default=1) + max(max_new_tokens, 1)
+    engine.max_sequence_length = min(engine.max_sequence_length, needed)
+    return engine.generate(prompts, max_new_tokens, sampling, stop_ids=stop_ids, seed=seed)
