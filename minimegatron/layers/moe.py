@@ -134,7 +134,10 @@ class Experts(nn.Module):
 def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Rows of group e times the transpose of `weights[e]`: [n, i], [E', o, i] -> [n, o]."""
     assert GROUPED_MM is not None
-    return GROUPED_MM(x, weights.transpose(1, 2), offs=ends)  # type: ignore[no-any-return]
+    y: torch.Tensor = GROUPED_MM(x, weights.transpose(1, 2), offs=ends)
+    if y.requires_grad:  # the backward pass refuses a gradient that has been expanded, such as that of a sum
+        y.register_hook(lambda dy: dy.contiguous() if dy.numel() else dy.new_empty(dy.shape))
+    return y
 
 
 class SharedExperts(MLP):

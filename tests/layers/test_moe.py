@@ -101,8 +101,9 @@ def test_dropped_tokens_pass_by_the_layer():
     assert not y[nowhere].any() and y[~nowhere].any(1).all()
 
 
+@pytest.mark.parametrize("expanded", [False, True], ids=["gradient", "expanded gradient"])
 @pytest.mark.parametrize("counts", [[12, 0, 0, 5, 0, 7, 0, 0], [0] * 8, [24, 0, 0, 0, 0, 0, 0, 0]], ids=str)
-def test_the_grouped_product_equals_the_loop_for_every_load(counts):
+def test_the_grouped_product_equals_the_loop_for_every_load(counts, expanded):
     from minimegatron.layers.dispatch import Dispatched
 
     layer, n = new_layer(), sum(counts)
@@ -113,7 +114,7 @@ def test_the_grouped_product_equals_the_loop_for_every_load(counts):
         x = tokens(n, 1).float().flatten(0, 1).requires_grad_()
         probs = torch.linspace(0.1, 1, n).requires_grad_()
         y = layer.experts(Dispatched(x, probs, counts, lambda y: y))
-        (y * torch.arange(H)).sum().backward()
+        (y if expanded else y * torch.arange(H)).sum().backward()
         results.append([y.detach(), x.grad, probs.grad, layer.experts.weight1.grad, layer.experts.weight2.grad])
     for got, want in zip(*results, strict=True):
         assert got is not None and want is not None, "an expert without tokens has a gradient of zeros"
