@@ -7,7 +7,8 @@ import torch
 
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.lab.course.lab02_tensor_parallel import _NAMES, activation_bytes, partial_gradients, qkv_part
+from minimegatron.lab.course.part02_heads import qkv_part
+from minimegatron.lab.course.part02_predicted import NAMES, activation_bytes, partial_gradients
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
@@ -371,7 +372,7 @@ def test_the_names_in_the_check_are_names_of_the_package():
     )
     with torch.device("meta"):
         names = {name.replace("decoder.", "") for name, _ in GPTModel(config, Mesh.serial()).named_parameters()}
-    assert set(_NAMES) <= names
+    assert set(NAMES) <= names
 
 
 def test_the_packed_rows_are_those_of_the_package():
