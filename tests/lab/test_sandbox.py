@@ -76,7 +76,7 @@ def test_the_kernel_refuses_too(nursery: Nursery, tmp_path: Path, name: str) -> 
     assert target.read_text() == "kept" and list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("module", ["tests.lab.mini_course", "minimegatron.lab.course.lab01_process_groups"])
+@pytest.mark.parametrize("module", ["tests.lab.mini_course", "minimegatron.lab.course.part01_predicted"])
 def test_the_checks_cannot_be_read(nursery: Nursery, module: str) -> None:
     verdict = check(nursery, f"import {module}")
     assert verdict.points == 0 and ("ModuleNotFoundError" in verdict.note or "may not read" in verdict.note)
