@@ -34,7 +34,7 @@ class OptimizerConfig(Config):
     lr_decay_style: str = opt(
         "linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD")
     )
-    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default train_iters")
+    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default the whole run")
     lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
     lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
     lr_decay_samples: int | None = opt(None, "samples until min_lr, instead of lr_decay_iters")

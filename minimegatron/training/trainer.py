@@ -102,7 +102,10 @@ class Trainer:
         )
         self.optimizer = build_optimizer(run.optimizer, self.model, mesh, kernels=run.model.kernels)
         schedule = Schedule.from_config(
-            run.optimizer, global_batch_size=self.batch_sizes.global_batch_size, train_iters=self.train_iters
+            run.optimizer,
+            global_batch_size=self.batch_sizes.global_batch_size,
+            train_iters=self.train_iters,
+            train_samples=samples_of(run, self.batch_sizes, self.train_iters),
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
         self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
@@ -245,6 +248,17 @@ def iterations_of(run: RunConfig, batch_sizes: NumMicrobatches) -> int:
         size = batch_sizes.global_batch_size
         raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
     return steps
+
+
+def samples_of(run: RunConfig, batch_sizes: NumMicrobatches, train_iters: int) -> int:
+    """Length of the run in samples: `train_samples`, or those of its steps, of which the first may be smaller."""
+    if run.training.train_samples is not None:
+        return run.training.train_samples
+    ramp, consumed, steps = batch_sizes.rampup.samples if batch_sizes.rampup else 0, 0, 0
+    while consumed < ramp and steps < train_iters:
+        consumed += batch_sizes.global_batch_size_at(consumed)
+        steps += 1
+    return consumed + (train_iters - steps) * batch_sizes.global_batch_size_at(max(consumed, ramp))
 
 
 def describe_machine(run: RunConfig, mesh: Mesh) -> str:

@@ -1,0 +1,32 @@
+"""The default decay of the learning rate ends where the run ends, however its length is given."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.trainer import Trainer
+
+LINE = "--seq-length 8 --hidden-size 16 --num-attention-heads 2 --num-layers 1 --vocab-size 32 --mock-data --lr 1e-2 "
+GROWING = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6"
+
+
+@pytest.mark.parametrize(
+    "length, samples",
+    [
+        ("--micro-batch-size 2 --global-batch-size 4 --train-iters 5", 20),
+        ("--micro-batch-size 2 --global-batch-size 4 --train-samples 23", 23),  # of which 3 fill no batch
+        (f"{GROWING} --train-iters 6", 1 + 1 + 2 + 3 + 4 + 4),
+        (f"{GROWING} --train-iters 3", 1 + 1 + 2),
+        (f"{GROWING} --train-samples 16", 16),
+    ],
+)
+def test_the_rate_and_the_decay_of_weights_take_as_many_samples_as_the_run(length, samples):
+    trainer = Trainer(parse_args(shlex.split(LINE + length), 1), quiet=True)
+    schedule = trainer.scheduler.schedule
+    assert (schedule.lr_decay_steps, schedule.wd_incr_steps) == (samples, samples)
+    trainer.train()
+    left = (samples - trainer.state.consumed_train_samples) / samples
+    assert trainer.history[-1].learning_rate == pytest.approx(1e-2 * left, abs=1e-15)
