@@ -6,14 +6,14 @@ The lab is in the order of what a token meets: it is routed, becomes rows, trave
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from minimegatron.lab.course.part05_dispatch import DISPATCH, FINISH, PERMUTE
 from minimegatron.lab.course.part05_routing import BALANCE, BIAS, LIMIT, ROUTE
-from minimegatron.lab.exercises import Case, Draw, Exercise, Lab, Mistake
+from minimegatron.lab.exercises import Case, Draw, Exercise, Lab, Mistake, instead
 
 # -------------------------------------------------------------------------------------------------- predictions
 
@@ -26,15 +26,6 @@ def bytes_per_layer(tokens: int, h: int, experts: int, k: int, ep: int, element_
     }
 
 
-def _changed(right: Callable[..., dict[str, Any]], **changes: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The right answer, but for some entries."""
-
-    def answer(**inputs: Any) -> dict[str, Any]:
-        return {**right(**inputs), **{key: change(**inputs) for key, change in changes.items()}}
-
-    return answer
-
-
 def _layer(draw: Draw) -> dict[str, Any]:
     ep = draw.choice([2, 4, 8])
     return {
@@ -45,9 +36,7 @@ def _layer(draw: Draw) -> dict[str, Any]:
 
 _EIGHT = {"tokens": 16, "h": 8, "experts": 8, "k": 2, "ep": 4, "element_size": 2}
 
-
-def _wrong_bytes(**changes: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    return _changed(bytes_per_layer, **changes)
+_wrong_bytes = partial(instead, bytes_per_layer)
 
 
 def _of_all_to_all(tokens: int, h: int, k: int, ep: int, element_size: int, *, way: int = 2, weight: int = 4,
@@ -114,8 +103,7 @@ def _fraction(draw: Draw) -> dict[str, Any]:
     return {"tokens": 8 * draw.integer(2, 20) + draw.integer(1, 3), "experts": 8, "k": 1, "factor": 1.25}
 
 
-def _wrong_drops(**changes: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    return _changed(expected_drops, **changes)
+_wrong_drops = partial(instead, expected_drops)
 
 
 def _floor(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
@@ -249,10 +237,7 @@ _MIXTRAL = {
     "bandwidth": 5e10,
 }  # fmt: skip
 
-
-def _wrong_answers(**changes: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    return _changed(answers, **changes)
-
+_wrong_answers = partial(instead, answers)
 
 _QUESTIONS = Exercise(
     "answers",

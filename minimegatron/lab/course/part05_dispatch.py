@@ -101,11 +101,9 @@ PERMUTE = Exercise(
 
 
 def _drive_dispatch(exercise: Any, rows: Any, counts: Any) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from minimegatron.comm.mesh import Axis
 
-    ep = Axis("ep", tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
+    ep = Axis.world("ep")
     mine, blocks = exercise.dispatch(rows, counts, ep)
     return {"mine": mine, "blocks": blocks, "back": exercise.combine(3 * mine, blocks, counts, ep)}
 
@@ -208,13 +206,12 @@ def _drive_finish(exercise: Any, dense: Any, expert: Any, tokens: int, ep: int) 
 
     from minimegatron.comm.mesh import Axis
 
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dp, edp = Axis("dp", tuple(range(world)), rank, dist.group.WORLD), None
+    dp, edp = Axis.world("dp"), None
     for first in range(ep):
-        ranks = tuple(range(first, world, ep))
+        ranks = dp.ranks[first::ep]
         group = dist.new_group(list(ranks), timeout=datetime.timedelta(seconds=30)) if len(ranks) > 1 else None
-        if rank in ranks:
-            edp = Axis("edp", ranks, ranks.index(rank), group)
+        if dp.rank in ranks:
+            edp = Axis("edp", ranks, ranks.index(dp.rank), group)
     dense, expert = exercise.finish(dense, expert, tokens, dp, edp)
     return {"dense": dense, "expert": expert}
 
