@@ -129,6 +129,7 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     if axis.size == 1:
         return x
     if dim % x.dim():
+        _require_equal_parts(x, axis, dim)
         return reduce_scatter_start(torch.cat(x.chunk(axis.size, dim)), axis).wait()
     return reduce_scatter_start(x, axis).wait()
 
@@ -183,12 +184,16 @@ def local_part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:
     """
     if axis.size == 1:
         return x
+    _require_equal_parts(x, axis, dim)
+    return x.chunk(axis.size, dim)[axis.rank].contiguous()
+
+
+def _require_equal_parts(x: torch.Tensor, axis: Axis, dim: int) -> None:
     if x.shape[dim] % axis.size:
         raise ConfigError(
             f"cannot cut dim {dim} of size {x.shape[dim]} into {axis.size} equal parts over axis {axis.name}",
             fix=f"make it a multiple of {axis.size}",
         )
-    return x.chunk(axis.size, dim)[axis.rank].contiguous()
 
 
 # ---------------------------------------------------------------------------------------------- with autograd

@@ -165,7 +165,12 @@ def test_a_group_of_one_returns_its_argument_and_counts_nothing():
 def not_divisible(rank: int, world: int) -> list[str]:
     axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
     said = []
-    for call in (lambda: c.reduce_scatter(torch.ones(3, 2), axis), lambda: c.scatter_to_region(torch.ones(2, 3), axis)):
+    for call in (
+        lambda: c.reduce_scatter(torch.ones(3, 2), axis),
+        lambda: c.scatter_to_region(torch.ones(2, 3), axis),
+        # torch cuts 6 columns into 4 parts as 2 + 2 + 2 + nothing: 12 rows of 2, which 4 ranks can share
+        lambda: c.reduce_scatter(torch.ones(4, 6), axis, 1),
+    ):
         with pytest.raises(ConfigError) as error:
             call()
         said.append(str(error.value))
@@ -173,8 +178,8 @@ def not_divisible(rank: int, world: int) -> list[str]:
 
 
 def test_what_cannot_be_cut_is_refused_before_anything_travels(ranks):
-    first, second = ranks(2).run(not_divisible)[0]
-    assert "3 rows into 2" in first and "size 3 into 2" in second and "fix: make" in first
+    first, second, third = ranks(4).run(not_divisible)[0]
+    assert "3 rows into 4" in first and "size 3 into 4" in second and "size 6 into 4" in third and "fix: make" in first
 
 
 def along_other_dims(rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
