@@ -1,0 +1,176 @@
+"""Continuations are Hugging Face's, over tp too; log-probabilities are those of a teacher-forced pass."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import ConfigError, DataError, NumericsError
+from minimegatron.inference.generate import StaticEngine, generate
+from minimegatron.inference.sampling import GREEDY, SamplingParams
+from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.models.decoder import build_model
+from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.zoo import family_config
+from tests.inference.models import NAMES, ours, theirs, weights
+from tests.inference.ranked import PROMPTS, build, continuations, different_questions, refusals
+from tests.thorough import mostly_thorough
+
+SAMPLED = SamplingParams(0.8, 20, 0.95)
+
+
+@functools.cache
+def hugging_face(name):
+    """What `generate` makes of each prompt alone."""
+    options = {"max_new_tokens": 12, "do_sample": False}
+    return [theirs(name).generate(torch.tensor([p]), **options)[0, len(p) :].tolist() for p in PROMPTS]
+
+
+@pytest.mark.parametrize("name", mostly_thorough(NAMES, lambda name: name in ("gpt2", "mistral", "deepseek_v3")))
+def test_greedy_words_are_hugging_faces(name):
+    assert [c.tokens for c in generate(ours(name), PROMPTS, 12)] == hugging_face(name)
+
+
+@pytest.mark.parametrize("tp, name", mostly_thorough([(2, "mistral"), (2, "gpt2"), (4, "llama3.1")], [0]))
+def test_over_tensor_parallel_ranks(ranks, tp, name):
+    (greedy, sampled), *others = ranks(tp).run(continuations, weights(name), [GREEDY, SAMPLED])
+    assert [c.tokens for c in greedy] == hugging_face(name)
+    assert others == [[greedy, sampled]] * (tp - 1), "the ranks have drawn different words"
+    assert [c.tokens for c in sampled] == [c.tokens for c in generate(ours(name), PROMPTS, 12, SAMPLED, seed=5)]
+
+
+def test_ranks_that_were_asked_for_different_things_say_so(ranks):
+    for said in ranks(2).run(different_questions, weights("mistral")):
+        assert said.startswith("RankError: the ranks of tp were asked for different things")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams()], ids=str)
+def test_log_probabilities_are_teacher_forced(params):
+    for prompt, made in zip(PROMPTS, generate(ours("mistral"), PROMPTS, 12, params), strict=True):
+        with torch.no_grad():
+            logits = theirs("mistral")(torch.tensor([prompt + made.tokens])).logits[0, len(prompt) - 1 : -1]
+        want = (logits / params.temperature).log_softmax(-1).gather(1, torch.tensor(made.tokens)[:, None])
+        assert len(made.log_probs) == 12
+        assert (torch.tensor(made.log_probs) - want[:, 0]).abs().max() <= 1e-5
+
+
+def test_neighbours_change_nothing():
+    engine = StaticEngine(ours("mistral"), 32)
+    first = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
+    again = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
+    alone = engine.generate(PROMPTS[:1], 12, SAMPLED, seed=3)
+    assert first == again and first[0].tokens == alone[0].tokens
+    assert first != engine.generate(PROMPTS, 12, SAMPLED, seed=4)
+
+
+def test_a_stop_id_ends_a_sequence_and_not_its_neighbours():
+    whole = generate(ours("gpt2"), PROMPTS, 12, SAMPLED)
+    stop = next(word for word in whole[0].tokens[3:] if word not in whole[1].tokens)
+    made = generate(ours("gpt2"), PROMPTS, 12, SAMPLED, stop_ids=[stop, 98])
+    for before, after in zip(whole, made, strict=True):
+        ends = [i for i, word in enumerate(before.tokens) if word in (stop, 98)]
+        kept = ends[0] + 1 if ends else 12
+        assert after.tokens == before.tokens[:kept] and after.stopped == bool(ends)
+        assert after.log_probs == pytest.approx(before.log_probs[:kept], abs=1e-6)
+    assert made[0].stopped and len(made[0].tokens) < 12
+
+
+def test_no_step_is_taken_when_all_have_stopped(monkeypatch):
+    engine, steps = StaticEngine(ours("gpt2"), 32), []
+    first = engine.generate(PROMPTS[:1], 9)[0].tokens
+    step = engine._step(1, GREEDY)
+    monkeypatch.setattr(engine, "_step", lambda *of: step)
+    run = step._run
+    monkeypatch.setattr(step, "_run", lambda reach: steps.append(reach) or run(reach))
+    assert engine.generate(PROMPTS[:1], 9, stop_ids=first[:1])[0].tokens == first[:1]
+    assert steps == []
+    assert engine.generate([], 9) == []
+
+
+def test_the_context_is_never_left():
+    full = PROMPTS[:1] * 2
+    assert len(generate(ours("gpt2"), full, 59)[0].tokens) == 59  # 5 + 59 are its 64 positions
+    with pytest.raises(DataError, match="5 tokens and 60 new ones are 65, and max_sequence_length is 64") as error:
+        generate(ours("gpt2"), full, 60)
+    assert error.value.where == "prompt 0" and "max_sequence_length" not in error.value.fix
+    with pytest.raises(ConfigError, match="max_sequence_length is 65, and the model has 64 learned positions"):
+        generate(ours("gpt2"), full, 60, max_sequence_length=65)
+    with pytest.raises(DataError) as error:
+        generate(ours("llama2"), full, 252)
+    assert "or a larger max_sequence_length" in error.value.fix
+    longer = generate(ours("llama2"), full, 260, max_sequence_length=265)
+    assert len(longer[0].tokens) == 260
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (([[]], 3), DataError, "without a token"),
+        (([[1], [4, 99]], 3), DataError, "token id 99 is no word of a vocabulary of 99"),
+        (([[-1]], 3), DataError, "token id -1"),
+        (([[1]], 0), ConfigError, "max_new_tokens is 0"),
+        (([[1]], 3, GREEDY, [99]), ConfigError, "stop id 99"),
+    ],
+    ids=str,
+)
+def test_questions_without_an_answer(arguments, error, words):
+    prompts, count, *rest = arguments
+    with pytest.raises(error, match=words):
+        generate(ours("llama2"), prompts, count, *rest[:1], stop_ids=rest[1] if rest[1:] else ())
+
+
+class Other(CoreAttention):
+    """A core that knows no cache."""
+
+
+@pytest.mark.parametrize(
+    "layout, fields, words",
+    [
+        ({}, {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "scales are those of a batch"),
+        ({}, {"num_experts": 4, "moe_router_topk": 2, "moe_expert_capacity_factor": 1.0}, "out of their experts"),
+        ({}, {"spec": Other}, "know no cache"),
+        ({"training": True}, {}, "model.eval()"),
+    ],
+    ids=["fp8", "capacity", "core", "training"],
+)
+def test_models_that_cannot_generate(layout, fields, words):
+    fields, core = dict(fields), fields.get("spec")
+    fields.pop("spec", None)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "ffn_hidden_size": 64, "vocab_size": 64}
+    config = family_config("llama", **sizes, **fields)
+    spec = decoder_layer_spec(config)
+    if core is not None:
+        attention = spec.submodules["self_attention"]
+        spec = spec.with_submodule("self_attention", ModuleSpec(attention.module, params={"core_attention": core}))
+    model = build_model(config, Mesh.serial(), seed=0, spec=spec).train(layout.get("training", False))
+    with pytest.raises(ConfigError) as error:
+        generate(model, [[1]], 1)
+    assert words in str(error.value)
+
+
+def test_layouts_that_cannot_generate(ranks):
+    dense, mixture = weights("llama2")[0], weights("mixtral")[0]
+    sp = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    cases = {
+        "cp = 2": (dense, {"context_parallel_size": 2}),
+        "pp = 2": (dense, {"pipeline_model_parallel_size": 2}),
+        "ep = 2": (mixture, {"expert_model_parallel_size": 2}),
+        "sequence_parallel=False; weights": (dense, sp),
+        "experts with tp need it: tp = 1": (mixture, sp),
+    }
+    for found in ranks(2).run(refusals, list(cases.values())):
+        for words, said in zip(cases, found, strict=True):
+            assert said.startswith("ConfigError: generation with") and words in said
+
+
+def test_what_is_no_number_is_not_a_word():
+    model = build(*weights("llama2"))
+    with torch.no_grad():
+        model.embedding.word_embeddings.weight[7] = torch.nan
+    for params in (GREEDY, SAMPLED):
+        with pytest.raises(NumericsError) as error:
+            generate(model, [[1, 2], [3, 7]], 3, params)
+        assert error.value.where == "prompt 1, new token 0"
