@@ -3,7 +3,7 @@
 Three things hold for every config class of the package, and this file is where they come from:
 
 * a key that is no field is refused, with the nearest field that exists;
-* a value of another type, or outside a field's choices, is refused, never converted;
+* a value of another type, or outside a field's choices or bounds, is refused, never converted;
 * whatever `_check` finds wrong is refused at construction, with the values and the fix.
 
 A field's help text stands beside its default (`opt`), and becomes the flag's help on the command line.
@@ -14,14 +14,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
+from collections.abc import Mapping
 from typing import Any, Self
 
 from minimegatron.errors import ConfigError, did_you_mean
 
 
-def opt(default: Any, help: str, choices: tuple | None = None) -> Any:
-    """A dataclass field with its help text and, where they are few, its legal values."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+def opt(
+    default: Any,
+    help: str,
+    choices: tuple | None = None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with its help text and, where they are few, its legal values; or the bounds of a number.
+
+    `least` may be reached, `above` and `below` may not.
+    """
+    bounds = {"least": least, "above": above, "below": below}
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, **bounds})
 
 
 @functools.cache
@@ -73,6 +86,8 @@ class Config:
                     raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)
             if value is not None or field.default is not None:  # None asks for a value derived below
                 _check_type(field.name, value, hints[field.name])
+            if isinstance(value, (int, float)):
+                _check_bounds(field.name, value, field.metadata)
         self._check()
 
     def _check(self) -> None:
@@ -99,6 +114,13 @@ def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:
             f"{part_name} ({part}) does not divide {whole_name} ({whole})",
             fix=f"choose {part_name} among {', '.join(map(str, shown))}, or change {whole_name}",
         )
+
+
+def _check_bounds(name: str, value: float, bounds: Mapping[str, Any]) -> None:
+    least, above, below = bounds.get("least"), bounds.get("above"), bounds.get("below")
+    require(least is None or value >= least, f"{name} is {value}", f"must be at least {least}")
+    require(above is None or value > above, f"{name} is {value}", f"must be above {above}")
+    require(below is None or value < below, f"{name} is {value}", f"must be below {below}")
 
 
 def _check_type(name: str, value: Any, hint: Any) -> None:

@@ -40,14 +40,14 @@ class Fp8Fields(Config):
         "what a scale is of: a tensor and what was seen before, a tensor as it is, 128 numbers, 32 numbers",
         ("delayed", "tensorwise", "blockwise", "mxfp8"),
     )
-    fp8_margin: int = opt(0, "delayed: leave so many powers of two below the largest number")
-    fp8_amax_history_len: int = opt(1, "delayed: steps that are remembered")
+    fp8_margin: int = opt(0, "delayed: leave so many powers of two below the largest number", least=0)
+    fp8_amax_history_len: int = opt(1, "delayed: steps that are remembered", least=1)
     fp8_amax_compute_algo: str = opt("most_recent", "delayed: which of them counts", ("most_recent", "max"))
     fp8_wgrad: bool = opt(True, "FP8 for the gradients of weights too")
     tp_only_amax_red: bool = opt(False, "delayed: agree on scales over tp and cp, not over dp")
     first_last_layers_bf16: bool = opt(False, "no FP8 in the first and the last layers")
-    num_layers_at_start_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the start")
-    num_layers_at_end_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the end")
+    num_layers_at_start_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the start", least=0)
+    num_layers_at_end_in_bf16: int = opt(1, "with first_last_layers_bf16: how many at the end", least=0)
 
     def fp8_layer(self, layer_number: int) -> bool:
         """Whether layer `layer_number` (from 0) computes its products in FP8."""
@@ -76,8 +76,6 @@ class Fp8Fields(Config):
             f"{', '.join(sorted(of_delayed))} with fp8_recipe {recipe}, which remembers nothing",
             "drop them, or --fp8-recipe delayed",
         )
-        require(self.fp8_amax_history_len >= 1, f"fp8_amax_history_len is {self.fp8_amax_history_len}", "at least 1")
-        require(self.fp8_margin >= 0, f"fp8_margin is {self.fp8_margin}", "must not be negative")
         require(
             num_experts is None or not grouped_gemm,
             f"fp8_format {self.fp8_format} with moe_grouped_gemm: torch's grouped product has one dtype, and an expert "
@@ -102,7 +100,7 @@ class Fp8Fields(Config):
         )
         layers: int = self.num_layers  # type: ignore[attr-defined]
         require(
-            min(ends) >= 0 and sum(ends) < layers,
+            sum(ends) < layers,
             f"{ends[0]} layers at the start and {ends[1]} at the end of {layers} stay in bf16: none is in FP8",
             f"choose numbers whose sum is below {layers}, or drop --fp8-format",
         )

@@ -33,22 +33,26 @@ _FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 class ExpertFields(Config):
     """A mixture of experts in place of the MLP. `E` num_experts, `k` moe_router_topk."""
 
-    num_experts: int | None = opt(None, "E, experts of a layer; None for a model without")
+    num_experts: int | None = opt(None, "E, experts of a layer; None for a model without", least=1)
     moe_layer_freq: str = opt("1", "n: every n-th layer has experts, from the first; or all layers: ([0]*3+[1]*58)")
-    moe_ffn_hidden_size: int = opt(None, "inner width of one expert; default f")
-    moe_shared_expert_intermediate_size: int | None = opt(None, "inner width of an MLP that every token also passes")
+    moe_ffn_hidden_size: int = opt(None, "inner width of one expert; default f", least=1)
+    moe_shared_expert_intermediate_size: int | None = opt(
+        None, "inner width of an MLP that every token also passes", least=1
+    )
     moe_shared_expert_gate: bool = opt(False, "its output times a sigmoid of the token (Qwen2-MoE)")
     moe_shared_expert_overlap: bool = opt(False, "compute the shared expert while tokens travel (alltoall)")
-    moe_router_topk: int = opt(2, "k, experts of a token")
+    moe_router_topk: int = opt(2, "k, experts of a token", least=1)
     moe_router_score_function: str = opt("softmax", "what makes scores of logits", ("softmax", "sigmoid"))
     moe_router_pre_softmax: bool = opt(False, "softmax over all experts, then the k largest; default the other order")
-    moe_router_topk_scaling_factor: float | None = opt(None, "the weights of a token's experts times this")
-    moe_router_num_groups: int | None = opt(None, "groups of experts, of which a token may use some")
-    moe_router_group_topk: int | None = opt(None, "how many of the groups")
+    moe_router_topk_scaling_factor: float | None = opt(None, "the weights of a token's experts times this", above=0.0)
+    moe_router_num_groups: int | None = opt(None, "groups of experts, of which a token may use some", least=1)
+    moe_router_group_topk: int | None = opt(None, "how many of the groups", least=1)
     moe_router_enable_expert_bias: bool = opt(False, "balance by a bias on the scores instead of a loss (sigmoid)")
-    moe_router_bias_update_rate: float = opt(1e-3, "how much that bias moves in a step")
+    moe_router_bias_update_rate: float = opt(1e-3, "how much that bias moves in a step", least=0.0)
     moe_router_dtype: str = opt("fp32", "dtype in which logits and scores are computed", ("fp32", "fp64"))
-    moe_input_jitter_eps: float | None = opt(None, "the router's input times a random number in [1 - eps, 1 + eps]")
+    moe_input_jitter_eps: float | None = opt(
+        None, "the router's input times a random number in [1 - eps, 1 + eps]", above=0.0, below=1.0
+    )
     moe_router_load_balancing_type: str | tuple[str, ...] = opt(
         "aux_loss",
         "over which tokens the balancing loss counts: a microbatch, each sequence, the batch so far, or several of "
@@ -58,9 +62,9 @@ class ExpertFields(Config):
     moe_aux_loss_coeff: float | tuple[float, ...] = opt(
         0.0, "weight of the balancing loss, 1e-2 is usual; with several of them a weight for each"
     )
-    moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual")
+    moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual", least=0.0)
     moe_expert_capacity_factor: float | None = opt(
-        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it"
+        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it", above=0.0
     )
     moe_pad_expert_input_to_capacity: bool = opt(False, "every expert takes exactly its capacity, padded")
     moe_token_drop_policy: str = opt("probs", "who is kept: the heaviest, or the first", ("probs", "position"))
@@ -96,8 +100,7 @@ class ExpertFields(Config):
             require(not given, f"{', '.join(given)} in a model without experts", "give num_experts, or drop them")
             return
         experts, k = self.num_experts, self.moe_router_topk
-        require(experts >= 1, f"num_experts is {experts}", "must be at least 1")
-        require(1 <= k <= experts, f"moe_router_topk ({k}) of num_experts ({experts})", f"choose 1 to {experts}")
+        require(k <= experts, f"moe_router_topk ({k}) of num_experts ({experts})", f"choose 1 to {experts}")
         require(
             any(self.expert_layers),
             f"num_experts={experts}, and moe_layer_freq={self.moe_layer_freq!r} gives no layer experts",
@@ -108,8 +111,6 @@ class ExpertFields(Config):
             "num_experts with add_bias_linear: experts and router have no biases here",
             "add_bias_linear=False (--disable-bias-linear)",
         )
-        for name in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
-            require(getattr(self, name) is None or getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "1 up")
         self._check_router(experts, k)
         self._check_balance()
 
@@ -131,7 +132,7 @@ class ExpertFields(Config):
             require(groups is chosen, f"moe_router_num_groups={groups} and moe_router_group_topk={chosen}", "give both")
             return
         divides(groups, experts, "moe_router_num_groups", "num_experts")
-        require(1 <= chosen <= groups, f"moe_router_group_topk={chosen} of {groups} groups", f"choose 1 to {groups}")
+        require(chosen <= groups, f"moe_router_group_topk={chosen} of {groups} groups", f"choose 1 to {groups}")
         divides(chosen, k, "moe_router_group_topk", "moe_router_topk")
         require(
             k // chosen <= experts // groups,
@@ -145,11 +146,6 @@ class ExpertFields(Config):
 
     def _check_balance(self) -> None:
         self._check_balancing_losses()
-        for name in ("moe_z_loss_coeff", "moe_expert_capacity_factor"):
-            value = getattr(self, name)
-            require(value is None or value >= 0.0, f"{name} is {value}", "must not be negative")
-        jitter = self.moe_input_jitter_eps
-        require(jitter is None or 0.0 < jitter < 1.0, f"moe_input_jitter_eps is {jitter}", "choose it between 0 and 1")
         require(
             self.moe_expert_capacity_factor is not None or not self.moe_pad_expert_input_to_capacity,
             "moe_pad_expert_input_to_capacity without a capacity",
@@ -168,7 +164,6 @@ class ExpertFields(Config):
                 f"moe_shared_expert_overlap with moe_token_dispatcher_type {self.moe_token_dispatcher_type}",
                 "moe_token_dispatcher_type=alltoall, whose messages can travel meanwhile",
             )
-
 
     def _check_balancing_losses(self) -> None:
         kinds, weights = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
@@ -220,25 +215,24 @@ class LatentFields(Config):
     """Multi-latent attention (DeepSeek): keys and values are made from one short vector a token."""
 
     multi_latent_attention: bool = opt(False, "attention over a compressed latent (DeepSeek-V2, V3)")
-    q_lora_rank: int | None = opt(None, "width of the queries' latent; None projects queries directly")
-    kv_lora_rank: int = opt(32, "width of the latent of keys and values")
-    qk_head_dim: int = opt(128, "channels of a query or key without position")
-    qk_pos_emb_head_dim: int = opt(64, "channels of a query or key that RoPE turns; the key's are shared by all heads")
-    v_head_dim: int = opt(128, "channels of a value")
+    q_lora_rank: int | None = opt(None, "width of the queries' latent; None projects queries directly", least=1)
+    kv_lora_rank: int = opt(32, "width of the latent of keys and values", least=1)
+    qk_head_dim: int = opt(128, "channels of a query or key without position", least=1)
+    qk_pos_emb_head_dim: int = opt(
+        64, "channels of a query or key that RoPE turns; the key's are shared by all heads", least=2
+    )
+    v_head_dim: int = opt(128, "channels of a value", least=1)
 
     def _check_latent(self, position_embedding_type: str, qk_layernorm: bool, biases: bool) -> None:
         if not self.multi_latent_attention:
             return
-        for name in ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "v_head_dim"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
         require(
             not qk_layernorm and not biases,
             f"multi_latent_attention with qk_layernorm={qk_layernorm} or biases: it norms its latents and has none",
             "qk_layernorm=False, add_bias_linear=False, add_qkv_bias=False",
         )
         turned = self.qk_pos_emb_head_dim
-        require(turned >= 2 and turned % 2 == 0, f"qk_pos_emb_head_dim is {turned}", "choose an even number")
+        require(turned % 2 == 0, f"qk_pos_emb_head_dim is {turned}", "choose an even number")
         require(
             position_embedding_type == "rope",
             f"multi_latent_attention with position_embedding_type {position_embedding_type}",
@@ -250,13 +244,8 @@ class LatentFields(Config):
 class DepthFields(Config):
     """Prediction of several tokens (DeepSeek-V3)."""
 
-    mtp_num_layers: int | None = opt(None, "D, how many tokens after the next are predicted as well")
-    mtp_loss_scaling_factor: float = opt(0.1, "weight of the mean of their losses")
-
-    def _check_depths(self) -> None:
-        depths, factor = self.mtp_num_layers, self.mtp_loss_scaling_factor
-        require(depths is None or depths >= 1, f"mtp_num_layers is {depths}", "at least 1, or leave it out")
-        require(factor >= 0.0, f"mtp_loss_scaling_factor is {factor}", "must not be negative")
+    mtp_num_layers: int | None = opt(None, "D, how many tokens after the next are predicted as well", least=1)
+    mtp_loss_scaling_factor: float = opt(0.1, "weight of the mean of their losses", least=0.0)
 
 
 def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:

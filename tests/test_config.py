@@ -110,6 +110,50 @@ def test_an_illegal_value_is_refused_with_the_value_and_a_fix(cls, values, says)
     assert says in str(caught.value) and caught.value.fix
 
 
+# Any number will do, or other rules say which.
+UNBOUNDED = {"seed", "lr", "lr_warmup_fraction", "num_query_groups", "profile_step_end", "moe_aux_loss_coeff"}
+
+
+def test_every_number_has_a_bound_below_which_it_is_refused():
+    """0 microbatches, a negative decay: most would end in a crash far away, some in a run that does nothing."""
+    checked = 0
+    for cls, name in FIELDS:
+        field = cls.__dataclass_fields__[name]
+        kinds = str(field.type)
+        if name in UNBOUNDED or "tuple" in kinds or not ("int" in kinds or "float" in kinds):
+            continue
+        bounds = {key: field.metadata[key] for key in ("least", "above", "below") if field.metadata[key] is not None}
+        assert {"least", "above"} & bounds.keys(), f"{name} has no lower bound"
+        outside = [bounds["least"] - (1 if "int" in kinds else 1e-3)] if "least" in bounds else [bounds["above"]]
+        for value in outside + ([bounds["below"]] if "below" in bounds else []):
+            with pytest.raises(ConfigError, match=rf"(?s){name} is {value}.*must be"):
+                cls(**{name: value})
+            checked += 1
+    assert checked > 60
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "says"),
+    [
+        (ParallelConfig, {"ddp_bucket_size": 1000}, "without overlap_grad_reduce"),
+        (TransformerConfig, {"position_embedding_type": "rope", "rotary_percent": 2.0}, "rotary_percent is 2.0"),
+        (
+            TransformerConfig,
+            {"position_embedding_type": "rope", "rope_scaling_type": "llama3", "rope_scaling_low_freq_factor": 4.0},
+            "choose rope_scaling_low_freq_factor < rope_scaling_high_freq_factor",
+        ),
+        (
+            TransformerConfig,
+            {"position_embedding_type": "rope", "rope_scaling_type": "yarn", "yarn_beta_fast": 0.5},
+            "choose yarn_beta_slow < yarn_beta_fast",
+        ),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_refused(cls, values, says):
+    with pytest.raises(ConfigError, match=says):
+        cls(**values)
+
+
 def test_an_int_is_a_legal_float_and_nothing_else_changes():
     assert OptimizerConfig(lr=1).lr == 1
 

@@ -33,18 +33,20 @@ class TransformerConfig(
     `L` num_layers, `V` vocab_size.
     """
 
-    num_layers: int = opt(2, "L, transformer layers")
-    hidden_size: int = opt(64, "h, width of the residual stream")
-    num_attention_heads: int = opt(4, "a, query heads")
-    vocab_size: int = opt(256, "V, logical vocabulary before padding")
-    max_position_embeddings: int = opt(1024, "longest sequence that learned positions cover; RoPE has no such limit")
+    num_layers: int = opt(2, "L, transformer layers", least=1)
+    hidden_size: int = opt(64, "h, width of the residual stream", least=1)
+    num_attention_heads: int = opt(4, "a, query heads", least=1)
+    vocab_size: int = opt(256, "V, logical vocabulary before padding", least=1)
+    max_position_embeddings: int = opt(
+        1024, "longest sequence that learned positions cover; RoPE has no such limit", least=1
+    )
     num_query_groups: int = opt(None, "g, key/value heads: a = multi-head, 1 = multi-query, between = grouped")
-    kv_channels: int = opt(None, "d, width of one head; default h / a")
-    ffn_hidden_size: int = opt(None, "f, inner width of the MLP; default 4 h")
-    make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp")
+    kv_channels: int = opt(None, "d, width of one head; default h / a", least=1)
+    ffn_hidden_size: int = opt(None, "f, inner width of the MLP; default 4 h", least=1)
+    make_vocab_size_divisible_by: int = opt(128, "the vocabulary is padded to a multiple of this times tp", least=1)
 
     normalization: str = opt("LayerNorm", "norm layer", ("LayerNorm", "RMSNorm"))
-    layernorm_epsilon: float = opt(1e-5, "added to the variance")
+    layernorm_epsilon: float = opt(1e-5, "added to the variance", least=0.0)
     layernorm_zero_centered_gamma: bool = opt(False, "store gamma - 1")
     qk_layernorm: bool = opt(False, "norm every query and key head before RoPE (Qwen3)")
     add_bias_linear: bool = opt(True, "bias in the linear layers of attention and MLP")
@@ -61,27 +63,33 @@ class TransformerConfig(
         "positions; mrope is RoPE with three positions a token: time, height and width",
         ("learned_absolute", "rope", "mrope", "none"),
     )
-    rotary_base: float = opt(10000.0, "RoPE's base")
-    rotary_percent: float = opt(1.0, "share of each head that is rotated")
+    rotary_base: float = opt(10000.0, "RoPE's base", above=0.0)
+    rotary_percent: float = opt(1.0, "share of each head that is rotated", above=0.0)
     rotary_interleaved: bool = opt(False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
     mrope_section: tuple[int, ...] | None = opt(None, "mrope: pairs of channels that turn with time, height, width")
     mrope_interleaved: bool = opt(False, "mrope: channels take turns (Qwen3-VL) instead of lying section by section")
     rope_scaling_type: str = opt("none", "RoPE frequency scaling", ("none", "linear", "llama3", "yarn"))
-    rope_scaling_factor: float = opt(8.0, "how many times longer than trained")
-    rope_scaling_low_freq_factor: float = opt(1.0, "llama3: wavelengths above original/low are divided by the factor")
-    rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept")
-    rope_scaling_original_max_position_embeddings: int = opt(
-        8192, "llama3, yarn: context length of the original training"
+    rope_scaling_factor: float = opt(8.0, "how many times longer than trained", above=0.0)
+    rope_scaling_low_freq_factor: float = opt(
+        1.0, "llama3: wavelengths above original/low are divided by the factor", above=0.0
     )
-    yarn_beta_fast: float = opt(32.0, "yarn: channels that turn more often than this in the trained context are kept")
-    yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor")
-    yarn_mscale: float = opt(0.0, "yarn: numerator of the attention factor; 0 with the next: 0.1 ln(factor) + 1")
-    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor")
+    rope_scaling_high_freq_factor: float = opt(4.0, "llama3: wavelengths below original/high are kept", above=0.0)
+    rope_scaling_original_max_position_embeddings: int = opt(
+        8192, "llama3, yarn: context length of the original training", least=1
+    )
+    yarn_beta_fast: float = opt(
+        32.0, "yarn: channels that turn more often than this in the trained context are kept", above=0.0
+    )
+    yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor", above=0.0)
+    yarn_mscale: float = opt(
+        0.0, "yarn: numerator of the attention factor; 0 with the next: 0.1 ln(factor) + 1", least=0.0
+    )
+    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor", least=0.0)
     yarn_correction_range_round_to_int: bool = opt(True, "yarn: the blend begins and ends at whole channels")
-    sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it")
+    sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it", least=1)
 
-    hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding")
-    attention_dropout: float = opt(0.0, "dropout on attention weights")
+    hidden_dropout: float = opt(0.0, "dropout on residual branches and on the embedding", least=0.0, below=1.0)
+    attention_dropout: float = opt(0.0, "dropout on attention weights", least=0.0, below=1.0)
     attention_backend: str = opt(
         "auto",
         "core attention: torch's, the flash-attn package, Transformer Engine, the blockwise one written here, the "
@@ -101,22 +109,20 @@ class TransformerConfig(
     )
     apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
 
-    init_method_std: float = opt(0.02, "standard deviation of the initial weights")
+    init_method_std: float = opt(0.02, "standard deviation of the initial weights", least=0.0)
     scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")
 
     recompute_granularity: str | None = opt(
         None, "recompute activations in the backward pass", (None, "selective", "full")
     )
     recompute_method: str = opt("uniform", "full recompute: every n layers, or the first n", ("uniform", "block"))
-    recompute_num_layers: int = opt(1, "n of recompute_method")
+    recompute_num_layers: int = opt(1, "n of recompute_method", least=1)
     recompute_modules: tuple[str, ...] = opt(("core_attn",), "selective recompute of: core_attn, mlp, moe, layernorm")
 
     params_dtype: str = opt("fp32", "dtype of weights and activations", ("fp32", "bf16", "fp16"))
     fp32_residual_connection: bool = opt(False, "keep the residual stream in fp32")
 
     def _check(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "recompute_num_layers"):
-            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}", "must be at least 1")
         if self.multi_latent_attention:  # a head of keys has channels without and with position
             self._derive(kv_channels=self.qk_head_dim + self.qk_pos_emb_head_dim)
         if self.kv_channels is None:
@@ -130,19 +136,10 @@ class TransformerConfig(
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
-        self._check_depths()
         self._check_fp8(self.num_experts, self.moe_grouped_gemm)
-        self._check_latent(
-            self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias
-        )
+        self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
             self._check_rope()
-        for name in ("hidden_dropout", "attention_dropout"):
-            require(
-                0.0 <= getattr(self, name) < 1.0, f"{name} is {getattr(self, name)}", "choose a probability in [0, 1)"
-            )
-        if self.sliding_window is not None:
-            require(self.sliding_window >= 1, f"sliding_window is {self.sliding_window}", "must be at least 1")
         require(
             self.attention_backend != "local" or self.attention_dropout == 0.0,
             f"attention_backend local with attention_dropout={self.attention_dropout}: it drops no weights",
@@ -160,6 +157,17 @@ class TransformerConfig(
             f"RoPE rotates {rotated} channels of a head",
             "choose kv_channels * rotary_percent even",
         )
+        require(self.rotary_percent <= 1.0, f"rotary_percent is {self.rotary_percent}", "must be at most 1")
+        for kind, slow, fast in (
+            ("llama3", "rope_scaling_low_freq_factor", "rope_scaling_high_freq_factor"),
+            ("yarn", "yarn_beta_slow", "yarn_beta_fast"),
+        ):
+            low, high = getattr(self, slow), getattr(self, fast)
+            require(
+                self.rope_scaling_type != kind or low < high,
+                f"{slow} is {low}, {fast} is {high}: channels between them are blended",
+                f"choose {slow} < {fast}",
+            )
         section = self.mrope_section
         if self.position_embedding_type == "mrope":
             require(

@@ -24,23 +24,29 @@ ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 class ParallelConfig(Config):
     """How ranks divide the work. World = tp * cp * pp * dp; expert parallelism reuses the tp*cp*dp ranks."""
 
-    tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix")
-    pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers")
+    tensor_model_parallel_size: int = opt(1, "tp: ranks that share every matrix", least=1)
+    pipeline_model_parallel_size: int = opt(1, "pp: stages that share the layers", least=1)
     pipeline_schedule: str | None = opt(
         None, "order of a pipeline's work; default 1f1b, interleaved with several stages a rank", (None, *SCHEDULES)
     )
-    num_layers_per_virtual_pipeline_stage: int | None = opt(None, "layers of a stage, of which a rank has several")
-    num_virtual_stages_per_pipeline_rank: int | None = opt(None, "v: stages of a rank; default 1")
-    microbatch_group_size_per_virtual_pipeline_stage: int | None = opt(
-        None, "interleaved: microbatches that pass one stage before the rank turns to its next; default pp"
+    num_layers_per_virtual_pipeline_stage: int | None = opt(
+        None, "layers of a stage, of which a rank has several", least=1
     )
-    num_layers_in_first_pipeline_stage: int | None = opt(None, "layers of the first rank; the rest is cut evenly")
-    num_layers_in_last_pipeline_stage: int | None = opt(None, "layers of the last rank; the rest is cut evenly")
+    num_virtual_stages_per_pipeline_rank: int | None = opt(None, "v: stages of a rank; default 1", least=1)
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = opt(
+        None, "interleaved: microbatches that pass one stage before the rank turns to its next; default pp", least=1
+    )
+    num_layers_in_first_pipeline_stage: int | None = opt(
+        None, "layers of the first rank; the rest is cut evenly", least=0
+    )
+    num_layers_in_last_pipeline_stage: int | None = opt(
+        None, "layers of the last rank; the rest is cut evenly", least=0
+    )
     account_for_embedding_in_pipeline_split: bool = opt(False, "the embedding counts as a layer of the first stage")
     account_for_loss_in_pipeline_split: bool = opt(False, "the loss counts as a layer of the last stage")
     pipeline_model_parallel_layout: str | None = opt(None, "every stage written out, e.g. Et*3|(tt|)*2,L")
     variable_seq_lengths: bool = opt(False, "microbatches of different lengths: stages tell each other the shape")
-    context_parallel_size: int = opt(1, "cp: ranks that share every sequence")
+    context_parallel_size: int = opt(1, "cp: ranks that share every sequence", least=1)
     cp_comm_type: str = opt(
         "p2p",
         "how cp ranks share keys and values: a ring, all-to-all over heads, all-gather, or all-to-all inside a ring",
@@ -49,19 +55,16 @@ class ParallelConfig(Config):
     hierarchical_context_parallel_sizes: tuple[int, ...] | None = opt(
         None, "for a2a+p2p: ranks of an all-to-all, then ranks of a ring; their product is cp"
     )
-    expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts")
-    expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp")
+    expert_model_parallel_size: int = opt(1, "ep: ranks that share the experts", least=1)
+    expert_tensor_parallel_size: int = opt(None, "etp: ranks that share every expert; default tp", least=1)
     sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
     order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
     overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
-    ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)")
-    distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank")
+    ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1)
+    distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank", above=0.0)
 
     def _check(self) -> None:
         self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)
-        for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
-            size = getattr(self, f"{name}_parallel_size")
-            require(size >= 1, f"{name}_parallel_size is {size}", "must be at least 1")
         self._check_context()
         axes = self.order.split("-")
         missing, extra = set(ORDERED_AXES) - set(axes), [a for a in axes if a not in ORDERED_AXES]
@@ -71,6 +74,11 @@ class ParallelConfig(Config):
             "for example tp-cp-ep-dp-pp",
         )
         self._check_pipeline()
+        require(
+            self.ddp_bucket_size is None or self.overlap_grad_reduce,
+            f"ddp_bucket_size={self.ddp_bucket_size} without overlap_grad_reduce: all gradients travel in one bucket",
+            "--overlap-grad-reduce, or drop --ddp-bucket-size",
+        )
         if self.sequence_parallel:
             require(
                 self.tensor_model_parallel_size > 1,
@@ -113,15 +121,10 @@ class ParallelConfig(Config):
         given += [f"account_for_{x}_in_pipeline_split" for x in ("embedding", "loss") if self._accounts_for(x)]
         if given and self.pipeline_model_parallel_size == 1:
             raise ConfigError(f"{given[0]} without a pipeline", fix="drop it, or pipeline_model_parallel_size above 1")
-        for name in cuts:
-            value = getattr(self, name)
-            smallest = 0 if name.endswith("pipeline_stage") and "_in_" in name else 1
-            require(not isinstance(value, int) or value >= smallest, f"{name} is {value}", f"at least {smallest}")
         ways = {
             "pipeline_model_parallel_layout": self.pipeline_model_parallel_layout is not None,
             "num_layers_in_first_pipeline_stage or ..._last_...": any(
-                n is not None
-                for n in (self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage)
+                n is not None for n in (self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage)
             ),
             "account_for_..._in_pipeline_split": self._accounts_for("embedding") or self._accounts_for("loss"),
             "num_layers_per_virtual_pipeline_stage": self.num_layers_per_virtual_pipeline_stage is not None,

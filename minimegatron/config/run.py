@@ -21,39 +21,37 @@ class OptimizerConfig(Config):
 
     optimizer: str = opt("adam", "adam is AdamW: decoupled weight decay", ("adam", "sgd"))
     lr: float = opt(1e-3, "peak learning rate")
-    min_lr: float = opt(0.0, "the schedule never goes below")
-    weight_decay: float = opt(0.01, "decoupled; not on biases and 1-D parameters")
-    start_weight_decay: float | None = opt(None, "first value of a weight decay ramp")
-    end_weight_decay: float | None = opt(None, "last value of a weight decay ramp")
+    min_lr: float = opt(0.0, "the schedule never goes below", least=0.0)
+    weight_decay: float = opt(0.01, "decoupled; not on biases and 1-D parameters", least=0.0)
+    start_weight_decay: float | None = opt(None, "first value of a weight decay ramp", least=0.0)
+    end_weight_decay: float | None = opt(None, "last value of a weight decay ramp", least=0.0)
     weight_decay_incr_style: str = opt("constant", "shape of that ramp", ("constant", "linear", "cosine"))
-    adam_beta1: float = opt(0.9, "decay of the first moment")
-    adam_beta2: float = opt(0.999, "decay of the second moment")
-    adam_eps: float = opt(1e-8, "added to the square root of the second moment")
-    sgd_momentum: float = opt(0.9, "momentum of sgd")
-    clip_grad: float = opt(1.0, "global gradient norm is cut to this; 0 switches clipping off")
+    adam_beta1: float = opt(0.9, "decay of the first moment", least=0.0, below=1.0)
+    adam_beta2: float = opt(0.999, "decay of the second moment", least=0.0, below=1.0)
+    adam_eps: float = opt(1e-8, "added to the square root of the second moment", least=0.0)
+    sgd_momentum: float = opt(0.9, "momentum of sgd", least=0.0)
+    clip_grad: float = opt(1.0, "global gradient norm is cut to this; 0 switches clipping off", least=0.0)
     lr_decay_style: str = opt(
         "linear", "schedule after the warm-up", ("constant", "linear", "cosine", "inverse-square-root", "WSD")
     )
-    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default the whole run")
-    lr_warmup_iters: int = opt(0, "iterations of linear warm-up")
+    lr_decay_iters: int | None = opt(None, "iterations until min_lr; default the whole run", least=1)
+    lr_warmup_iters: int = opt(0, "iterations of linear warm-up", least=0)
     lr_warmup_fraction: float | None = opt(None, "warm-up as a share of the decay, instead of lr_warmup_iters")
-    lr_decay_samples: int | None = opt(None, "samples until min_lr, instead of lr_decay_iters")
-    lr_warmup_samples: int = opt(0, "samples of linear warm-up, instead of lr_warmup_iters")
-    lr_warmup_init: float = opt(0.0, "learning rate at the start of the warm-up")
+    lr_decay_samples: int | None = opt(None, "samples until min_lr, instead of lr_decay_iters", least=1)
+    lr_warmup_samples: int = opt(0, "samples of linear warm-up, instead of lr_warmup_iters", least=0)
+    lr_warmup_init: float = opt(0.0, "learning rate at the start of the warm-up", least=0.0)
     lr_wsd_decay_style: str = opt("exponential", "WSD's final decay", ("exponential", "linear", "cosine", "minus_sqrt"))
-    lr_wsd_decay_iters: int | None = opt(None, "iterations of WSD's final decay")
-    loss_scale: float | None = opt(None, "constant loss scale for fp16; default dynamic")
-    initial_loss_scale: float = opt(2.0**32, "first dynamic loss scale")
-    min_loss_scale: float = opt(1.0, "dynamic loss scale never goes below")
-    loss_scale_window: int = opt(1000, "clean steps before the scale doubles")
-    hysteresis: int = opt(2, "overflows before the scale halves")
+    lr_wsd_decay_iters: int | None = opt(None, "iterations of WSD's final decay", least=1)
+    loss_scale: float | None = opt(None, "constant loss scale for fp16; default dynamic", above=0.0)
+    initial_loss_scale: float = opt(2.0**32, "first dynamic loss scale", above=0.0)
+    min_loss_scale: float = opt(1.0, "dynamic loss scale never goes below", above=0.0)
+    loss_scale_window: int = opt(1000, "clean steps before the scale doubles", least=1)
+    hysteresis: int = opt(2, "overflows before the scale halves", least=1)
     check_for_nan_in_loss_and_grad: bool = opt(True, "stop with exit status 6 on a number that is not finite")
     log_num_zeros_in_grad: bool = opt(False, "count the zeros of the gradient")
 
     def _check(self) -> None:
-        require(self.lr >= self.min_lr >= 0.0, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr >= 0")
-        require(self.clip_grad >= 0.0, f"clip_grad is {self.clip_grad}", "0 switches clipping off; otherwise positive")
-        require(self.lr_warmup_iters >= 0, f"lr_warmup_iters is {self.lr_warmup_iters}", "must not be negative")
+        require(self.lr >= self.min_lr, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr")
         warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
         for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
             given = [name for name in names if getattr(self, name)]
@@ -90,7 +88,7 @@ class DataConfig(Config):
     )
     corpus_path: str = opt(".corpus", "folder in which the corpus, its tokenizer and its tokens are made once and kept")
     data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
-    seq_length: int = opt(256, "tokens of a sample")
+    seq_length: int = opt(256, "tokens of a sample", least=1)
     tokenizer_type: str | None = opt(None, "tokenizer of the data")
     tokenizer_model: str | None = opt(None, "folder or file of the tokenizer")
     vocab_file: str | None = opt(None, "vocab.json of GPT2BPETokenizer")
@@ -103,7 +101,6 @@ class DataConfig(Config):
     )
 
     def _check(self) -> None:
-        require(self.seq_length >= 1, f"seq_length is {self.seq_length}", "must be at least 1")
         per_split = self.train_data_path or self.valid_data_path or self.test_data_path
         named: dict[str, Any] = {"data_path": self.data_path}
         named |= {"train_data_path, valid_data_path or test_data_path": per_split}
@@ -116,39 +113,39 @@ class DataConfig(Config):
 class TrainingConfig(Config):
     """How long to train, and what to print on the way."""
 
-    micro_batch_size: int = opt(1, "samples of one forward pass on one rank")
+    micro_batch_size: int = opt(1, "samples of one forward pass on one rank", least=1)
     global_batch_size: int | None = opt(
-        None, "samples of one optimizer step over all ranks; default micro_batch_size * dp"
+        None, "samples of one optimizer step over all ranks; default micro_batch_size * dp", least=1
     )
     rampup_batch_size: tuple[int, ...] | None = opt(None, "start, increment, samples of a batch size ramp-up")
     decrease_batch_size_if_needed: bool = opt(
         False, "round the global batch size down to a multiple of micro_batch_size * dp"
     )
-    train_iters: int = opt(100, "optimizer steps")
-    train_samples: int | None = opt(None, "samples to train on, instead of train_iters")
+    train_iters: int = opt(100, "optimizer steps", least=1)
+    train_samples: int | None = opt(None, "samples to train on, instead of train_iters", least=1)
     seed: int = opt(1234, "of weights, data order and dropout")
-    log_interval: int = opt(1, "steps between log lines")
-    eval_interval: int | None = opt(None, "steps between evaluations; default never")
-    eval_iters: int = opt(10, "batches of one evaluation")
-    exit_interval: int | None = opt(None, "stop at the first iteration that this divides")
-    exit_duration_in_mins: float | None = opt(None, "stop after so many minutes")
+    log_interval: int = opt(1, "steps between log lines", least=1)
+    eval_interval: int | None = opt(None, "steps between evaluations; default never", least=1)
+    eval_iters: int = opt(10, "batches of one evaluation", least=0)
+    exit_interval: int | None = opt(None, "stop at the first iteration that this divides", least=1)
+    exit_duration_in_mins: float | None = opt(None, "stop after so many minutes", least=0.0)
     tensorboard_dir: str | None = opt(None, "folder for TensorBoard")
     wandb_project: str | None = opt(None, "also log to this Weights & Biases project")
     wandb_exp_name: str | None = opt(None, "name of the run there")
     wandb_entity: str | None = opt(None, "team or user there")
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
-    check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights")
+    check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights", least=1)
     cuda_graph_impl: str = opt(
         "none",
         "play a step's forward and backward passes back as a CUDA graph",
         ("none", "local", "transformer_engine"),
     )
     cuda_graph_scope: str = opt("full_iteration", "what a graph holds", ("full_iteration",))
-    cuda_graph_warmup_steps: int = opt(3, "steps before the recording")
+    cuda_graph_warmup_steps: int = opt(3, "steps before the recording", least=1)
     profile: bool = opt(False, "profile some steps: NVTX ranges for nsys on a GPU, or with use_pytorch_profiler")
     use_pytorch_profiler: bool = opt(False, "torch's profiler, which writes a Chrome trace")
-    profile_step_start: int = opt(10, "steps before the profile begins")
+    profile_step_start: int = opt(10, "steps before the profile begins", least=0)
     profile_step_end: int = opt(12, "steps before it ends")
     profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
     profile_dir: str = opt("profile", "folder for the traces")
@@ -157,26 +154,11 @@ class TrainingConfig(Config):
     )
 
     def _check(self) -> None:
-        for name in (
-            "micro_batch_size",
-            "train_iters",
-            "log_interval",
-            "train_samples",
-            "eval_interval",
-            "exit_interval",
-        ):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} is {value}", "must be at least 1")
         require(
-            self.eval_iters >= 0, f"eval_iters is {self.eval_iters}", "0 switches evaluation off; otherwise positive"
-        )
-        require(
-            0 <= self.profile_step_start < self.profile_step_end,
+            self.profile_step_start < self.profile_step_end,
             f"profile_step_start={self.profile_step_start}, profile_step_end={self.profile_step_end}",
-            "choose 0 <= start < end",
+            "choose start < end",
         )
-        steps = self.cuda_graph_warmup_steps
-        require(steps >= 1, f"cuda_graph_warmup_steps is {steps}", "at least 1: libraries choose their kernels in it")
         require(
             self.profile or not self.use_pytorch_profiler,
             "use_pytorch_profiler without profile",
