@@ -1,9 +1,18 @@
-"""What the tests of every lab's checks do: judge an answer, change a solution, say what a right and a wrong one get."""
+"""What the tests of every lab's checks do: judge an answer, change a solution, say what a right and a wrong one get.
+
+A lab's file of tests is a table of right answers, one of wrong answers, and what is special about that lab. Four tests
+are the same for every lab; each is made here, over the lab's own table, and gets its name there::
+
+    test_each_mistake_loses_points_and_is_told_why = MARKED.wrong_answers(WRONG)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import pytest
 
 from minimegatron.lab.exercises import course_module, load_lab
 from minimegatron.lab.fresh import Nursery
@@ -43,11 +52,6 @@ class Marked:
         verdict = self.check(nursery, exercise, source)
         assert (verdict.state, verdict.points) == ("passed", self.lab[exercise].points), verdict
 
-    def assert_stub_and_solution(self, nursery: Nursery, exercise: str) -> None:
-        """The stub scores nothing, the solution everything."""
-        assert self.check(nursery, exercise, self.stubs[exercise]).state == "todo"
-        self.assert_full_marks(nursery, exercise, self.solutions[exercise])
-
     def assert_loses(self, nursery: Nursery, exercise: str, source: str) -> Verdict:
         """A wrong answer; returns the verdict, for what it tells the learner."""
         verdict = self.check(nursery, exercise, source)
@@ -56,6 +60,54 @@ class Marked:
 
     def assert_three_each(self, right: Mapping[str, Sequence[str]]) -> None:
         assert {name: len(answers) for name, answers in right.items()} == dict.fromkeys(self.lab.exercises, 3)
+
+    def stubs_and_solutions(self) -> Callable[..., None]:
+        """A test: the stub scores nothing, the solution everything."""
+
+        @pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
+        @pytest.mark.parametrize("exercise", self.lab.exercises)
+        def test(nursery: Nursery, exercise: str) -> None:
+            assert self.check(nursery, exercise, self.stubs[exercise]).state == "todo"
+            self.assert_full_marks(nursery, exercise, self.solutions[exercise])
+
+        return test
+
+    def right_answers(self, table: Mapping[str, Sequence[str]]) -> Callable[..., None]:
+        """A test: answers that differ from the solution get full marks, too."""
+
+        @pytest.mark.thorough
+        @pytest.mark.parametrize(("exercise", "index"), numbered(table))
+        def test(nursery: Nursery, exercise: str, index: int) -> None:
+            self.assert_full_marks(nursery, exercise, table[exercise][index])
+
+        return test
+
+    def wrong_answers(
+        self, table: Mapping[str, Sequence[tuple[str, str]]], told: Callable[[Verdict, str], bool] | None = None
+    ) -> Callable[..., None]:
+        """A test: each (wrong answer, words) loses points, and `told(verdict, words)`: they are `said`."""
+        told = told or (lambda verdict, words: words in said(verdict))
+
+        @pytest.mark.parametrize(("exercise", "index"), numbered(table))
+        def test(nursery: Nursery, exercise: str, index: int) -> None:
+            source, words = table[exercise][index]
+            verdict = self.assert_loses(nursery, exercise, source)
+            assert told(verdict, words), (words, verdict)
+
+        return test
+
+    def empty_answers(self, **sources: str) -> Callable[..., None]:
+        """A test: what returns None, every function of the stub or the given source, scores nothing."""
+
+        @pytest.mark.thorough
+        @pytest.mark.parametrize("exercise", self.lab.exercises)
+        def test(nursery: Nursery, exercise: str) -> None:
+            names = re.findall(r"^(?:def|class) (\w+)", self.stubs[exercise], flags=re.M)
+            nothing = "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
+            verdict = self.check(nursery, exercise, sources.get(exercise, nothing))
+            assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+
+        return test
 
 
 def said(verdict: Verdict) -> str:

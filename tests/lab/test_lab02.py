@@ -12,20 +12,17 @@ from minimegatron.lab.course.part02_predicted import NAMES, activation_bytes, pa
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
-from tests.lab.marked import Marked, numbered
+from tests.lab.marked import Marked
 
 MARKED = Marked("02_tensor_parallel", imports=True)
-LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
+check, changed = MARKED.check, MARKED.changed
 HEAD = (
     "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n"
     "from minimegatron.comm.collectives import *\nfrom minimegatron.comm import collectives as c\n"
 )
 
 
-@pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    MARKED.assert_stub_and_solution(nursery, exercise)
+test_the_stub_scores_nothing_and_the_solution_everything = MARKED.stubs_and_solutions()
 
 
 RIGHT = {
@@ -178,11 +175,7 @@ RIGHT = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
-def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
+test_other_right_answers_get_full_marks = MARKED.right_answers(RIGHT)
 
 
 def test_every_exercise_has_three_other_right_answers():
@@ -317,21 +310,10 @@ WRONG = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
-def test_each_mistake_loses_points_and_gets_its_hint(nursery, exercise, index):
-    source, hint = WRONG[exercise][index]
-    verdict = MARKED.assert_loses(nursery, exercise, source)
-    assert hint in verdict.hint, verdict
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
-    name = LAB[exercise].function or exercise
-    both = "def reduce_scatter_sequence(*a, **k): return None\n" if exercise == "sequence_pair" else ""
-    verdict = check(nursery, exercise, f"{both}def {name}(*args, **kwargs):\n    return None\n")
-    assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+test_each_mistake_loses_points_and_gets_its_hint = MARKED.wrong_answers(
+    WRONG, told=lambda verdict, words: words in verdict.hint
+)
+test_an_answer_that_returns_nothing_scores_nothing = MARKED.empty_answers()
 
 
 def test_a_loss_that_gathers_the_logits_is_right_in_numbers_and_loses_points_by_bytes(nursery):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.lab.marked import Marked, numbered, said
+from tests.lab.marked import Marked
 
 MARKED = Marked("03_pipeline_1f1b")
-LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
+changed = MARKED.changed
 DIST = "import torch\nimport torch.distributed as dist\n"
 
 
-@pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    MARKED.assert_stub_and_solution(nursery, exercise)
+test_the_stub_scores_nothing_and_the_solution_everything = MARKED.stubs_and_solutions()
 
 
 RIGHT = {
@@ -112,11 +107,7 @@ RIGHT = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
-def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
+test_other_right_answers_get_full_marks = MARKED.right_answers(RIGHT)
 
 
 def test_every_exercise_has_three_other_right_answers():
@@ -201,24 +192,11 @@ WRONG = {
     ],
 }  # fmt: skip
 
+test_each_mistake_loses_points_and_is_told_why = MARKED.wrong_answers(WRONG)
 
-@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
-def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
-    source, words = WRONG[exercise][index]
-    verdict = MARKED.assert_loses(nursery, exercise, source)
-    assert words in said(verdict), verdict
-    assert verdict.hint or verdict.note or any(row.note for row in verdict.rows)
+EMPTY_STAGE = (
+    "import torch\nclass SplitStage:\n    def __init__(self, weight): self.grad = torch.zeros_like(weight)\n"
+    + "".join(f"    def {method}(self, *args): return None\n" for method in ("forward", "backward", "weights"))
+)
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
-    name = LAB[exercise].function or exercise
-    source = f"def {name}(*args, **kwargs):\n    return None\n"
-    if exercise == "split_stage":
-        source = (
-            "import torch\nclass SplitStage:\n    def __init__(self, weight): self.grad = torch.zeros_like(weight)\n"
-            + "".join(f"    def {method}(self, *args): return None\n" for method in ("forward", "backward", "weights"))
-        )
-    verdict = check(nursery, exercise, source)
-    assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+test_an_answer_that_returns_nothing_scores_nothing = MARKED.empty_answers(split_stage=EMPTY_STAGE)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.lab.marked import Marked, numbered, said
+from tests.lab.marked import Marked
 
 MARKED = Marked("04_context_parallel", imports=True)
-LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
+changed = MARKED.changed
 HEAD = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n"
 
 
-@pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    MARKED.assert_stub_and_solution(nursery, exercise)
+test_the_stub_scores_nothing_and_the_solution_everything = MARKED.stubs_and_solutions()
 
 
 PIECE = """
@@ -181,11 +176,7 @@ RIGHT = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
-def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
+test_other_right_answers_get_full_marks = MARKED.right_answers(RIGHT)
 
 
 def test_every_exercise_has_three_other_right_answers():
@@ -329,18 +320,5 @@ WRONG = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
-def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
-    source, words = WRONG[exercise][index]
-    verdict = MARKED.assert_loses(nursery, exercise, source)
-    assert words in said(verdict), verdict
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
-    names = ["heads_for_tokens", "tokens_for_heads"] if exercise == "ulysses" else [exercise]
-    source = "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
-    verdict = check(nursery, exercise, source)
-    assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+test_each_mistake_loses_points_and_is_told_why = MARKED.wrong_answers(WRONG)
+test_an_answer_that_returns_nothing_scores_nothing = MARKED.empty_answers()

@@ -12,17 +12,14 @@ from minimegatron.layers.dispatch import dispatch_bytes
 from minimegatron.layers.router import Routing, balance_scores, balancing_loss, choose
 from minimegatron.layers.router import limit as package_limit
 from minimegatron.models.zoo import family_config
-from tests.lab.marked import Marked, numbered, said
+from tests.lab.marked import Marked
 
 MARKED = Marked("05_moe_ep", imports=True)
-LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
+LAB, changed = MARKED.lab, MARKED.changed
 HEAD = "import math\nimport torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\nfrom minimegatron.comm.collectives import all_reduce\n"
 
 
-@pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    MARKED.assert_stub_and_solution(nursery, exercise)
+test_the_stub_scores_nothing_and_the_solution_everything = MARKED.stubs_and_solutions()
 
 
 # Counts by an all-to-all of their own, rows in one index.
@@ -175,11 +172,7 @@ RIGHT = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
-def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
+test_other_right_answers_get_full_marks = MARKED.right_answers(RIGHT)
 
 
 def test_every_exercise_has_three_other_right_answers():
@@ -306,12 +299,7 @@ WRONG = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
-def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
-    source, words = WRONG[exercise][index]
-    verdict = MARKED.assert_loses(nursery, exercise, source)
-    assert words in said(verdict), verdict
+test_each_mistake_loses_points_and_is_told_why = MARKED.wrong_answers(WRONG)
 
 
 def config_of(**fields):
@@ -360,15 +348,4 @@ def test_the_expected_drops_are_the_mean_over_all_choices():
     assert right == {"capacity": capacity, "dropped": pytest.approx(over / len(every) / (tokens * k))}
 
 
-FUNCTIONS = {
-    "expert_bias": ["choose", "move_bias"], "permute": ["permute", "unpermute"], "dispatch": ["dispatch", "combine"]
-}  # fmt: skip
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
-    names = FUNCTIONS.get(exercise, [exercise])
-    source = "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
-    verdict = check(nursery, exercise, source)
-    assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+test_an_answer_that_returns_nothing_scores_nothing = MARKED.empty_answers()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from minimegatron.lab.course.part07_fp8 import E4M3, E5M2, to_fp8
-from tests.lab.marked import Marked, numbered, said
+from tests.lab.marked import Marked, said
 
 MARKED = Marked("07_kernels_flash_fp8", imports=True)
-LAB, check, changed = MARKED.lab, MARKED.check, MARKED.changed
+changed = MARKED.changed
 HEAD = "import torch\nimport torch.distributed as dist\n"
 
 
@@ -23,10 +22,7 @@ def kernel(body: str, grid: str, block: str, before: str = "") -> str:
     )
 
 
-@pytest.mark.thorough  # in an ordinary run the notebooks do it: their stored verdicts are compared
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_stub_scores_nothing_and_the_solution_everything(nursery, exercise):
-    MARKED.assert_stub_and_solution(nursery, exercise)
+test_the_stub_scores_nothing_and_the_solution_everything = MARKED.stubs_and_solutions()
 
 
 def test_the_reference_of_the_cast_is_torchs_cast_for_every_bf16_number_and_many_others():
@@ -219,11 +215,7 @@ RIGHT = {
 def test_three_other_right_answers_each():
     MARKED.assert_three_each(RIGHT)
 
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("exercise", "index"), numbered(RIGHT))
-def test_other_right_answers_get_full_marks(nursery, exercise, index):
-    MARKED.assert_full_marks(nursery, exercise, RIGHT[exercise][index])
+test_other_right_answers_get_full_marks = MARKED.right_answers(RIGHT)
 
 
 WRONG = {
@@ -345,21 +337,7 @@ WRONG = {
     ],
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("exercise", "index"), numbered(WRONG))
-def test_each_mistake_loses_points_and_is_told_why(nursery, exercise, index):
-    source, words = WRONG[exercise][index]
-    verdict = MARKED.assert_loses(nursery, exercise, source)
-    assert any(word in f"hint {said(verdict)}" for word in words.split("|")), verdict
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_an_answer_that_returns_nothing_scores_nothing(nursery, exercise):
-    names = {
-        "norm_rows": ["norm"], "norm_block": ["norm"], "norm_warp": ["norm"], "fp8_linear": ["Fp8Linear"],
-        "delayed_scaling": ["DelayedScale", "update"],
-    }.get(exercise, [exercise])  # fmt: skip
-    source = "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
-    verdict = check(nursery, exercise, source)
-    assert (verdict.state, verdict.points) == ("wrong", 0), verdict
+test_each_mistake_loses_points_and_is_told_why = MARKED.wrong_answers(
+    WRONG, told=lambda verdict, words: any(word in f"hint {said(verdict)}" for word in words.split("|"))
+)
+test_an_answer_that_returns_nothing_scores_nothing = MARKED.empty_answers()
