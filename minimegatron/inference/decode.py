@@ -16,12 +16,18 @@ So the answer of one step is the question of the next, and the host may be as ma
 is in the recording, embedding to draw: what is left to the host is one copy of b numbers. One recording serves every
 position; another number of sequences or other sampling parameters want another one.
 
-What cannot be recorded is refused: messages (tp), and experts, whose dispatcher asks how many tokens each has got.
+A recording saves the launches; the many small kernels between two matrices stay. `compiled` has torch.compile fuse
+them first, once for a shape, which takes it a minute. On a CPU, where nothing can be recorded, that is what helps.
+
+What can neither be recorded nor compiled is refused: messages (tp), and experts, whose dispatcher asks how many tokens
+each has got.
 
 Megatron-LM: CUDA graphs of `megatron/core/inference/contexts/dynamic_context.py`, one for each of several batch sizes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -35,23 +41,31 @@ from minimegatron.models.decoder import GPTModel
 WARMUP_STEPS = 3
 
 
+Tokens = tuple[torch.Tensor, torch.Tensor]
+
+
 def check_can_record(model: GPTModel) -> None:
-    """Refuse a model whose step cannot be recorded.
+    """Refuse a model whose step cannot be recorded or compiled as a whole.
 
     Raises:
         ConfigError: it sends messages, or asks the device how many tokens each expert has got.
     """
     if model.mesh.tp.size > 1:
         raise ConfigError(
-            f"a recorded decode step with tp = {model.mesh.tp.size}: a recording has no messages",
-            fix="no graph, or tp = 1",
+            f"a recorded or compiled decode step with tp = {model.mesh.tp.size}: it can hold no messages",
+            fix="neither recorder nor compiled, or tp = 1",
         )
     if model.config.num_experts is not None:
         raise ConfigError(
-            f"a recorded decode step with {model.config.num_experts} experts: the host must know how many tokens each "
-            "of them has got",
-            fix="no graph",
+            f"a recorded or compiled decode step with {model.config.num_experts} experts: the host must know how many "
+            "tokens each of them has got",
+            fix="neither recorder nor compiled",
         )
+
+
+def compile_whole(run: Callable[[], Tokens]) -> Callable[[], Tokens]:
+    """torch.compile, for the shapes that there are, in one piece or not at all."""
+    return torch.compile(run, dynamic=False, fullgraph=True)
 
 
 class DecodeStep:
@@ -62,42 +76,47 @@ class DecodeStep:
         cache: of these sequences.
         sampling: how words are drawn.
         recorder: records the step once, after `WARMUP_STEPS` real ones; None does without.
+        compiled: torch.compile the step, when it is first called.
 
     Attributes:
         tokens, uniform: see the module docstring.
 
     Raises:
-        ConfigError: there is a recorder, and the step cannot be recorded.
+        ConfigError: the step cannot be recorded or compiled.
     """
 
     def __init__(
-        self, model: GPTModel, cache: StaticCache, sampling: SamplingParams, recorder: Recorder | None = None
+        self,
+        model: GPTModel,
+        cache: StaticCache,
+        sampling: SamplingParams,
+        recorder: Recorder | None = None,
+        compiled: bool = False,
     ) -> None:
-        if recorder is not None:
+        if recorder is not None or compiled:
             check_can_record(model)
         self.model, self.cache, self.sampling = model, cache, sampling
         self.tokens = torch.zeros_like(cache.positions)
         self.uniform = torch.zeros_like(cache.positions, dtype=torch.float64)
-        self._recorded: Recorded[tuple[torch.Tensor, torch.Tensor]] | None = None
-        if recorder is not None:
-            self._recorded = Recorded(WARMUP_STEPS, recorder)
+        self._whole = compile_whole(self._run) if compiled else None
+        self._recorded: Recorded[Tokens] | None = None if recorder is None else Recorded(WARMUP_STEPS, recorder)
 
     @torch.no_grad()
-    def __call__(self, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, reach: int | None = None) -> Tokens:
         """Draw one token for every sequence.
 
         Args:
-            reach: how many rows of the cache may be in use after this step, to read no others; default, and with a
-                recording always, all.
+            reach: how many rows of the cache may be in use after this step, to read no others; default, and where the
+                step is recorded or compiled always, all.
 
         Returns:
             The tokens [b] and their log-probabilities [b]; the next step overwrites both.
         """
         if self._recorded is not None:
-            return self._recorded(self._run)
-        return self._run(reach)
+            return self._recorded(self._whole or self._run)
+        return self._whole() if self._whole is not None else self._run(reach)
 
-    def _run(self, reach: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, reach: int | None = None) -> Tokens:
         logits = forward(self.model, self.tokens[:, None], self.cache.next(1, reach))
         words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
         self.cache.advance(1)

@@ -61,16 +61,22 @@ class StaticEngine:
         model: whole on each rank of tp; in eval mode.
         max_sequence_length: of a prompt and its continuation together; default the model's `max_position_embeddings`.
         recorder: records one decode step for every number of sequences (`cuda_graphs.CudaRecorder`); None does without.
+        compiled: torch.compile each of these steps, the first time it is needed.
 
     Raises:
-        ConfigError: the model cannot generate here, or its step cannot be recorded, or it has fewer positions.
+        ConfigError: the model cannot generate here, its step can be neither recorded nor compiled, or it has fewer
+            positions.
     """
 
     def __init__(
-        self, model: GPTModel, max_sequence_length: int | None = None, recorder: Recorder | None = None
+        self,
+        model: GPTModel,
+        max_sequence_length: int | None = None,
+        recorder: Recorder | None = None,
+        compiled: bool = False,
     ) -> None:
         check_can_generate(model)
-        if recorder is not None:
+        if recorder is not None or compiled:
             check_can_record(model)
         most = model.config.max_position_embeddings
         longest = most if max_sequence_length is None else max_sequence_length
@@ -79,7 +85,7 @@ class StaticEngine:
                 f"max_sequence_length is {longest}, and the model has {most} learned positions",
                 fix=f"at most {most}",
             )
-        self.model, self.max_sequence_length, self.recorder = model, longest, recorder
+        self.model, self.max_sequence_length, self.recorder, self.compiled = model, longest, recorder, compiled
         self._caches: dict[int, StaticCache] = {}
         self._steps: dict[tuple[int, SamplingParams], DecodeStep] = {}
 
@@ -133,7 +139,8 @@ class StaticEngine:
             step.uniform.copy_(draws[i])
             words, likely = step(reach=longest + i)
             found.append((words.clone(), likely.clone()))
-            done |= torch.isin(words, stops)
+            if stop_ids:
+                done |= torch.isin(words, stops)
         tokens = torch.stack([words for words, _ in found], 1).tolist()
         log_probs = torch.stack([each for _, each in found], 1).tolist()
         return [_continuation(tokens[i], log_probs[i], set(stop_ids), i) for i in range(len(prompts))]
@@ -157,7 +164,7 @@ class StaticEngine:
             self._caches[batch] = StaticCache(self.model, batch, self.max_sequence_length)
         key = batch, sampling
         if key not in self._steps:
-            self._steps[key] = DecodeStep(self.model, self._caches[batch], sampling, self.recorder)
+            self._steps[key] = DecodeStep(self.model, self._caches[batch], sampling, self.recorder, self.compiled)
         return self._steps[key]
 
     def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> None:

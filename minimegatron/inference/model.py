@@ -91,7 +91,7 @@ def forward(
     assert model.embedding is not None, "generation has the whole model on each rank"
     hidden = model.embedding(tokens, view.position_ids)
     rotary = None if model.rotary is None else model.rotary(view.position_ids)
-    mask = AttentionMask(window=model.config.sliding_window, visible=view.visible)
+    mask = AttentionMask(window=model.config.sliding_window, bias=view.bias)
     hidden = model.decoder(hidden, AttentionContext(rotary, mask, view))
     if at is not None:
         hidden = hidden.gather(0, at.view(1, -1, 1).expand(1, -1, hidden.shape[-1]))

@@ -113,5 +113,5 @@ def sample(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> tup
         words = words.clamp(
             max=logits.shape[-1] - 1
         )  # where logits are not numbers, the caller shall be able to say so
-    log_probs = (logits / params.temperature).log_softmax(-1)
+    log_probs = (logits if params.temperature == 1.0 else logits / params.temperature).log_softmax(-1)
     return words, log_probs.gather(-1, words[:, None]).squeeze(-1)

@@ -46,12 +46,12 @@ class Prefill:
 
     Attributes:
         position_ids: [b, n].
-        visible: None: the tokens attend to each other, and there are no others.
+        bias: None: the tokens attend to each other, and there are no others.
     """
 
     cache: StaticCache
     position_ids: torch.Tensor
-    visible: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See `layers.attention.Remembered`."""
@@ -66,21 +66,21 @@ class Next:
 
     Attributes:
         position_ids: [b, n].
-        visible: [b, 1, n, reach], which of the first `reach` rows each token sees.
+        bias: [b, 1, n, reach], which of the first `reach` rows each token sees: 0 or minus infinity.
         rows: [n b], which rows of a buffer [m b, ...] are written.
     """
 
     cache: StaticCache
     position_ids: torch.Tensor
-    visible: torch.Tensor
+    bias: torch.Tensor
     rows: torch.Tensor
 
     def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See `layers.attention.Remembered`."""
-        buffers = self.cache.layers[layer_number]
+        buffers, reach = self.cache.layers[layer_number], self.bias.shape[-1]
         for buffer, rows in zip(buffers, new, strict=True):
             buffer.flatten(0, 1).index_copy_(0, self.rows, rows.flatten(0, 1))
-        return tuple(buffer[: self.visible.shape[-1]] for buffer in buffers)
+        return tuple(buffer[:reach] for buffer in buffers)
 
 
 class StaticCache:
@@ -111,6 +111,7 @@ class StaticCache:
             int(number): tuple(weight.new_zeros((m, b, *shape)) for shape in layer.self_attention.remembered)  # type: ignore[union-attr]
             for number, layer in model.decoder.layers.items()
         }
+        self.dtype = weight.dtype
         self.positions = torch.zeros(b, dtype=torch.int64, device=weight.device)
         self._keys = torch.arange(m, device=weight.device)
         self._columns = torch.arange(b, device=weight.device)
@@ -148,11 +149,12 @@ class StaticCache:
         """
         places = self.positions[:, None] + self._keys[:n]  # [b, n]
         keys = self._keys if reach is None else self._keys[:reach]
-        visible = keys <= places[..., None]
+        hidden = keys > places[..., None]
         if self.window is not None:
-            visible = visible & (keys > places[..., None] - self.window)
+            hidden = hidden | (keys <= places[..., None] - self.window)
+        bias = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
         rows = places.t() * len(self._columns) + self._columns  # [n, b]
-        return Next(self, places, visible[:, None], rows.flatten())
+        return Next(self, places, bias[:, None], rows.flatten())
 
     def advance(self, tokens: torch.Tensor | int) -> None:
         """The pass is over: how many tokens it has added to each sequence, [b] or one number for all."""

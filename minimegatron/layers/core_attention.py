@@ -107,8 +107,8 @@ class CoreAttention(nn.Module):
     ) -> torch.Tensor:
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
-        if mask.visible is not None:
-            return remembered(q, k, v, mask.visible, self.scale).flatten(2)
+        if mask.bias is not None:
+            return remembered(q, k, v, mask.bias, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
             out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.whole)
         else:
@@ -214,15 +214,15 @@ class CoreAttention(nn.Module):
 
 
 def remembered(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attention of n new tokens to m remembered ones.
 
     Args:
         q: [n, b, a', d].
         k, v: [m, b, g', d].
-        visible: [b, 1, n, m], True where a query sees a key.
-        scale: of the scores.
+        bias: [b, 1, n, m], 0 where a query sees a key, minus infinity elsewhere.
+        scale: of the scores, without the bias.
 
     Returns:
         [n, b, a', d].
@@ -231,9 +231,9 @@ def remembered(
     q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
     if n == 1:  # the query heads of a group as rows of one head: nobody has to repeat a key
         q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]
-        return F.scaled_dot_product_attention(q, k, v, visible, scale=scale).flatten(1, 2)[None]
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1, 2)[None]
     shared = q.shape[1] != groups
-    return F.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
 
 
 def _reach(mask: AttentionMask) -> tuple[int, int]:

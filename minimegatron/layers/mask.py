@@ -58,14 +58,15 @@ class AttentionMask:
         causal: a query sees no key after it.
         window: keys at a distance of this or more are not seen; 1 leaves the token itself.
         document_ids: [b, s] of the *whole* sequence; only keys with the query's own id are seen.
-        visible: [b, 1, n, m] bool, where the keys are not those of the queries but m remembered ones, whose places
-            only the device knows (`inference/static_cache.py`): then this table is the rule, and all else is ignored.
+        bias: [b, 1, n, m], 0 where seen and minus infinity where not, in the dtype of the queries. It is there when the
+            keys are not those of the queries but m remembered ones, whose places only the device knows
+            (`inference/static_cache.py`); then it is the rule, and all else is ignored.
     """
 
     causal: bool = True
     window: int | None = None
     document_ids: torch.Tensor | None = None
-    visible: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by all layers of a pass
 
     def relation(self, q: Span, k: Span) -> str:

@@ -163,8 +163,8 @@ class MultiLatentAttention(nn.Module):
         latent, k_r = self.latents(x, context)
         if context.cache is not None:
             latent, k_r = context.cache.update(self.layer_number, latent, k_r)
-        if context.mask.visible is not None:
-            return self.linear_proj(self.absorbed(q, latent, k_r, context.mask.visible))  # type: ignore[no-any-return]
+        if context.mask.bias is not None:
+            return self.linear_proj(self.absorbed(q, latent, k_r, context.mask.bias))  # type: ignore[no-any-return]
         up = self.linear_kv_up_proj(latent).unflatten(-1, (-1, self.d_n + self.d_v))
         k_n, v = up.split([self.d_n, self.d_v], -1)
         k = torch.cat([k_n, k_r.expand(-1, -1, k_n.shape[2], -1)], -1)
@@ -187,13 +187,13 @@ class MultiLatentAttention(nn.Module):
         assert context.rotary is not None, "the config has checked that there is RoPE"
         return apply_rotary(x, *context.rotary, self.config.rotary_interleaved)
 
-    def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Attention that never makes a key or a value: what generation computes from its cache.
 
         Args:
             q: [n, b, a/t, d_n + d_r] of n new tokens, from `queries`.
             latent, k_r: [m, b, r] and [m, b, 1, d_r] of all m tokens, from `latents`: the cache.
-            mask: [n, m] or [b, 1, n, m], True where token i sees token j.
+            bias: [n, m] or [b, 1, n, m], 0 where token i sees token j, minus infinity elsewhere.
 
         Returns:
             [n, b, a/t * d_v], what `linear_proj` wants.
@@ -203,7 +203,7 @@ class MultiLatentAttention(nn.Module):
         scores = torch.einsum("nbar,mbr->banm", torch.einsum("nbad,adr->nbar", without, w_k), latent)
         scores = scores + torch.einsum("nbad,mbd->banm", turned, k_r.squeeze(2))
         wide = torch.promote_types(q.dtype, torch.float32)  # what a softmax over thousands of keys needs
-        weights = (scores.to(wide) * self.core_attention.scale).masked_fill(~mask, -math.inf).softmax(-1).to(q.dtype)
+        weights = (scores.to(wide) * self.core_attention.scale + bias).softmax(-1).to(q.dtype)
         seen = torch.einsum("banm,mbr->nbar", weights, latent)
         return torch.einsum("nbar,adr->nbad", seen, w_v).flatten(2)
 

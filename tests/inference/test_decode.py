@@ -7,6 +7,7 @@ import torch
 
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.errors import ConfigError
+from minimegatron.inference import decode
 from minimegatron.inference.decode import WARMUP_STEPS, DecodeStep
 from minimegatron.inference.generate import StaticEngine
 from minimegatron.inference.sampling import GREEDY, SamplingParams
@@ -17,6 +18,10 @@ from tests.recorder import OnACpu
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 
 
+def words(continuations):
+    return [c.tokens for c in continuations]
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "llama3.1"])
 def test_played_is_computed(name, params):
@@ -25,7 +30,7 @@ def test_played_is_computed(name, params):
     plain = StaticEngine(ours(name), 40)
     for seed, prompts in ((1, PROMPTS), (2, PROMPTS[::-1])):
         played, computed = (e.generate(prompts, 12, params, seed=seed) for e in (engine, plain))
-        assert [c.tokens for c in played] == [c.tokens for c in computed]
+        assert words(played) == words(computed)
         for a, b in zip(played, computed, strict=True):
             assert a.log_probs == pytest.approx(b.log_probs, abs=1e-6)
     assert recorder.events == ["warm"] * WARMUP_STEPS + ["record"] + ["play"] * (2 * 11 - WARMUP_STEPS)
@@ -97,10 +102,26 @@ def test_what_a_graph_would_get_wrong_is_seen(monkeypatch, mistake, words):
         StaticEngine(ours("mistral"), 40, OnACpu()).generate(PROMPTS, 8)
 
 
+def test_the_step_is_one_graph_for_torch_compile(monkeypatch):
+    """Traced as a whole, without a break, and the same words; what fuses kernels after that is torch's own."""
+    monkeypatch.setattr(decode, "compile_whole", lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"))
+    compiled, plain = StaticEngine(ours("mistral"), 24, compiled=True), StaticEngine(ours("mistral"), 24)
+    assert words(compiled.generate(PROMPTS, 8, SAMPLED)) == words(plain.generate(PROMPTS, 8, SAMPLED))
+
+
+@pytest.mark.thorough
+def test_compiled_is_computed():
+    for name in ("gpt2", "qwen3"):
+        compiled, plain = StaticEngine(ours(name), 24, compiled=True), StaticEngine(ours(name), 24)
+        assert words(compiled.generate(PROMPTS, 8, SAMPLED)) == words(plain.generate(PROMPTS, 8, SAMPLED))
+
+
 def test_refusals(ranks):
     with pytest.raises(ConfigError, match="how many tokens each of them has got"):
         StaticEngine(ours("mixtral"), 16, OnACpu())
+    with pytest.raises(ConfigError, match="8 experts"):
+        StaticEngine(ours("mixtral"), 16, compiled=True)
     with pytest.raises(ConfigError, match="a CUDA graph on a cpu"):
         CudaRecorder(torch.device("cpu"))
     for said in ranks(2).run(unrecordable, weights("llama2")):
-        assert said.startswith("ConfigError: a recorded decode step with tp = 2")
+        assert said.startswith("ConfigError: a recorded or compiled decode step with tp = 2")

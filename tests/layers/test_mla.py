@@ -47,7 +47,7 @@ def test_absorbed_equals_naive(fields):
     context = AttentionContext((cos.double(), sin.double()))
     q = attention.queries(x, context)
     latent, k_r = attention.latents(x, context)
-    mask = torch.ones(s, s, dtype=torch.bool).tril()
+    mask = torch.full((s, s), -torch.inf, dtype=torch.float64).triu(1)
     absorbed = attention.linear_proj(attention.absorbed(q, latent, k_r, mask))
     naive = attention(x, context)
     assert (absorbed - naive).abs().max() < 1e-12 < naive.abs().max()
