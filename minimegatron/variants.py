@@ -64,7 +64,7 @@ class ExpertFields(Config):
     )
     moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual", least=0.0)
     moe_expert_capacity_factor: float | None = opt(
-        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it", above=0.0
+        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it", least=0.0
     )
     moe_pad_expert_input_to_capacity: bool = opt(False, "every expert takes exactly its capacity, padded")
     moe_token_drop_policy: str = opt("probs", "who is kept: the heaviest, or the first", ("probs", "position"))
