@@ -15,7 +15,8 @@
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
-| `cuda`, `hbm`           | a learner's kernel in CUDA C++, on a CPU too; a memory that counts        |
+| `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
+| `hbm`                   | a memory that counts                                                      |
 | `sandbox`               | what such a process may do to the machine: compute                        |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |

@@ -14,6 +14,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.kernels import build
 from minimegatron.lab import cuda, sandbox
 from minimegatron.lab.cuda import CompileError, Kernel, KernelError
+from minimegatron.lab.cuda_text import translated
 from minimegatron.lab.exercises import course_module
 from minimegatron.lab.fresh import Nursery
 from minimegatron.lab.hbm import Memory
@@ -134,7 +135,7 @@ def test_the_notebook_compiles_what_the_learner_wrote_with_nvcc_too():
     """As text only: nothing of the emulator's is left in what nvcc gets."""
     for name in ("norm_rows", "norm_block", "norm_warp"):
         [(source, line)] = cuda.texts(exercise_cells(LAB, solved=True)[name])
-        text = cuda._translated(source, line, on_gpu=True)
+        text = translated(source, line, on_gpu=True)
         assert source in text and "Counted" not in text and "lab.h" not in text
 
 
