@@ -64,9 +64,26 @@ def vocab_parallel_cross_entropy(
     return apply(logits, target, tp, vocab_size, label_smoothing)  # type: ignore[no-any-return]
 
 
-def _no_words(target: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Targets that are padding or outside the vocabulary: no rank owns them, and they have no probability."""
-    return (target < 0) | (target >= vocab_size)
+def _loss(
+    lse: torch.Tensor,
+    picked: torch.Tensor,
+    spread: list[torch.Tensor],
+    target: torch.Tensor,
+    total: int,
+    smoothing: float,
+) -> tuple[torch.Tensor, float]:
+    """The loss, and e' of label smoothing, from what all ranks have added up.
+
+    Args:
+        lse: log of the sum of exp(z); like the others from any origin of z.
+        picked: z of the target; a target that is padding or outside the vocabulary has none, and no probability.
+        spread: [sum of z], where there is label smoothing.
+    """
+    loss = lse - picked.masked_fill((target < 0) | (target >= total), -torch.inf)
+    if not smoothing:
+        return loss, 0.0
+    eps = smoothing * total / (total - 1)
+    return (1 - eps) * loss - eps * (spread[0] / total - lse), eps
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
@@ -90,13 +107,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         weights[..., real:] = 0.0
         sums = [picked, weights.sum(-1)] + ([spread] if spread is not None else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
-        picked = picked.masked_fill(_no_words(target, total), -torch.inf)
-        log_partition = partition.log()
-        loss = log_partition - picked
-
-        eps = smoothing * total / (total - 1) if smoothing else 0.0
-        if smoothing:
-            loss = (1 - eps) * loss - eps * (rest[0] / total - log_partition)
+        loss, eps = _loss(partition.log(), picked, rest, target, total, smoothing)
         ctx.save_for_backward(weights, partition, own, column)
         ctx.eps, ctx.total, ctx.real, ctx.dtype = eps, total, real, logits.dtype
         return loss
@@ -136,10 +147,7 @@ class _Fused(torch.autograd.Function):
         sums = [picked, partition * (top - highest).exp()] + ([spread] if smoothing else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
         lse = highest + partition.log()
-        loss = lse - picked.masked_fill(_no_words(flat, total), -torch.inf)
-        eps = smoothing * total / (total - 1) if smoothing else 0.0
-        if smoothing:
-            loss = (1 - eps) * loss - eps * (rest[0] / total - lse)
+        loss, eps = _loss(lse, picked, rest, flat, total, smoothing)
         ctx.save_for_backward(z, flat, lse)
         ctx.place, ctx.eps, ctx.total, ctx.ops = (first, real), eps, total, ops
         return loss.view(target.shape)

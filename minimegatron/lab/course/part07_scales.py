@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from minimegatron.lab.checks import only
-from minimegatron.lab.exercises import Answer, Case, Draw, Exercise, Mistake
+from minimegatron.lab.exercises import Answer, Case, Draw, Exercise, Mistake, instead
 
 Inputs = list[dict[str, Any]]
 
@@ -179,9 +180,7 @@ def _run(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _instead(**change: Callable[[dict[str, Any]], float]) -> Callable[..., dict[str, float]]:
-    return lambda **i: {**answers(**i), **{key: of(i) for key, of in change.items()}}
-
+_instead = partial(instead, answers)
 
 _H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0}
 
@@ -190,17 +189,18 @@ ANSWERS = Exercise(
     reference=answers,
     cases=[Case("an H100, h = 4096", _H100), Case("other runs", _run, points=3, hidden=True)],
     mistakes=[
-        Mistake(_instead(ridge=lambda i: i["bandwidth"] / i["peak"]), "FLOP per byte: peak over bandwidth."),
-        Mistake(_instead(tokens_for_arithmetic=lambda i: math.ceil(i["peak"] / i["bandwidth"] * i["element_size"] / 2)),
-                "x and y move too: 2 n h² FLOP for (2 n h + h²) numbers."),
-        Mistake(_instead(amax_bytes=lambda i: 4 * 4 * i["layers"]), "x, W *and* dy: three numbers a linear layer."),
-        Mistake(_instead(amax_bytes=lambda i: 12 * i["layers"]), "Four linear layers in each layer."),
-        Mistake(_instead(cut_off=lambda i: 1 / i["growth"]), "That is what is left of it; the error is the rest."),
-        Mistake(_instead(cut_off=lambda i: i["growth"] - 1), "Relative to the true value: (growth - 1) / growth."),
-        Mistake(_instead(smallest_kept=lambda i: 2.0**-6 / 448), "Below 2^-6 come seven more: down to 2^-9."),
-        Mistake(_instead(smallest_kept=lambda i: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
-        Mistake(_instead(norm_microseconds=lambda i: answers(**i)["norm_microseconds"] / 2), "Read once *and* written "
-                "once."),
+        Mistake(_instead(ridge=lambda bandwidth, peak, **_: bandwidth / peak), "FLOP per byte: peak over bandwidth."),
+        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, **_: math.ceil(
+            peak / bandwidth * element_size / 2)), "x and y move too: 2 n h² FLOP for (2 n h + h²) numbers."),
+        Mistake(_instead(amax_bytes=lambda layers, **_: 4 * 4 * layers), "x, W *and* dy: three numbers a linear "
+                "layer."),
+        Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "Four linear layers in each layer."),
+        Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
+        Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value: (growth - 1) / growth."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 come seven more: down to 2^-9."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
+        Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
+                "written once."),
     ],
     hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
     "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "
