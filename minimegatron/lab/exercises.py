@@ -1,6 +1,7 @@
 """How a lab declares its exercises: what is called, on which inputs, what is right, and what to say when it is not.
 
-One module a lab, `minimegatron/lab/course/labNN_name.py`, ends in a `LAB`. The smallest complete one::
+One module a lab, `minimegatron/lab/course/labNN_name.py`, ends in a `LAB`; `partNN_idea.py` beside it may declare some
+of its exercises. The smallest complete one::
 
     def total(ranks):                                   # the judge's own answer, never shown to the learner's process
         return [sum(r["x"] for r in ranks)] * len(ranks)
