@@ -36,7 +36,8 @@ to 1/8 of a tile's largest. Products are summed in fp32. Casts are saturating an
 the same wherever they run. The product is that of the dequantised factors; with one scale a tensor, and sizes that its
 tensor cores take, a GPU computes the same with `torch._scaled_mm`.
 
-`Fp8Linear` is one matrix on one rank. Column- and row-parallel layers use `layers/fp8_linear.py`.
+This file is about tensors: formats, scales, casts and a product. A linear layer is in `layers/fp8_linear.py`, a whole
+model in `layers/fp8_model.py`.
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
 2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.
@@ -45,8 +46,6 @@ Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -153,24 +152,6 @@ def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.
     return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
 
 
-@torch.no_grad()
-def update_scales(modules: nn.Module | Sequence[nn.Module], axis: Axis) -> None:
-    """End of a step: put the magnitudes of all ranks together in one message, then move every scale.
-
-    Args:
-        modules: which hold `DelayedScale`s, in the same order on every rank.
-        axis: tp x cp x dp: all ranks that hold a piece or a replica of these tensors. All must call.
-    """
-    modules = [modules] if isinstance(modules, nn.Module) else modules
-    states = [m for module in modules for m in module.modules() if isinstance(m, DelayedScale)]
-    if not states:
-        return
-    together = all_reduce(torch.stack([s.amax_history[0] for s in states]), axis, "max")
-    for state, amax in zip(states, together, strict=True):
-        state.amax_history[0] = amax
-        state.update()
-
-
 # ---------------------------------------------------------------------------------------------------- quantising
 
 
@@ -237,63 +218,3 @@ def _on_tensor_cores(a: Quantised, b: Quantised) -> bool:
         return False
     able = torch.cuda.get_device_capability(a.q.device) >= (8, 9)
     return able and a.q.shape[1] % 16 == 0 and b.q.shape[0] % 16 == 0 and a.q.numel() > 0
-
-
-class Fp8Linear(nn.Module):
-    """`y = x W^T` in FP8 on this rank's matrix, with its own three scales; biases and collectives are the caller's.
-
-    Args:
-        recipe: which scales.
-        axis: ranks that share x, for current scaling (tp where x is cut along the sequence or the features).
-    """
-
-    def __init__(self, recipe: Fp8Recipe, axis: Axis) -> None:
-        super().__init__()
-        self.recipe, self.axis = recipe, axis
-        delayed = recipe.kind == "delayed"
-        self.input = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
-        self.weight = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
-        self.gradient = DelayedScale(recipe, recipe.dtype(True)) if delayed else None
-
-    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[..., i], [o, i] -> [..., o] in the dtype of x. Scales move in `update_scales`, histories in training."""
-        require(x.dtype == weight.dtype, f"Fp8Linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
-        return _Product.apply(x.reshape(-1, x.shape[-1]), weight, self).view(*x.shape[:-1], -1)
-
-    def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
-        """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
-        dtype = self.recipe.dtype(which == "gradient")
-        x = x.t().contiguous() if transposed else x
-        return quantise(x, self.recipe, dtype, getattr(self, which), self.axis_of(which), square=which == "weight")
-
-    def axis_of(self, which: str) -> Axis:
-        """Ranks that hold parts of this tensor."""
-        return self.axis
-
-
-class _Product(torch.autograd.Function):
-    """The three products. Scales of a whole tensor serve both ways of reading it; tiles are made for each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: Fp8Linear) -> torch.Tensor:
-        qx, qw = layer.quantise(x, "input"), layer.quantise(weight, "weight")
-        ctx.layer, ctx.dtype = layer, x.dtype
-        if layer.recipe.kind in ("block", "mx"):
-            ctx.save_for_backward(x, weight)
-        else:
-            ctx.save_for_backward(qx.q, qx.inverse, qw.q, qw.inverse)
-        return product(qx, qw, x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        layer, dy = ctx.layer, grads[0].contiguous()
-        if layer.recipe.kind in ("block", "mx"):
-            x, weight = ctx.saved_tensors
-            dx = product(layer.quantise(dy, "gradient"), layer.quantise(weight, "weight", True), ctx.dtype)
-            dw = product(layer.quantise(dy, "gradient", True), layer.quantise(x, "input", True), ctx.dtype)
-            return dx, dw, None
-        qx, x_inverse, qw, w_inverse = ctx.saved_tensors
-        qdy = layer.quantise(dy, "gradient")
-        dx = product(qdy, Quantised(qw.t(), w_inverse), ctx.dtype)
-        dw = product(Quantised(qdy.q.t(), qdy.inverse), Quantised(qx.t(), x_inverse), ctx.dtype)
-        return dx, dw, None

@@ -4,7 +4,7 @@ The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; 
 ranks, weights are used by every microbatch, and dW may be somebody else's business.
 
 **Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`move_scales`). Current scaling agrees at once, where there is somebody
+of tp = 1. Delayed scaling agrees once a step (`fp8_model.move_scales`). Current scaling agrees at once, where there is somebody
 to agree with:
 
 | layer      | x                              | W   | dy                             |
@@ -28,55 +28,33 @@ over tokens of several ranks, so there x itself is gathered.
 
 **What is kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
 because dW needs other tiles of it. Within a step the weights do not move, so W is quantised by the first microbatch and
-kept for the others (`keeping_weights`). A second forward pass (recompute) finds the same scale and the same W.
+kept for the others (`fp8_model.keeping_weights`). A second forward pass (recompute) finds the same scale and the same W.
 
 **dW** is added to `main_grad` where that is asked for, or put off (`layers/deferred.py`) with its factors in FP8. With
 `fp8_wgrad` off it is a product in the model's own precision, and x is kept as it is.
 
-In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
-attention are not, as in Megatron-LM. An expert has its own scales, and multiplies the rows that came to it; where their
-number is no multiple of 16 the product over rows, dW, is that of the dequantised factors, on a GPU too.
-
-Megatron-LM: `get_fp8_context` in `fp8_utils.py`; Transformer Engine: `pytorch/module/linear.py`.
+Transformer Engine: `pytorch/module/linear.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis, Mesh
-from minimegatron.config import TransformerConfig
+from minimegatron.comm.mesh import Axis
+from minimegatron.fields import require
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
-from minimegatron.layers.fp8 import DelayedScale, Fp8Linear, Fp8Recipe, Quantised, product
+from minimegatron.layers.fp8 import DelayedScale, Fp8Recipe, Quantised, product, quantise
 from minimegatron.layers.linear import accumulates
-from minimegatron.layers.moe import Experts
-from minimegatron.precision import check_fp8_dims
-
-KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
 
 
-def recipe_of(config: TransformerConfig) -> Fp8Recipe:
-    """What the model's `fp8_...` fields ask for."""
-    return Fp8Recipe(
-        KINDS[config.fp8_recipe],
-        hybrid=config.fp8_format == "hybrid",
-        history=config.fp8_amax_history_len,
-        algorithm=config.fp8_amax_compute_algo,
-        margin=config.fp8_margin,
-        kernels=config.kernels,
-    )
-
-
-class ParallelFp8(Fp8Linear):
-    """The FP8 products of one parallel layer.
+class ParallelFp8(nn.Module):
+    """The FP8 products of one parallel layer; what the layer itself is does not change.
 
     Args:
         recipe: which scales.
@@ -86,6 +64,7 @@ class ParallelFp8(Fp8Linear):
         slot: which of how many matrices that share this place in the model: its number among all experts.
 
     Attributes:
+        input, weight, gradient: their delayed scales, or None. Histories grow in training alone.
         kept: weights in FP8 while a step lasts, or None.
     """
 
@@ -97,16 +76,23 @@ class ParallelFp8(Fp8Linear):
         agree_over: str = "tp_dp_cp",
         slot: tuple[int, int] = (0, 1),
     ) -> None:
-        super().__init__(recipe, axes["weight"])
-        self.agree_over, self.slot = agree_over, slot
+        super().__init__()
+        delayed = recipe.kind == "delayed"
+        self.input = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
+        self.weight = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
+        self.gradient = DelayedScale(recipe, recipe.dtype(True)) if delayed else None
+        self.recipe, self.agree_over, self.slot = recipe, agree_over, slot
         self.axes, self.wgrad, self.tiled = axes, wgrad, recipe.kind in ("block", "mx")
         self.kept: dict[tuple[int, bool], Quantised] | None = None
 
-    def axis_of(self, which: str) -> Axis:
-        return self.axes[which]
+    def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
+        """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
+        dtype = self.recipe.dtype(which == "gradient")
+        x = x.t().contiguous() if transposed else x
+        return quantise(x, self.recipe, dtype, getattr(self, which), self.axes[which], square=which == "weight")
 
     def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
-        """W [o, i], or W^T, in FP8; made once a step where `keeping_weights` says so."""
+        """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so."""
         key = (weight.data_ptr(), transposed)
         if self.kept is not None and key in self.kept:
             return self.kept[key]
@@ -124,7 +110,8 @@ class ParallelFp8(Fp8Linear):
         sequence_parallel: bool = False,
         deferred: DeferredGradients | None = None,
     ) -> torch.Tensor:
-        """`x W_r^T + b_r` as `layers.linear.column_linear` computes it, in FP8."""
+        """`x W_r^T + b_r` as `layers.linear.column_linear` computes it, in FP8, in the dtype of x."""
+        require(x.dtype == weight.dtype, f"FP8 linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
         return _Fp8Column.apply(x, weight, bias, self, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
 
 
@@ -236,76 +223,3 @@ class _Bytes:
 
 def _gather_bytes(q: torch.Tensor, axis: Axis) -> _Bytes:
     return _Bytes(c.all_gather_start(q.contiguous().view(torch.uint8), axis), q.dtype)
-
-
-# ------------------------------------------------------------------------------------------------ in a model
-
-
-@runtime_checkable
-class TakesFp8(Protocol):
-    """A linear layer whose products can be in FP8."""
-
-    weight: nn.Parameter
-    fp8: ParallelFp8 | None
-
-    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """input, weight, gradient -> ranks that hold parts of it."""
-        ...
-
-
-def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: str = "") -> None:
-    """Give every linear layer inside `module` its FP8 products and, with delayed scaling, their state.
-
-    Raises:
-        ConfigError: a matrix whose dims on this rank do not suit the recipe.
-    """
-    agree_over = "tp_cp" if config.tp_only_amax_red else "tp_dp_cp"
-
-    def make(what: str, shape: torch.Size, axes: dict[str, Axis], slot: tuple[int, int] = (0, 1)) -> ParallelFp8:
-        check_fp8_dims(config.fp8_recipe, what, outputs=shape[0], inputs=shape[1])
-        return ParallelFp8(recipe_of(config), axes, config.fp8_wgrad, agree_over, slot)
-
-    for name, layer in list(module.named_modules()):
-        if isinstance(layer, TakesFp8):
-            layer.fp8 = make(f"{where}{name}", layer.weight.shape, layer.amax_axes(mesh))
-        elif isinstance(layer, Experts):
-            pairs = list(zip((layer.weight1.shape[1:], layer.weight2.shape[1:]), layer.amax_axes(), strict=True))
-            layer.fp8 = nn.ModuleDict(
-                {
-                    str(e): nn.ModuleList(make(f"{where}{name}", *pair, (e, layer.number)) for pair in pairs)
-                    for e in range(*layer.here)
-                }
-            )
-
-
-@torch.no_grad()
-def move_scales(model: nn.Module, mesh: Mesh) -> None:
-    """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call.
-
-    One message of 4 bytes a tensor. Ranks have other experts in the same places, so a tensor of an expert has a place
-    for every one of the E experts, of which a rank fills its own: those that hold the same expert agree, and no others.
-    """
-    layers = [m for m in model.modules() if isinstance(m, ParallelFp8) and m.recipe.kind == "delayed"]
-    if not layers:
-        return
-    states = [(s, *layer.slot) for layer in layers for s in layer.modules() if isinstance(s, DelayedScale)]
-    places = [state.amax_history.new_zeros(number) for state, _, number in states]
-    for place, (state, index, _) in zip(places, states, strict=True):
-        place[index] = state.amax_history[0]
-    together = all_reduce(torch.cat(places), mesh.axis(layers[0].agree_over), "max")
-    for agreed, (state, index, _) in zip(together.split([p.numel() for p in places]), states, strict=True):
-        state.amax_history[0] = agreed[index]
-        state.update()
-
-
-@contextlib.contextmanager
-def keeping_weights(model: nn.Module) -> Iterator[None]:
-    """In the block weights do not move: those that FP8 layers have quantised are kept until its end."""
-    layers = [module for module in model.modules() if isinstance(module, ParallelFp8)]
-    for layer in layers:
-        layer.kept = {}
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.kept = None

@@ -21,7 +21,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
-from minimegatron.layers.fp8_linear import enable_fp8
+from minimegatron.layers.fp8_model import enable_fp8
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.recompute import recompute
 from minimegatron.layers.transformer_engine import fp8_context

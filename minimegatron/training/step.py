@@ -53,7 +53,7 @@ from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.errors import NumericsError
-from minimegatron.layers.fp8_linear import keeping_weights, move_scales
+from minimegatron.layers.fp8_model import keeping_weights, move_scales
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.mtp import depth_losses

@@ -8,9 +8,22 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, DelayedScale, Fp8Linear, Fp8Recipe, scale_for, update_scales
+from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, DelayedScale, Fp8Recipe, scale_for
+from minimegatron.layers.fp8_linear import ParallelFp8
+from minimegatron.layers.fp8_model import move_scales
+from minimegatron.layers.linear import ALONE
 
-SERIAL = Mesh.serial().tp
+SERIAL = Mesh.serial()
+
+
+def layer_of(recipe: Fp8Recipe, mesh: Mesh = SERIAL) -> ParallelFp8:
+    """A layer all of whose tensors are cut over tp."""
+    return ParallelFp8(recipe, dict.fromkeys(("input", "weight", "gradient"), mesh.tp))
+
+
+def linear(layer: ParallelFp8, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The part of x w^T that this rank's columns make."""
+    return layer.linear(x, w, None, ALONE)
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -46,12 +59,12 @@ def test_scales_of_zeros_of_huge_tiny_and_broken_tensors():
 
 def run(recipe: Fp8Recipe, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, steps: int = 1):
     """y, dx, dw of the last step, and the layer."""
-    layer = Fp8Linear(recipe, SERIAL)
+    layer = layer_of(recipe)
     for _ in range(steps):
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
-        y = layer(x, w)
+        y = linear(layer, x, w)
         dx, dw = torch.autograd.grad(y, (x, w), dy)
-        update_scales(layer, SERIAL)
+        move_scales(layer, SERIAL)
     return y.detach(), dx, dw, layer
 
 
@@ -120,44 +133,44 @@ def test_emulated_casts_change_nothing(kind):
 def test_a_second_forward_of_a_step_changes_no_scale_and_evaluation_no_history():
     x, w, dy = normal(8, 16), normal(4, 16, seed=1), normal(8, 4, seed=2)
     _, _, _, once = run(Fp8Recipe(history=3), x, w, dy)
-    layer = Fp8Linear(Fp8Recipe(history=3), SERIAL)
+    layer = layer_of(Fp8Recipe(history=3))
     a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-    layer(a, b)
-    torch.autograd.grad(layer(a, b), (a, b), dy)
-    update_scales(layer, SERIAL)
+    linear(layer, a, b)
+    torch.autograd.grad(linear(layer, a, b), (a, b), dy)
+    move_scales(layer, SERIAL)
     before = {k: v.clone() for k, v in layer.state_dict().items()}
     assert before.keys() == once.state_dict().keys()
     assert all(torch.equal(before[k], v) for k, v in once.state_dict().items())
     layer.eval()
     with torch.no_grad():
-        layer(100 * x, w)
+        linear(layer, 100 * x, w)
     assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
 
 
 def test_resuming_continues_the_scales_bit_for_bit():
     dy, w = normal(8, 4, seed=2), normal(4, 16, seed=1)
     *_, layer = run(Fp8Recipe(history=4), normal(8, 16), w, dy, steps=3)
-    other = Fp8Linear(Fp8Recipe(history=4), SERIAL)
+    other = layer_of(Fp8Recipe(history=4))
     other.load_state_dict(layer.state_dict())
     for step in range(3):
         x = normal(8, 16, seed=step, scale=1 + step)
-        assert torch.equal(layer(x, w), other(x, w))
-        update_scales([layer, other], SERIAL)
+        assert torch.equal(linear(layer, x, w), linear(other, x, w))
+        move_scales(torch.nn.ModuleList([layer, other]), SERIAL)
     assert all(torch.equal(a, b) for a, b in zip(layer.buffers(), other.buffers(), strict=True))
 
 
 def shared_scales(rank: int, world: int, kind: str):
     """Each rank holds its columns of one large problem; after two steps: scales, and this rank's part of y."""
-    axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
     x, w = normal(6, 32), normal(8, 32, seed=1)
     x[:, 5], w[3] = 9.0, 7.0  # the largest element is on one rank alone
-    layer = Fp8Linear(Fp8Recipe(kind, history=2), axis)
+    layer = layer_of(Fp8Recipe(kind, history=2), mesh)
     mine = slice(rank * 32 // world, (rank + 1) * 32 // world)
     for _ in range(2):
         a, b = x[:, mine].clone().requires_grad_(), w[:, mine].clone().requires_grad_()
-        y = layer(a, b)
+        y = linear(layer, a, b)
         torch.autograd.grad(y, (a, b), normal(6, 8, seed=3) * (rank + 1))
-        update_scales(layer, axis)
+        move_scales(layer, mesh)
     return {name: value.clone() for name, value in layer.state_dict().items()}, y.detach()
 
 
@@ -180,4 +193,4 @@ def test_refusals():
         with pytest.raises(ConfigError, match=message):
             Fp8Recipe(**arguments)
     with pytest.raises(ConfigError, match="one dtype"):
-        Fp8Linear(Fp8Recipe(), SERIAL)(normal(2, 4), normal(3, 4).bfloat16())
+        linear(layer_of(Fp8Recipe()), normal(2, 4), normal(3, 4).bfloat16())

@@ -12,7 +12,7 @@ from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers import fp8, fp8_linear
+from minimegatron.layers import fp8, fp8_linear, fp8_model
 from minimegatron.layers.deferred import DeferredGradients, add_to_grad, compute
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, load_logical
@@ -107,7 +107,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
     mesh = Mesh.build(parallel)
     cls = ColumnParallelLinear if kind == "column" else RowParallelLinear
     layer = cls(2 * WIDTH, 2 * WIDTH, mesh.tp, init=Init(), bias=False, sequence_parallel=sp)
-    fp8_linear.enable_fp8(layer, config, mesh)
+    fp8_model.enable_fp8(layer, config, mesh)
     mine = slice(mesh.tp.rank * 2 * WIDTH // world, (mesh.tp.rank + 1) * 2 * WIDTH // world)
     own = slice(mesh.tp.rank * TOKENS // world, (mesh.tp.rank + 1) * TOKENS // world) if sp else slice(None)
     for step in range(3):
@@ -122,7 +122,7 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
             if put_off:
                 assert layer.weight.grad is None
                 compute(layer.deferred.take(), add_to_grad)
-        fp8_linear.move_scales(layer, mesh)
+        fp8_model.move_scales(layer, mesh)
     whole_y = all_gather(y.detach()[:, 0], mesh.tp, 1 if kind == "column" else 0) if kind == "column" or sp else y[:, 0]
     dx = x.grad[:, 0]
     dx = dx if kind == "column" and not sp else all_gather(dx, mesh.tp, 0 if kind == "column" else 1)
@@ -202,11 +202,11 @@ def gradients(config: TransformerConfig, casts: list | None = None) -> dict[str,
     model = build_model(config, mesh, seed=0)
     for step in range(2):
         model.zero_grad()
-        with fp8_linear.keeping_weights(model):
+        with fp8_model.keeping_weights(model):
             for micro in range(2):
                 output, summed = forward_step(iter([batch(2 * step + micro)]), model)
                 summed(output)[0].backward()
-        fp8_linear.move_scales(model, mesh)
+        fp8_model.move_scales(model, mesh)
         if casts is not None and step == 0:
             casts.clear()
     return {n: p.grad for n, p in model.named_parameters()} | {n: b for n, b in model.named_buffers() if "fp8" in n}
@@ -249,7 +249,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     first, second = (build_model(config, mesh, seed=s) for s in (0, 1))
     for step in range(2):
         first(batch(step)["tokens"]).sum().backward()
-        fp8_linear.move_scales(first, mesh)
+        fp8_model.move_scales(first, mesh)
     state = {k: v.clone() for k, v in first.state_dict().items()}
     assert sum(k.endswith("amax_history") for k in state) == 3 * 16
     second.load_state_dict(state)
@@ -259,7 +259,7 @@ def test_scales_are_saved_with_the_model_and_go_on():
     second(tokens)
     second.train()
     for model in (first, second):
-        fp8_linear.move_scales(model, mesh)
+        fp8_model.move_scales(model, mesh)
     pairs = zip(first.named_buffers(), second.buffers(), strict=True)
     differ = [n for (n, a), b in pairs if not torch.equal(a, b)]
     assert not differ, "an evaluation has moved scales"
@@ -298,4 +298,4 @@ def test_sizes_that_a_recipe_does_not_take():
         assert words in str(caught.value)
     layer = ColumnParallelLinear(48, 64, Mesh.serial().tp, init=Init())
     with pytest.raises(ConfigError, match="inputs 48 on a rank, and fp8_recipe mxfp8 takes multiples of 32"):
-        fp8_linear.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
+        fp8_model.enable_fp8(layer, settings("mxfp8"), Mesh.serial())
