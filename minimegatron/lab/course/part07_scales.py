@@ -19,11 +19,9 @@ Inputs = list[dict[str, Any]]
 
 def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float) -> list[Any]:
     import torch as t
-    import torch.distributed as dist
-
     from minimegatron.comm.mesh import Axis
 
-    tp = Axis("tp", tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
+    tp = Axis.world("tp")
     scales = [exercise.DelayedScale(history, top) for _ in amaxes[0][0]]
     trace = [[float(s.scale) for s in scales]]
     for step in amaxes:
