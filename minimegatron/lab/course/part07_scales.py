@@ -19,6 +19,7 @@ Inputs = list[dict[str, Any]]
 
 def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float) -> list[Any]:
     import torch as t
+
     from minimegatron.comm.mesh import Axis
 
     tp = Axis.world("tp")
