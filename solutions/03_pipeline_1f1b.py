@@ -11,6 +11,8 @@
 # Cut a model across its layers, give each rank a few of them, and most ranks have nothing to do most of the time. What
 # helps is the *order* in which a rank does its work. An order is a list. You write four of them, run them on real
 # processes, and see each one beside its prediction.
+#
+# The seven steps: **the problem, predict, implement, run, see, break it, explain**. No GPU is needed.
 
 # %%
 # %load_ext minimegatron.lab
@@ -221,13 +223,13 @@ check("interleaved")
 display(draw("your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2) for rank in range(4)], v=2))
 
 # %% [markdown]
-# The darker bars are chunk 1. Half the bubble, twice the messages, and more memory: rank 0 keeps 11 chunks, each half as
-# large as before, where 1F1B kept 4 whole ones.
+# The darker bars are chunk 1. Half the bubble, more than twice the messages (a microbatch crosses 7 borders in place of
+# 3), and more memory: rank 0 keeps 11 chunks, each half as large as before, where 1F1B kept 4 whole ones.
 #
 # ### Why twice the warm-up?
 #
 # `2(p-r-1)` looks wasteful: `p-r-1` would do, and it would keep fewer activations. Try both, first with free messages,
-# then with messages that take a tenth of a chunk's forward. Guess before you run the cell.
+# then with messages that take a tenth, then half of a chunk's forward. Guess before you run the cell.
 
 # %%
 from fractions import Fraction
@@ -655,6 +657,86 @@ else:
     print("fewer than two GPUs here; on a GPU node this cell shows your machine's own timeline")
 
 # %% [markdown]
+# ### Train
+#
+# Your `one_f_one_b` runs a Llama of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal.
+# The stages and their autograd are the package's.
+
+# %%
+# %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
+import itertools
+
+import torch
+import torch.distributed as dist
+from exercises.one_f_one_b import one_f_one_b
+from exercises.sync_tied import sync_tied
+
+from minimegatron.comm.launch import finish, init, report
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.data.corpus import documents
+from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.zoo import family_config
+from minimegatron.parallel.actions import schedule_from_text
+from minimegatron.parallel.pipeline import Hidden, run
+from minimegatron.parallel.stage import ModuleStage
+
+STEPS, SEQ, MICRO, M = 40, 96, 4, 4
+rank, world = init()
+mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
+config = family_config(
+    "llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
+    untie_embeddings_and_output_weights=False,
+)
+model = build_model_chunks(config, mesh, seed=1)
+chunk = model.chunks[0]
+tied = chunk.embedding.word_embeddings.weight if rank == 0 else chunk.output_layer.weight
+
+text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
+data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+places = torch.Generator().manual_seed(5)
+
+schedule = schedule_from_text("1f1b", [one_f_one_b(r, world, M) for r in range(world)])
+losses = []
+
+
+def forward(i, x):
+    """A microbatch through this rank's layers; on the last rank its share of the mean loss."""
+    out = chunk(rows[i][:, :-1], labels=rows[i][:, 1:], hidden=x)
+    if rank == world - 1:
+        out = out.sum() / (M * MICRO * SEQ)
+        losses[-1] += out.item()
+    return out
+
+
+stage = ModuleStage(forward, chunk, schedule, rank)
+hidden = Hidden(torch.Size([SEQ, MICRO, config.hidden_size]), torch.float32)
+optimizer = torch.optim.AdamW(chunk.parameters(), lr=3e-3)
+for step in range(STEPS):
+    at = torch.randint(len(data) - SEQ, (M, MICRO), generator=places).tolist()
+    rows = [torch.stack([data[a : a + SEQ + 1] for a in one]) for one in at]
+    losses.append(0.0)
+    optimizer.zero_grad()
+    run(schedule, [stage], model.mail, hidden, checked=True)
+    tied.grad = sync_tied(tied.grad)
+    optimizer.step()
+
+copies = [torch.empty_like(tied) for _ in range(world)]
+dist.all_gather(copies, tied.detach())
+if rank == world - 1:
+    print(f"loss per byte fell by more than a third: {losses[-1] < losses[0] * 2 / 3}")
+    print(f"after {STEPS} steps the two copies are equal to the last bit: {torch.equal(*copies)}")
+report(losses)
+finish()
+
+# %%
+# %%needs one_f_one_b sync_tied
+fig, ax = plt.subplots(figsize=(7, 2.6))
+ax.plot(trained.reports[1], color="black")
+ax.set(xlabel="step", ylabel="loss per byte", title="Your 1F1B, training on two stages")
+plt.show()
+
+# %% [markdown]
 # ## 6 · Break it
 #
 # Somebody optimised the weight gradient: "`+=` reads and writes the buffer, `=` only writes it". The pipeline runs, and
@@ -768,87 +850,7 @@ for rank, (got, grads) in enumerate(evidence):
 # the steps were smaller. What was left is training with an eighth of the batch, at the price of all of it.
 
 # %% [markdown]
-# ## 7 · Train
-#
-# Your `one_f_one_b` runs a GPT of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal. The
-# stages and their autograd are the package's.
-
-# %%
-# %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
-import itertools
-
-import torch
-import torch.distributed as dist
-from exercises.one_f_one_b import one_f_one_b
-from exercises.sync_tied import sync_tied
-
-from minimegatron.comm.launch import finish, init, report
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import ParallelConfig
-from minimegatron.data.corpus import documents
-from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.zoo import family_config
-from minimegatron.parallel.actions import schedule_from_text
-from minimegatron.parallel.pipeline import Hidden, run
-from minimegatron.parallel.stage import ModuleStage
-
-STEPS, SEQ, MICRO, M = 40, 96, 4, 4
-rank, world = init()
-mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
-config = family_config(
-    "llama", num_layers=4, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
-    untie_embeddings_and_output_weights=False,
-)
-model = build_model_chunks(config, mesh, seed=1)
-chunk = model.chunks[0]
-tied = chunk.embedding.word_embeddings.weight if rank == 0 else chunk.output_layer.weight
-
-text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
-data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-places = torch.Generator().manual_seed(5)
-
-schedule = schedule_from_text("1f1b", [one_f_one_b(r, world, M) for r in range(world)])
-losses = []
-
-
-def forward(i, x):
-    """A microbatch through this rank's layers; on the last rank its share of the mean loss."""
-    out = chunk(rows[i][:, :-1], labels=rows[i][:, 1:], hidden=x)
-    if rank == world - 1:
-        out = out.sum() / (M * MICRO * SEQ)
-        losses[-1] += out.item()
-    return out
-
-
-stage = ModuleStage(forward, chunk, schedule, rank)
-hidden = Hidden(torch.Size([SEQ, MICRO, config.hidden_size]), torch.float32)
-optimizer = torch.optim.AdamW(chunk.parameters(), lr=3e-3)
-for step in range(STEPS):
-    at = torch.randint(len(data) - SEQ, (M, MICRO), generator=places).tolist()
-    rows = [torch.stack([data[a : a + SEQ + 1] for a in one]) for one in at]
-    losses.append(0.0)
-    optimizer.zero_grad()
-    run(schedule, [stage], model.mail, hidden, checked=True)
-    tied.grad = sync_tied(tied.grad)
-    optimizer.step()
-
-copies = [torch.empty_like(tied) for _ in range(world)]
-dist.all_gather(copies, tied.detach())
-if rank == world - 1:
-    print(f"loss per byte fell by more than a third: {losses[-1] < losses[0] * 2 / 3}")
-    print(f"after {STEPS} steps the two copies are equal to the last bit: {torch.equal(*copies)}")
-report(losses)
-finish()
-
-# %%
-# %%needs one_f_one_b sync_tied
-fig, ax = plt.subplots(figsize=(7, 2.6))
-ax.plot(trained.reports[1], color="black")
-ax.set(xlabel="step", ylabel="loss per byte", title="Your 1F1B, training on two stages")
-plt.show()
-
-# %% [markdown]
-# ## 8 · Explain
+# ## 7 · Explain
 #
 # Questions an interviewer asks about pipelines. Say your answer aloud before you read on.
 #

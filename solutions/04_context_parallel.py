@@ -11,6 +11,8 @@
 # So far every rank held whole sequences. Now the sequence itself is cut. Only one thing in a transformer minds:
 # attention, where a token needs the keys and values of all tokens before it. You build two ways to bring them together,
 # a ring and an all-to-all, forward and backward, and put both into a GPT.
+#
+# The seven steps: **the problem, predict, implement, run, see, break it, explain**. No GPU is needed.
 
 # %%
 # %load_ext minimegatron.lab
@@ -125,8 +127,8 @@ for c in (2, 4, 8):
     print(f"cp {c}: ring {sent['ring'] / 2**20:4.0f} MiB   ulysses {sent['ulysses'] / 2**20:4.0f} MiB")
 
 # %% [markdown]
-# Ulysses sends less as C grows. The ring's volume stays, but it travels while the rank computes. And Ulysses cannot go
-# beyond the number of key/value heads without copies.
+# Ulysses sends less as C grows. The ring sends more, up to all keys and values once, 512 MiB here; but they travel while
+# the rank computes. And Ulysses cannot go beyond the number of key/value heads without copies.
 #
 # ## 3 · Implement
 #
@@ -245,7 +247,7 @@ check("positions")
 
 # %%
 # %%needs positions
-causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist() for r in range(3)]})
+display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist() for r in range(3)]}))
 
 # %% [markdown]
 # ### The ring, forward

@@ -1,7 +1,7 @@
 """Who holds which tokens of a sequence, and how much work that makes: the causal triangle, coloured by rank.
 
-A row is a query, a column a key, a square a visible pair. The rows of a colour are the tokens that a rank holds, the
-area of a colour is the work of its attention. The rank is written at the left of each of its rows' runs.
+A row is a query, and its bar is as long as the keys that it sees. The rows of a colour are the tokens that a rank
+holds, the area of a colour is the work of its attention. The rank is written at the left of each of its rows' runs.
 """
 
 from __future__ import annotations
