@@ -11,20 +11,15 @@ difference: the gradient norm of each parameter at the first step, and the norm 
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tests.golden import megatron_names
-from tests.oracle import megatron_cpu
+from tests.oracle import ranks
 
 STEPS = 10
-DEADLINE_SECONDS = 240.0
 
 GPT: dict[str, Any] = {
     "num_layers": 4,
@@ -80,7 +75,10 @@ LAYOUTS: dict[str, tuple[int, int, int, bool, bool]] = {
 
 def make() -> dict[str, Any]:
     """Per model: configuration, trace of one rank, per-parameter norms, and the largest difference of each layout."""
-    runs = {layout: _run(*sizes) for layout, sizes in LAYOUTS.items()}
+    runs = {
+        layout: ranks.run(_models, world, *sizes, tp=sizes[0], pp=sizes[1])
+        for layout, (world, *sizes) in LAYOUTS.items()
+    }
     models = {}
     for name, model in MODELS.items():
         reference = runs["serial"][name]
@@ -98,44 +96,8 @@ def make() -> dict[str, Any]:
     return {"recipe": recipe, "data": DATA, "optimizer": OPTIMIZER, "models": models}
 
 
-def _run(world: int, tp: int, pp: int, sequence_parallel: bool, distributed_optimizer: bool) -> dict[str, Any]:
-    """Results of rank 0 of one layout, for every model.
-
-    Raises:
-        TimeoutError: the ranks did not finish within the deadline; they are killed.
-    """
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (world, tp, pp, sequence_parallel, distributed_optimizer, folder)
-        ranks = torch.multiprocessing.spawn(_rank, arguments, world, join=False)
-        end = time.monotonic() + DEADLINE_SECONDS
-        while not ranks.join(timeout=5.0):
-            if time.monotonic() > end:
-                for process in ranks.processes:
-                    process.kill()
-                raise TimeoutError(f"the ranks of {arguments[:-1]} did not finish within {DEADLINE_SECONDS:.0f} s")
-        return torch.load(f"{folder}/results.pt", weights_only=True)
-
-
-def _rank(
-    rank: int, world: int, tp: int, pp: int, sequence_parallel: bool, distributed_optimizer: bool, folder: str
-) -> None:
-    torch.set_num_threads(1)
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
-    megatron_cpu.install()
-    megatron_cpu.patch_megatron()
-    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=world)
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    parallel_state.initialize_model_parallel(tp, pp)
-    model_parallel_cuda_manual_seed(1234)
-    results = {name: _train(model, tp, pp, sequence_parallel, distributed_optimizer) for name, model in MODELS.items()}
-    if rank == 0:
-        torch.save(results, f"{folder}/results.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+def _models(_: int, __: int, *layout: Any) -> dict[str, Any]:
+    return {name: _train(model, *layout) for name, model in MODELS.items()}
 
 
 def _train(
@@ -229,16 +191,7 @@ def _build(model: dict[str, Any], tp: int, pp: int, sequence_parallel: bool) -> 
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         sequence_parallel=sequence_parallel,
-        pipeline_dtype=torch.float32,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
+        **ranks.PLAIN_CONFIG,
     )
     config.batch_p2p_comm = True
     gpt = GPTModel(

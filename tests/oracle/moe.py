@@ -11,18 +11,13 @@ loss before step i, norm of the gradient before clipping].
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-import time
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.oracle import megatron_cpu
+from tests.oracle import ranks
 
-DEADLINE_SECONDS = 240.0
 PLAIN: dict[str, Any] = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.0}
 # name -> (ranks, all of dp; fields of Megatron's TransformerConfig)
 ROUTERS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -52,41 +47,22 @@ def seeded(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 def make() -> dict[str, Any]:
     """The numbers of every router, and of the training."""
-    layer = {name: _run(world, name) for name, (world, _) in ROUTERS.items()}
-    return {"layer": layer, "trace": _run(1, "training")}
+    layer = {name: ranks.run(_work, world, name) for name, (world, _) in ROUTERS.items()}
+    return {"layer": layer, "trace": ranks.run(_work, 1, "training")}
 
 
-def _run(world: int, what: str) -> Any:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = torch.multiprocessing.spawn(_rank, (world, what, folder), world, join=False)
-        end = time.monotonic() + DEADLINE_SECONDS
-        while not ranks.join(timeout=5.0):
-            if time.monotonic() > end:
-                for process in ranks.processes:
-                    process.kill()
-                raise TimeoutError(f"{what} did not finish within {DEADLINE_SECONDS:.0f} s")
-        return torch.load(f"{folder}/results.pt", weights_only=True)
+def fill(model: torch.nn.Module) -> None:
+    """Weights from names: 0.05 times normal, plus 1 in norms."""
+    for name, parameter in model.named_parameters():
+        weight = seeded(name, tuple(parameter.shape)) * 0.05
+        parameter.data.copy_(weight + 1 if "norm" in name else weight)
 
 
-def _rank(rank: int, world: int, what: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    megatron_cpu.install()
-    megatron_cpu.patch_megatron()
-    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(seconds=60), rank=rank, world_size=world)
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+def _work(rank: int, world: int, what: str) -> Any:
     from megatron.core.transformer.moe import moe_utils
 
     moe_utils.te_general_gemm = None  # without Transformer Engine the name does not exist, and is asked for
-    parallel_state.initialize_model_parallel(1, 1)
-    model_parallel_cuda_manual_seed(123)
-    result = _train() if what == "training" else _layer(rank, world, ROUTERS[what][1])
-    if rank == 0:
-        torch.save(result, f"{folder}/results.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return _train() if what == "training" else _layer(rank, world, ROUTERS[what][1])
 
 
 def _config(**fields: Any) -> Any:
@@ -101,16 +77,7 @@ def _config(**fields: Any) -> Any:
         moe_ffn_hidden_size=64,
         moe_token_dispatcher_type="alltoall",
         add_bias_linear=False,
-        use_cpu_initialization=True,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        gradient_accumulation_fusion=False,
-        persist_layer_norm=False,
-        pipeline_dtype=torch.float32,
+        **ranks.PLAIN_CONFIG,
         **fields,
     )
 
@@ -154,9 +121,7 @@ def _train() -> list[list[float]]:
         position_embedding_type="rope",
         share_embeddings_and_output_weights=False,
     )
-    for name, parameter in model.named_parameters():
-        weight = seeded(name, tuple(parameter.shape)) * 0.05
-        parameter.data.copy_(weight + 1 if "layernorm" in name else weight)
+    fill(model)
     ddp = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
     config.finalize_model_grads_func = finalize_model_grads
     optimizer = get_megatron_optimizer(
