@@ -4,8 +4,8 @@ The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; 
 ranks, weights are used by every microbatch, and dW may be somebody else's business.
 
 **Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`fp8_model.move_scales`). Current scaling agrees at once, where there is somebody
-to agree with:
+of tp = 1. Delayed scaling agrees once a step (`layers/fp8_model`). Current scaling agrees at once, where there is
+somebody to agree with:
 
 | layer      | x                              | W   | dy                             |
 |------------|--------------------------------|-----|--------------------------------|
@@ -28,7 +28,7 @@ over tokens of several ranks, so there x itself is gathered.
 
 **What is kept** for the backward pass: with one scale a tensor q of x and of W, 1 byte an element; with tiles x itself,
 because dW needs other tiles of it. Within a step the weights do not move, so W is quantised by the first microbatch and
-kept for the others (`fp8_model.keeping_weights`). A second forward pass (recompute) finds the same scale and the same W.
+kept for the others. A second forward pass (recompute) finds the same scale and the same W.
 
 **dW** is added to `main_grad` where that is asked for, or put off (`layers/deferred.py`) with its factors in FP8. With
 `fp8_wgrad` off it is a product in the model's own precision, and x is kept as it is.

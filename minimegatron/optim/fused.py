@@ -26,7 +26,7 @@ import torch
 from minimegatron.kernels.switch import kernels
 
 if TYPE_CHECKING:
-    from minimegatron.optim.optimizer import MainParam
+    from minimegatron.optim.main_params import MainParam
 
 Key = tuple[tuple[int, int], ...]
 

@@ -1,0 +1,80 @@
+"""A parameter as the optimizer sees it: the numbers that are updated, and whose copies the model reads.
+
+The problem in a sentence: a bf16 weight of 1 does not move when 0.001 is added to it, so 16-bit weights have an fp32
+copy that takes the steps, and the model's own is that copy rounded.
+
+| the model's weight | main                        | bytes besides the weight |
+|--------------------|-----------------------------|--------------------------|
+| fp32               | its own memory              | 0                        |
+| bf16, fp16         | an fp32 copy, written back  | 4                        |
+
+A sharded optimizer updates a range of the flattened parameter (`piece`); everything here is then about that range.
+
+Micikevicius et al. 2017 (arXiv 1710.03740). Megatron-LM: `Float16OptimizerWithFloat16Params` in
+`megatron/core/optimizer/optimizer.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.param import layout_of
+from minimegatron.optim.clip import counts_here
+
+
+@dataclasses.dataclass(frozen=True)
+class MainParam:
+    """A parameter as the optimizer sees it.
+
+    Attributes:
+        name: logical name.
+        model: what the forward pass reads.
+        main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory.
+        piece: range of the flattened parameter that `main` covers; None for all of it.
+        counts_here: whether this rank counts its gradient in the norm.
+        wd_mult: factor for weight decay.
+    """
+
+    name: str
+    model: nn.Parameter
+    main: torch.Tensor
+    piece: slice | None
+    counts_here: bool
+    wd_mult: float
+
+    @classmethod
+    def of(cls, name: str, model: nn.Parameter, mesh: Mesh, piece: slice | None = None) -> MainParam:
+        """Wrap one parameter; no weight decay on biases and 1-D parameters."""
+        layout = layout_of(model)
+        half = model.dtype in (torch.bfloat16, torch.float16)
+        part = _part(model.detach(), piece)
+        decays = len(layout.shape) > 1 and not name.endswith(".bias")
+        counts = counts_here(layout, mesh, piece is not None)
+        return cls(name, model, part.float() if half else part, piece, counts, 1.0 if decays else 0.0)
+
+    @property
+    def model_part(self) -> torch.Tensor:
+        """The part of the model's parameter that `main` covers, a view."""
+        return _part(self.model.detach(), self.piece)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether `main` is a copy that must be written back."""
+        return self.main.dtype != self.model.dtype
+
+    def read_grad(self) -> torch.Tensor | None:
+        """The gradient of `main`, None where the backward pass did not reach the parameter."""
+        grad = getattr(self.model, "main_grad", None)
+        grad = self.model.grad if grad is None else grad
+        if grad is None:
+            return None
+        return _part(grad, self.piece).to(self.main.dtype)
+
+
+def _part(x: torch.Tensor, piece: slice | None) -> torch.Tensor:
+    """A view of the whole tensor, or of a range of it, flattened."""
+    return x if piece is None else x.view(-1)[piece]
