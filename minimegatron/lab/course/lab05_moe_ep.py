@@ -1,4 +1,5 @@
-"""Checks of lab 05: predictions, routing (`part05_routing`), dispatch (`part05_dispatch`), gradients compared.
+"""Checks of lab 05: predictions, routing and an even load (`part05_routing`, `part05_balance`), dispatch
+(`part05_dispatch`), gradients compared.
 
 The lab is in the order of what a token meets: it is routed, becomes rows, travels, is worked on, comes back.
 """
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 
+from minimegatron.lab.course.part05_balance import BALANCE, BIAS
 from minimegatron.lab.course.part05_dispatch import DISPATCH, FINISH, PERMUTE
-from minimegatron.lab.course.part05_routing import BALANCE, BIAS, LIMIT, ROUTE
+from minimegatron.lab.course.part05_routing import LIMIT, ROUTE
 from minimegatron.lab.exercises import Case, Draw, Exercise, Lab, Mistake, instead
 
 # -------------------------------------------------------------------------------------------------- predictions

@@ -1,4 +1,4 @@
-"""Lab 05, the second half: tokens as rows, rows to the ranks of their experts and back, and gradients of experts.
+"""Lab 05: tokens as rows, rows to the ranks of their experts and back, and gradients of experts.
 
 On ranks the references see the inputs of all; rank r of P holds the experts [r E/P, (r + 1) E/P).
 """
