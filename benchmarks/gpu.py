@@ -10,7 +10,8 @@ In this order, so that nothing wrong is ever timed:
    CPU with the same weights and inputs. A failed check ends the run with status 1. A smoke run emulates the kernels.
 3. *How fast?* Whole training steps of a 1.2 B-parameter Llama in bf16, by torch alone, in FP8, as one CUDA graph and
    compiled (`benchmarks/gpu_training.py`); fused kernels beside torch, torch.compile and, where it is installed, Liger
-   (`benchmarks/gpu_kernels.py`); layers at sizes well beyond the L2 cache. Nothing new begins after `--seconds`.
+   (`benchmarks/gpu_kernels.py`); decoding one token after the other (`benchmarks/gpu_decode.py`); layers at sizes well
+   beyond the L2 cache. Nothing new begins after `--seconds`.
 
 The table comes last, and beside it a JSON file. A part that fails leaves the others their rows, and ends with status 1.
 
@@ -32,9 +33,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_kernels, gpu_training
+from benchmarks import gpu_decode, gpu_kernels, gpu_training
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
@@ -251,6 +253,13 @@ def time_training(device: torch.device, smoke: bool, copy: Row, seconds_left: Ca
         yield Row(what, took, rate / 1e12, "TFLOP/s", share, {} if over is None else {"bf16": over})
 
 
+def time_decoding(device: torch.device, smoke: bool, copy: Row) -> Iterator[Row]:
+    """One token after the other; the share is that of the copy bandwidth."""
+    recorders = (lambda: CudaRecorder(device)) if device.type == "cuda" else None
+    for what, took, rate, over in gpu_decode.measure(device, smoke, milliseconds, recorders):
+        yield Row(what, took, rate / 1e9, "GB/s", rate / 1e9 / copy.rate, {} if over is None else {"no graph": over})
+
+
 def profile_step(device: torch.device, smoke: bool) -> None:
     """Print where a training step spends its time."""
     sizes = gpu_training.TINY if smoke else gpu_training.LLAMA_1B
@@ -300,6 +309,7 @@ def main() -> int:
     sections: dict[str, Callable[[], Iterator[Row]]] = {
         "training": lambda: time_training(device, args.smoke, copy, seconds_left),
         "kernels": lambda: time_kernels(device, args.smoke, copy, matmul),
+        "decoding": lambda: time_decoding(device, args.smoke, copy),
         "layers": lambda: time_layers(device, args.smoke, copy, matmul),
     }
     for section, run in sections.items():

@@ -7,10 +7,13 @@ import json
 import pytest
 import torch
 
-from benchmarks import bubble, contenders, gpu, moe, overhead, ring, train
+from benchmarks import bubble, contenders, generate, gpu, gpu_decode, moe, overhead, ring, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
+from minimegatron.inference import decode
 from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+from tests.recorder import OnACpu
 
 
 def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monkeypatch):
@@ -21,6 +24,7 @@ def test_the_gpu_benchmark_runs_on_a_machine_without_one(tmp_path, capsys, monke
     rows = json.loads(path.read_text())["rows"]
     assert "training step" in out and "WRONG" not in out
     wanted = {"copy", "RMSNorm, backward", "AdamW, main and bf16", "FP8 linear, delayed, both ways"}
+    wanted |= {"decode, batch 1"}
     wanted |= {f"training step, {way}" for way in ("bf16", "bf16, torch alone", "FP8 delayed", "FP8 tensorwise")}
     assert wanted <= {row["what"] for row in rows} and len(rows) > 30
     assert all(row["milliseconds"] > 0 for row in rows)
@@ -49,6 +53,34 @@ def test_a_part_that_fails_leaves_the_others_their_rows(tmp_path, capsys, monkey
     found = json.loads((tmp_path / "new" / "rows.json").read_text())
     assert found["failed"] == ["training"] and "FAILED, RuntimeError: no such GPU" in capsys.readouterr().out
     assert {"norm, clip and AdamW", "core attention, causal, forward"} <= {row["what"] for row in found["rows"]}
+
+
+def test_every_way_to_decode_is_held_against_the_first(monkeypatch):
+    def timer(run, device, repeats):
+        return run() and 4.0
+
+    monkeypatch.setattr(gpu_decode, "STEPS", 4)
+
+    monkeypatch.setattr(decode, "compile_whole", lambda run: run)
+    rows = list(gpu_decode.measure(torch.device("cpu"), True, timer, OnACpu))
+    assert [row[0] for row in rows] == ["decode, batch 1" + way for way in gpu_decode.WAYS]
+    assert [row[1] for row in rows] == [1.0] * 3 and [row[3] for row in rows] == [None, 1.0, 1.0]
+    model = build_model(family_config("llama", **gpu_decode.TINY), Mesh.serial(), 0)
+    kept = 2 * 32 * 2 * 2 * 16  # layers, rows, keys and values, groups, channels
+    assert rows[0][2] == 1e3 * 2 * (sum(p.numel() for p in model.parameters()) + kept)
+    monkeypatch.setattr(decode, "compile_whole", lambda run: lambda: [x * 2 for x in run()])
+    with pytest.raises(RuntimeError, match="compiled, one CUDA graph: log-probabilities are off by"):
+        list(gpu_decode.measure(torch.device("cpu"), True, timer, OnACpu))
+
+
+def test_generation_is_compared_where_the_words_are_the_same(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["generate", "--smoke"])
+    generate.main()
+    assert "words per CPU-second" in capsys.readouterr().out
+    made = generate.StaticEngine.generate
+    monkeypatch.setattr(generate.StaticEngine, "generate", lambda self, prompts, new: made(self, prompts, new - 1))
+    with pytest.raises(SystemExit, match="other words"):
+        generate.main()
 
 
 def test_pairs_alternate_and_their_ratio_survives_a_slow_neighbour():

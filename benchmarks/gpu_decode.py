@@ -1,0 +1,97 @@
+"""Decoding at batch 1 on one GPU: a Llama with 1.2 B parameters in bf16, as it is, compiled, and as one CUDA graph.
+
+What a step costs at least is reading: every weight once (of an untied embedding one row), and all rows of the cache.
+The rate is these bytes a second, its share that of the copy bandwidth, which counts bytes read and written. A step is
+embedding to drawn word, 16 of them timed together. Before a way is timed, the log-probabilities of its words are
+compared with the first way's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_training import LLAMA_1B, TINY, Timer
+from minimegatron.comm.mesh import Mesh
+from minimegatron.cuda_graphs import Recorder
+from minimegatron.inference.decode import DecodeStep
+from minimegatron.inference.sampling import GREEDY
+from minimegatron.inference.static_cache import StaticCache
+from minimegatron.models.decoder import GPTModel, build_model
+from minimegatron.models.zoo import count_parameters, family_config
+
+STEPS, CONTEXT, TOLERANCE = 16, 512, 0.05
+# name -> whether the step is recorded, and whether it is compiled; the first is what the others are compared with
+WAYS: dict[str, tuple[bool, bool]] = {
+    "": (False, False),
+    ", one CUDA graph": (True, False),
+    ", compiled, one CUDA graph": (True, True),
+}
+
+
+class Decoding:
+    """A model that has read a prompt, and steps from there.
+
+    Args:
+        model: in eval mode.
+        context: rows of the cache.
+        recorder, compiled: how it steps, see `DecodeStep`.
+    """
+
+    def __init__(self, model: GPTModel, context: int, recorder: Recorder | None, compiled: bool) -> None:
+        self.cache = StaticCache(model, 1, context)
+        self.step = DecodeStep(model, self.cache, GREEDY, recorder, compiled)
+        generator = torch.Generator(model.mesh.device).manual_seed(0)
+        for buffers in self.cache.layers.values():  # a prompt of random numbers is as long as any other
+            for buffer in buffers:
+                buffer.normal_(generator=generator)
+
+    def __call__(self) -> list[torch.Tensor]:
+        """Log-probabilities of the same `STEPS` words each time, which come to stand in the last rows of the cache."""
+        self.cache.positions.fill_(self.cache.max_sequence_length - STEPS)
+        self.step.tokens.fill_(1)
+        return [self.step()[1].clone() for _ in range(STEPS)]
+
+
+def bytes_of_a_step(model: GPTModel, cache: StaticCache) -> int:
+    """What one step cannot avoid to read."""
+    config = model.config
+    weights = count_parameters(config) * config.dtype.itemsize
+    if config.untie_embeddings_and_output_weights:
+        weights -= (config.vocab_size - 1) * config.hidden_size * config.dtype.itemsize
+    return weights + cache.nbytes
+
+
+def measure(
+    device: torch.device, smoke: bool, timer: Timer, recorders: Callable[[], Recorder] | None
+) -> Iterator[tuple[str, float, float, float | None]]:
+    """(what, milliseconds of a word, bytes a second, times faster than the first way or None).
+
+    Args:
+        recorders: makes what records, on a GPU; None leaves the recorded ways out.
+
+    Raises:
+        RuntimeError: a way gives other log-probabilities than the first; those before it have been yielded.
+    """
+    sizes: dict[str, Any] = TINY if smoke else LLAMA_1B
+    model = build_model(family_config("llama", **sizes, params_dtype="bf16"), Mesh.serial(device=device), seed=0).eval()
+    context, repeats = (32, 2) if smoke else (CONTEXT, 20)
+    base: float | None = None
+    wanted: torch.Tensor | None = None
+    for way, (recorded, compiled) in WAYS.items():
+        if recorded and recorders is None:
+            continue
+        run = Decoding(model, context, recorders() if recorded and recorders is not None else None, compiled)
+        run()
+        found = torch.cat(run())
+        wanted = found if wanted is None else wanted
+        off = (found - wanted).abs().max().item()
+        if not off <= (TOLERANCE if compiled else 0.0):  # a graph plays the same kernels; compiled ones round elsewhere
+            raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {found.tolist()}, {wanted.tolist()}")
+        took = timer(run, device, repeats) / STEPS
+        base = base or took
+        print(f"decode, batch 1{way}: {1e3 / took:.0f} tokens/s", flush=True)
+        rate = bytes_of_a_step(model, run.cache) / took * 1e3
+        yield f"decode, batch 1{way}", took, rate, base / took if way else None
