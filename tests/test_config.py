@@ -340,3 +340,9 @@ def test_config_itself_starts_no_cuda():
 def test_all_configs_are_tested_here():
     bases = [c for c in vars(config_module).values() if dataclasses.is_dataclass(c)]
     assert set(bases) == set(CLASSES)
+
+
+@pytest.mark.parametrize("vocab, by, tp, padded", [(50257, 128, 1, 50304), (50257, 128, 8, 51200), (128, 128, 1, 128)])
+def test_vocabulary_is_padded_to_split_evenly(vocab, by, tp, padded):
+    config = TransformerConfig(vocab_size=vocab, make_vocab_size_divisible_by=by)
+    assert config.padded_vocab_size(tp) == padded

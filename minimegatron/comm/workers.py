@@ -151,12 +151,6 @@ def shared_pool(nranks: int, *, fingerprints: bool = False) -> WarmPool:
     return pools[nranks, fingerprints]
 
 
-def server_pid() -> int | None:
-    """The fork server of this process, if it has one: a child that is meant to stay."""
-    server = this_process().server
-    return server.process.pid if server else None
-
-
 def _pickled_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     name = getattr(fn, "__qualname__", repr(fn))
     if getattr(fn, "__module__", None) == "__main__":

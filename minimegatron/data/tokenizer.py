@@ -290,14 +290,6 @@ def build_tokenizer(
     return tokenizer
 
 
-def pad_vocab_size(
-    vocab_size: int, make_vocab_size_divisible_by: int = 128, tensor_model_parallel_size: int = 1
-) -> int:
-    """Rows of the embedding: the vocabulary rounded up to a multiple of `divisible_by * tp`, to split evenly."""
-    multiple = make_vocab_size_divisible_by * tensor_model_parallel_size
-    return -(-vocab_size // multiple) * multiple
-
-
 def _byte_level(model: models.Model) -> FastTokenizer:
     fast = FastTokenizer(model)
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

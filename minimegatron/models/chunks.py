@@ -120,10 +120,6 @@ class ModelChunks(nn.Module):
             assert isinstance(chunk, GPTModel), "chunks are stages of the model"
             yield stage, chunk
 
-    @property
-    def num_stages(self) -> int:
-        return self.plan.ranks * self.plan.chunks
-
     def schedule(self, num_microbatches: int) -> Schedule:
         """The configured schedule of a step with so many microbatches, checked; made once.
 

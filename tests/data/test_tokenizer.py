@@ -16,7 +16,6 @@ from minimegatron.data.tokenizer import (
     HuggingFaceTokenizer,
     NullTokenizer,
     build_tokenizer,
-    pad_vocab_size,
     train_bpe,
 )
 from minimegatron.errors import ConfigError, DataError
@@ -191,8 +190,3 @@ def test_broken_tokenizer_files_are_refused(tmp_path):
         GPT2BPETokenizer(tmp_path / "vocab.json", tmp_path / "merges.txt")
     with pytest.raises(ConfigError, match="at least 258"):
         train_bpe(["x"], 257, tmp_path)
-
-
-@pytest.mark.parametrize("vocab, by, tp, padded", [(50257, 128, 1, 50304), (50257, 128, 8, 51200), (128, 128, 1, 128)])
-def test_vocabulary_is_padded_to_split_evenly(vocab, by, tp, padded):
-    assert pad_vocab_size(vocab, by, tp) == padded
