@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+import tokenizers
 import torch
 
 from minimegatron.comm.mesh import Mesh
@@ -16,7 +17,7 @@ from minimegatron.models.decoder import build_model
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
 from minimegatron.models.zoo import family_config
 from tests.inference.models import NAMES, ours, theirs, weights
-from tests.inference.ranked import PROMPTS, build, continuations, different_questions, refusals
+from tests.inference.ranked import PROMPTS, build, continuations, different_questions, example, refusals
 from tests.thorough import mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
@@ -98,11 +99,13 @@ def test_the_context_is_never_left():
     assert error.value.where == "prompt 0" and "max_sequence_length" not in error.value.fix
     with pytest.raises(ConfigError, match="max_sequence_length is 65, and the model has 64 learned positions"):
         generate(ours("gpt2"), full, 60, max_sequence_length=65)
+    config, tensors = weights("llama2")
+    rope = build(config.replace(max_position_embeddings=8), tensors)
     with pytest.raises(DataError) as error:
-        generate(ours("llama2"), full, 252)
+        generate(rope, full, 4)
     assert "or a larger max_sequence_length" in error.value.fix
-    longer = generate(ours("llama2"), full, 260, max_sequence_length=265)
-    assert len(longer[0].tokens) == 260
+    longer = generate(rope, full, 9, max_sequence_length=14)
+    assert longer == generate(ours("llama2"), full, 9), "turned positions have no end"
 
 
 @pytest.mark.parametrize(
@@ -174,3 +177,24 @@ def test_what_is_no_number_is_not_a_word():
         with pytest.raises(NumericsError) as error:
             generate(model, [[1, 2], [3, 7]], 3, params)
         assert error.value.where == "prompt 1, new token 0"
+
+
+@pytest.mark.parametrize("tp", mostly_thorough([1, 2], [1]))
+def test_the_example_continues_with_a_published_model(ranks, tmp_path, tp):
+    """Its whole way: folder, tokenizer, this rank's part of the weights, words, text."""
+    theirs("llama2").save_pretrained(tmp_path)
+    words = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
+    ids = {word: i for i, word in enumerate(words)}
+    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, "?"))
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    fast.decoder = tokenizers.decoders.Fuse()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    prompt = "Once upon"
+    tokens = torch.tensor([[ids[character] for character in prompt]])
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 9, "do_sample": False}
+    want = "".join(words[i] for i in theirs("llama2").generate(tokens, **options)[0])
+    lines = [[str(tmp_path), prompt, "--max-new-tokens", "9", *more] for more in ([], ["--temperature", "0"])]
+    (first, refused), *others = ranks(tp).run(example, lines)
+    assert first == want.split("<eos>")[0] + "\n"
+    assert refused.startswith("ConfigError: temperature is 0.0") and all(other == ["", refused] for other in others)
