@@ -8,6 +8,7 @@ meant to: `--expect-failure` prints the explanation and objects if nothing faile
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -150,11 +151,19 @@ class LabMagics(Magics):
 
     @cell_magic
     def needs(self, line: str, cell: str) -> None:
-        """`%%needs NAME ...`: run the cell here, in the kernel, once these exercises are done."""
+        """`%%needs NAME ...`: run the cell here, in the kernel, once these exercises are done.
+
+        An expression at its end is shown, as in any cell.
+        """
         with _plainly():
             waits = self._waits(",".join(line.split()))
-        if not waits:
-            exec(compile(cell, "<cell>", "exec"), self._names)
+        if waits:
+            return
+        most = ast.parse(cell, "<cell>")
+        last = most.body.pop() if most.body and isinstance(most.body[-1], ast.Expr) else None
+        exec(compile(most, "<cell>", "exec"), self._names)
+        if last:
+            exec(compile(ast.Interactive([last]), "<cell>", "single"), self._names)
 
     @cell_magic
     @_plain

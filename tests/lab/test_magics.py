@@ -154,6 +154,7 @@ def test_ranks_know_rank_world_and_report(kernel: Kernel) -> None:
     )
     assert said == ("[ranks 0-1] of 2 0.5 2", "")
     assert kernel.run("said").text == "[0, 10]"
+    assert kernel.run("%%needs bubble\ntwice = 2 * said\ntwice[2:]").text == "[0, 10]", "shown as in any cell"
 
 
 def test_ranks_see_the_exercise_as_it_is_now(kernel: Kernel) -> None:
