@@ -74,14 +74,15 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
         num_tokens: how many tokens counted in this rank's sum (a scalar); 0 on all pipeline stages but the last.
 
     Returns:
-        The global token count, a scalar in fp64; at least 1, so that a batch without any counted token gives zero
+        The global token count, a scalar in fp64; 1 where it is 0, so that a batch without any counted token gives zero
         gradients and not NaN.
     """
     model.finish_grad_sync()
     sum_partial_gradients(model, mesh)
     sum_tied_gradients(model, mesh)
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
-    total = all_reduce(total, mesh.pp).clamp(min=1.0)
+    total = all_reduce(total, mesh.pp)
+    total = torch.where(total > 0, total, torch.ones_like(total))
     for buffer, _ in model.grad_buffers:
         buffer.data.div_(total.to(buffer.data.dtype))
     model.expert_load = balance_experts(model, mesh)

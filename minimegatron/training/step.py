@@ -158,7 +158,7 @@ def reduce_reports(
     """
     stop = torch.tensor([float(asks_to_stop)], dtype=torch.float64, device=mesh.device)
     *numbers, stops = all_reduce(torch.cat([pair.double() for pair in reports.values()] + [stop]), mesh.world).tolist()
-    means = {name: numbers[2 * i] / max(numbers[2 * i + 1], 1.0) for i, name in enumerate(reports)}
+    means = {name: numbers[2 * i] / (numbers[2 * i + 1] or 1.0) for i, name in enumerate(reports)}
     return means, stops > 0
 
 
