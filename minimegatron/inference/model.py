@@ -19,16 +19,31 @@ Megatron-LM: `megatron/core/inference/model_inference_wrappers/gpt`.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.errors import ConfigError
-from minimegatron.inference.static_cache import Next, Prefill
-from minimegatron.layers.attention import AttentionContext, SelfAttention
+from minimegatron.layers.attention import AttentionContext, Remembered, SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mla import MultiLatentAttention
 from minimegatron.models.decoder import GPTModel
+
+
+class View(Remembered, Protocol):
+    """A cache during one forward pass over n new tokens of every sequence."""
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """[b, n], where the new tokens stand."""
+        ...
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[b, 1, n, m] as in `AttentionMask`; None where there are no earlier tokens."""
+        ...
 
 
 def check_can_generate(model: GPTModel) -> None:
@@ -74,9 +89,7 @@ def check_can_generate(model: GPTModel) -> None:
         raise ConfigError("generation in training mode: dropout would be part of the answer", fix="model.eval()")
 
 
-def forward(
-    model: GPTModel, tokens: torch.Tensor, view: Prefill | Next, at: torch.Tensor | None = None
-) -> torch.Tensor:
+def forward(model: GPTModel, tokens: torch.Tensor, view: View, at: torch.Tensor | None = None) -> torch.Tensor:
     """A pass over new tokens of every sequence, which the cache behind `view` remembers.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, weights
 from tests.inference.ranked import PROMPTS, unrecordable
 from tests.recorder import OnACpu
+from tests.thorough import mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 
@@ -22,8 +25,10 @@ def words(continuations):
     return [c.tokens for c in continuations]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3", "llama3.1"])
+@pytest.mark.parametrize(
+    "name, params",
+    mostly_thorough(itertools.product(["gpt2", "mistral", "qwen3", "llama3.1"], [GREEDY, SAMPLED]), [0, 3]),
+)
 def test_played_is_computed(name, params):
     recorder = OnACpu()
     engine = StaticEngine(ours(name), 40, recorder)
