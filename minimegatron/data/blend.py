@@ -88,7 +88,10 @@ class BlendedDataset:
         self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
         for i, drawn in enumerate(np.bincount(self.dataset_index)):
             if drawn > lengths[i]:
-                raise DataError(f"the blend draws {drawn} samples of dataset {i}, which has {lengths[i]}")
+                raise DataError(
+                    f"the blend draws {drawn} samples of dataset {i}, which has {lengths[i]}",
+                    fix="give it a smaller weight, or more documents",
+                )
 
     def __len__(self) -> int:
         return len(self.dataset_index)

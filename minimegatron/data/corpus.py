@@ -62,7 +62,11 @@ def documents(kind: str = "docs") -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = _sources(root)
     if not sources:
-        raise DataError("this Python comes without the sources of its standard library", where=str(root))
+        raise DataError(
+            "this Python comes without the sources of its standard library",
+            where=str(root),
+            fix="install a Python that has them, or --data-path, --mock-data",
+        )
     for path in sources:
         text = path.read_text(encoding="utf-8")
         name = path.relative_to(root).as_posix()

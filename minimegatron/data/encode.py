@@ -134,7 +134,10 @@ def _result(line: int, future: Future[list[Encoded]]) -> list[Encoded]:
     try:
         return future.result(timeout=WORKER_DEADLINE_S)
     except TimeoutError as error:
-        raise DeadlineError(f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s") from error
+        raise DeadlineError(
+            f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s",
+            fix="fewer --workers than cores, or look for a huge document there",
+        ) from error
 
 
 def _start_worker() -> None:

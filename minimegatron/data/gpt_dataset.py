@@ -139,7 +139,10 @@ class GPTDataset:
             for sequence, offset, length in self.spans(k):
                 start = int(self.dataset.sequence_pointers[sequence]) // self.dataset.dtype.itemsize + offset
                 self.dataset.check_ids(vocab_size, start, start + length)
-        raise DataError(f"an id of sample {k} is outside the vocabulary [0, {vocab_size})")
+        raise DataError(
+            f"an id of sample {k} is outside the vocabulary [0, {vocab_size})",
+            fix="use the tokenizer that the data was made with",
+        )
 
     def batch(self, samples: Sequence[int]) -> Batch:
         """The samples as one batch: see `masking.make_batch` for names and shapes."""

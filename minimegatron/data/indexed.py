@@ -121,7 +121,9 @@ class IndexedDataset:
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:
             where = f"{self.prefix}, sequence {idx}"
-            raise DataError(f"tokens {offset} to {stop} of a sequence of {size}", where=where)
+            raise DataError(
+                f"tokens {offset} to {stop} of a sequence of {size}", where=where, fix=f"a range inside [0, {size}]"
+            )
         start = int(self.sequence_pointers[idx]) // self.dtype.itemsize
         return self.tokens[start + offset : start + stop]
 
@@ -189,15 +191,21 @@ class IndexedDatasetBuilder:
         lengths = [tokens.size] if lengths is None else lengths
         where = f"{self._bin.path}, sequence {len(self._lengths)}"
         if sum(lengths) != tokens.size or any(length < 1 for length in lengths):
-            raise DataError(f"{tokens.size} ids for sequences of {list(lengths)} tokens", where=where)
+            raise DataError(
+                f"{tokens.size} ids for sequences of {list(lengths)} tokens",
+                where=where,
+                fix="lengths of at least 1 whose sum is the number of ids",
+            )
         if tokens.size == 0:
             return
         if tokens.dtype.kind not in "iu" or tokens.ndim != 1:
-            raise DataError(f"token ids of type {tokens.dtype} and shape {tokens.shape}", where=where)
+            raise DataError(
+                f"token ids of type {tokens.dtype} and shape {tokens.shape}", where=where, fix="a flat list of integers"
+            )
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._limit:  # before the cast: it would wrap silently
             bad = int(np.argmax((tokens < 0) | (tokens >= self._limit)))
             what = f"token id {int(tokens[bad])} is outside [0, {self._limit}), the range of {self._limited_by}"
-            raise DataError(what, where=f"{where}, token {bad}")
+            raise DataError(what, where=f"{where}, token {bad}", fix="use the tokenizer that the ids are of")
         self._write(tokens)
         self._lengths.extend(map(int, lengths))
 
@@ -213,7 +221,11 @@ class IndexedDatasetBuilder:
         """
         other = IndexedDataset(prefix)
         if other.dtype != self.dtype:
-            raise DataError(f"ids are {other.dtype.name}, not {self.dtype.name}", where=other.prefix)
+            raise DataError(
+                f"ids are {other.dtype.name}, not {self.dtype.name}",
+                where=other.prefix,
+                fix="preprocess both with one tokenizer",
+            )
         other.check_ids(self._limit)
         offset = len(self._lengths)
         for begin in range(0, len(other.tokens), CHUNK):
@@ -229,7 +241,10 @@ class IndexedDatasetBuilder:
         """
         prefix, suffix = os.path.splitext(os.path.abspath(idx_path))
         if suffix != ".idx" or self._bin.path != prefix + ".bin":
-            raise DataError(f"{os.fspath(idx_path)} is not the index of {self._bin.path}")
+            raise DataError(
+                f"{os.fspath(idx_path)} is not the index of {self._bin.path}",
+                fix=f"{os.path.splitext(self._bin.path)[0]}.idx",
+            )
         if not self._lengths:
             raise DataError("no token to write", where=self._bin.path, fix="is the input empty?")
         if self._boundaries[-1] != len(self._lengths):

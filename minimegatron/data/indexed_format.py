@@ -63,7 +63,16 @@ class Index(NamedTuple):
 
 
 def pack_index(dtype: np.dtype, lengths: np.ndarray, boundaries: np.ndarray) -> list[bytes | memoryview]:
-    """The `.idx` file of sequences of these lengths, in pieces to be written one after the other."""
+    """The `.idx` file of sequences of these lengths, in pieces to be written one after the other.
+
+    Raises:
+        DataError: a sequence is longer than 32 bits can say.
+    """
+    if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
+        raise DataError(
+            f"sequence {lengths.argmax()} has {lengths.max()} tokens, and the format has 32 bits for a length",
+            fix="cut the document into several",
+        )
     pointers = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
     pointers *= dtype.itemsize
@@ -160,7 +169,11 @@ def read_sidecar(path: str, index: Index, idx_path: str, bin_path: str, verify: 
     for file, size, expected, known in entries:
         found = os.path.getsize(file)
         if found != size:
-            raise DataError(f"{found} bytes, but {path} says {size}", where=f"{file}, byte {min(found, size)}")
+            raise DataError(
+                f"{found} bytes, but {path} says {size}",
+                where=f"{file}, byte {min(found, size)}",
+                fix="copy both files again, or preprocess again",
+            )
         if (known or verify) and (known or sha256_of(file)) != expected:
             fix = f"it changed after it was written: copy it again, preprocess again, or delete {path} to trust it"
             raise DataError(f"its SHA-256 is not the one in {path}", where=f"{file}, bytes 0 to {size}", fix=fix)

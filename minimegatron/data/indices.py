@@ -16,9 +16,9 @@ which is the last label of one and the first input of the next. e is the smalles
 The last epoch may be needed only in part. If less than 80 % of it is, its documents and samples are shuffled by
 themselves and come last: otherwise the documents that happen to fall into the unused part would be seen less often.
 
-All of it is one function of (lengths, num_samples, s, seed), by numpy's `RandomState`, whose stream is frozen. Megatron
-builds the sample index with a walk in C++; but a document has as many rows as multiples of s lie between its first token
-and the next document's, so one `repeat` does it.
+All of it is one function of (lengths, num_samples, s, seed), by numpy's `RandomState`, whose stream is frozen.
+Megatron builds the sample index with a walk in C++; but a document has as many rows as multiples of s lie between its
+first token and the next document's, so one `repeat` does it.
 
 In Megatron-LM: `_build_document_index`, `_build_shuffle_index` in `megatron/core/datasets/gpt_dataset.py`, and
 `build_sample_idx` in `helpers.cpp`. The arrays are equal to Megatron's, element by element.

@@ -61,7 +61,9 @@ class JsonlReader:
         try:
             self._raw = open(self.path, "rb")
         except OSError as error:
-            raise DataError(f"cannot read: {error.strerror}", where=self.path) from error
+            raise DataError(
+                f"cannot read: {error.strerror}", where=self.path, fix="give the path of a file you may read"
+            ) from error
         self.is_gzip = self._raw.peek(2)[:2] == b"\x1f\x8b"
 
     def __iter__(self) -> Iterator[Line]:
@@ -76,7 +78,9 @@ class JsonlReader:
                         _skip_to_newline(stream)
                 except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                     raise DataError(
-                        f"a torn or corrupt gzip file: {error}", where=f"{self.path}:{number + 1}"
+                        f"a torn or corrupt gzip file: {error}",
+                        where=f"{self.path}:{number + 1}",
+                        fix="copy or download it again",
                     ) from error
                 if not data:
                     return

@@ -78,11 +78,14 @@ class DataLoader:
         drop_last: bool = True,
     ) -> None:
         if micro_batch_size < 1 or dp_size < 1 or not 0 <= dp_rank < dp_size:
-            raise ConfigError(f"micro_batch_size {micro_batch_size}, dp_rank {dp_rank} of dp_size {dp_size}")
+            raise ConfigError(
+                f"micro_batch_size {micro_batch_size}, dp_rank {dp_rank} of dp_size {dp_size}",
+                fix="choose micro_batch_size >= 1 and 0 <= dp_rank < dp_size",
+            )
         if dataloader_type not in DATALOADER_TYPES:
             raise ConfigError(f"dataloader_type {dataloader_type!r}", fix=f"one of {', '.join(DATALOADER_TYPES)}")
         if len(dataset) == 0:
-            raise DataError("the dataset has no sample")
+            raise DataError("the dataset has no sample", fix="give it more documents, or a shorter seq_length")
         self.dataset, self.micro_batch_size, self.dp_rank, self.dp_size = dataset, micro_batch_size, dp_rank, dp_size
         self.seed, self.dataloader_type, self.drop_last = seed, dataloader_type, drop_last
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)

@@ -96,7 +96,10 @@ def preprocess(
         RankError: a worker died. DeadlineError: one took more than ten minutes for a megabyte.
     """
     if on_bad_line not in ("error", "skip") or workers < 1 or len(set(json_keys)) != len(json_keys) or not json_keys:
-        raise ConfigError(f"on_bad_line {on_bad_line!r}, workers {workers}, json_keys {list(json_keys)}")
+        raise ConfigError(
+            f"on_bad_line {on_bad_line!r}, workers {workers}, json_keys {list(json_keys)}",
+            fix="on_bad_line error or skip, workers >= 1, and at least one key, each once",
+        )
     summary = Summary({key: f"{os.fspath(output_prefix)}_{key}_document" for key in json_keys})
     total, log = _size(inputs), _Log(log_interval)
     with contextlib.ExitStack() as stack:
@@ -124,7 +127,9 @@ def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
     try:
         return sum(os.path.getsize(path) for path in paths)
     except OSError as error:
-        raise DataError(f"cannot read: {error.strerror}", where=str(error.filename)) from error
+        raise DataError(
+            f"cannot read: {error.strerror}", where=str(error.filename), fix="give the path of a file you may read"
+        ) from error
 
 
 def _write(

@@ -135,11 +135,15 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     with open(path, "rb") as file:
         data = file.read(MAX_JSON_BYTES + 1)
     if len(data) > MAX_JSON_BYTES:
-        raise DataError(f"a JSON file of more than {MAX_JSON_BYTES} bytes", where=os.fspath(path))
+        raise DataError(
+            f"a JSON file of more than {MAX_JSON_BYTES} bytes", where=os.fspath(path), fix="is it the right file?"
+        )
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:  # ValueError covers bad UTF-8 and bad JSON
-        raise DataError(f"not a JSON file: {error}", where=os.fspath(path)) from error
+        raise DataError(
+            f"not a JSON file: {error}", where=os.fspath(path), fix="write it again, or is it another file?"
+        ) from error
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

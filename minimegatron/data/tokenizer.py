@@ -183,7 +183,9 @@ class HuggingFaceTokenizer(_FastTokenizer):
         try:
             fast = FastTokenizer.from_file(path)
         except Exception as error:  # the library raises bare Exception for every broken file
-            raise ConfigError(f"not a tokenizer: {error}", where=path) from error
+            raise ConfigError(
+                f"not a tokenizer: {error}", where=path, fix="a tokenizer.json that the tokenizers library has written"
+            ) from error
         eos, pad, bos = (_token_text(config.get(key)) for key in ("eos_token", "pad_token", "bos_token"))
         super().__init__(fast, eos, pad, bos, where=folder)
         self._include_special_tokens = include_special_tokens
@@ -206,7 +208,11 @@ class GPT2BPETokenizer(_FastTokenizer):
         try:
             model = models.BPE.from_file(os.fspath(vocab_file), os.fspath(merge_file))
         except Exception as error:
-            raise ConfigError(f"not a GPT-2 vocabulary: {error}", where=f"{vocab_file}, {merge_file}") from error
+            raise ConfigError(
+                f"not a GPT-2 vocabulary: {error}",
+                where=f"{vocab_file}, {merge_file}",
+                fix="give vocab.json and merges.txt of GPT-2",
+            ) from error
         fast = _byte_level(model)
         if fast.token_to_id(END_OF_TEXT) is not None:
             fast.add_special_tokens([END_OF_TEXT])
@@ -306,12 +312,17 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"half of a surrogate pair, {text[error.start]!r}, at character {error.start}") from error
+        raise DataError(
+            f"half of a surrogate pair, {text[error.start]!r}, at character {error.start}",
+            fix="decode the text with errors='replace', or drop the character",
+        ) from error
 
 
 def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise DataError(
-                f"token id {token} is outside the vocabulary [0, {vocab_size})", where=f"position {position}"
+                f"token id {token} is outside the vocabulary [0, {vocab_size})",
+                where=f"position {position}",
+                fix="use the tokenizer that the ids are of",
             )

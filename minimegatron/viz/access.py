@@ -25,7 +25,9 @@ def sectors(shape: tuple[int, int], asked: Sequence[int], sector: int = 8) -> se
         ConfigError: a place outside of it.
     """
     if bad := [i for i in asked if not 0 <= i < shape[0] * shape[1]]:
-        raise ConfigError(f"a matrix of {shape[0]} x {shape[1]} has no place {bad[0]}")
+        raise ConfigError(
+            f"a matrix of {shape[0]} x {shape[1]} has no place {bad[0]}", fix=f"places 0 to {shape[0] * shape[1] - 1}"
+        )
     return {i // sector for i in asked}
 
 

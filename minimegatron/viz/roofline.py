@@ -42,7 +42,7 @@ def roofline(
         raise ConfigError("a roofline needs a machine", fix='{"H100": (peak, bandwidth)}')
     numbers = [n for pair in (*machines.values(), *points.values()) for n in pair if n is not None]
     if bad := [n for n in numbers if not n > 0]:
-        raise ConfigError(f"a roofline has logarithmic axes, {bad[0]} has no place on them")
+        raise ConfigError(f"a roofline has logarithmic axes, {bad[0]} has no place on them", fix="positive numbers")
     ridges = [peak / bandwidth for peak, bandwidth in machines.values()]
     low = min([x for x, _ in points.values()] + ridges) / 4
     high = max([x for x, _ in points.values()] + ridges) * 4
