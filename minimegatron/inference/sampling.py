@@ -6,7 +6,7 @@ makes nonsense; so one draws, from the likely ones.
     p = softmax(l / T)                   T < 1 sharpens, T > 1 flattens
     top_k                                of these the k most likely (and what equals the k-th)
     top_p                                of these the smallest set of most likely words with a mass of at least p
-    token = first i with  P_1 + ... + P_i > u P_V      u uniform in [0, 1): the inverse of the distribution function
+    token = first i with  p_1 + ... + p_i > u            u uniform in [0, 1): the inverse of the distribution function
 
 The three restrict each other in this order, as in Hugging Face; top_k = 1 is greedy and draws nothing.
 
