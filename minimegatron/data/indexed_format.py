@@ -63,16 +63,7 @@ class Index(NamedTuple):
 
 
 def pack_index(dtype: np.dtype, lengths: np.ndarray, boundaries: np.ndarray) -> list[bytes | memoryview]:
-    """The `.idx` file of sequences of these lengths, in pieces to be written one after the other.
-
-    Raises:
-        DataError: a sequence is longer than 32 bits can say.
-    """
-    if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
-        raise DataError(
-            f"sequence {lengths.argmax()} has {lengths.max()} tokens, and the format has 32 bits for a length",
-            fix="cut the document into several",
-        )
+    """The `.idx` file of sequences of these lengths, in pieces to be written one after the other."""
     pointers = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
     pointers *= dtype.itemsize

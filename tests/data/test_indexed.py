@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.data.indexed import IndexedDataset, IndexedDatasetBuilder
-from minimegatron.data.indexed_format import HEADER, pack_index
+from minimegatron.data.indexed_format import HEADER
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.errors import DataError
 
@@ -293,10 +293,3 @@ def test_ids_outside_the_vocabulary(tmp_path, seed):
     assert json.loads((tmp_path / "y.json").read_text())["max_id"] == 499
     with pytest.raises(DataError, match="token id 499"):
         IndexedDataset(largest, vocab_size=499, verify=False)
-
-
-def test_a_sequence_longer_than_the_format_can_say_is_refused_and_not_wrapped():
-    lengths, boundaries = np.array([5, 2**31]), np.array([0, 2])
-    with pytest.raises(DataError, match="sequence 1 has 2147483648 tokens"):
-        pack_index(np.dtype(np.uint16), lengths, boundaries)
-    assert pack_index(np.dtype(np.uint16), lengths - [0, 1], boundaries)
