@@ -116,9 +116,10 @@ def test_the_step_is_one_graph_for_torch_compile(monkeypatch):
 
 @pytest.mark.thorough
 def test_compiled_is_computed():
-    for name in ("gpt2", "qwen3"):
-        compiled, plain = StaticEngine(ours(name), 24, compiled=True), StaticEngine(ours(name), 24)
-        assert words(compiled.generate(PROMPTS, 8, SAMPLED)) == words(plain.generate(PROMPTS, 8, SAMPLED))
+    compiled, plain = StaticEngine(ours("mistral"), 24, compiled=True), StaticEngine(ours("mistral"), 24)
+    with torch._inductor.config.patch(compile_threads=1):  # more would stay behind, waiting for work
+        found = compiled.generate(PROMPTS, 8, SAMPLED)
+    assert words(found) == words(plain.generate(PROMPTS, 8, SAMPLED))
 
 
 def test_refusals(ranks):
