@@ -189,8 +189,11 @@ def column_linear(
 
 
 def accumulates(weight: torch.Tensor) -> bool:
-    """Whether dW is added to `weight.main_grad` by the product that computes it (`parallel/ddp.py` asks for it)."""
-    return getattr(weight, "gradient_accumulation_fusion", False)
+    """Whether dW is added to `weight.main_grad` by the product that computes it (`parallel/ddp.py` asks for it).
+
+    Not where somebody has hooked the weight: a hook is to see a gradient, and may change it.
+    """
+    return getattr(weight, "gradient_accumulation_fusion", False) and not weight._backward_hooks
 
 
 class _ColumnLinear(torch.autograd.Function):

@@ -141,3 +141,14 @@ def test_a_gradient_of_another_dtype_is_not_fused():
     initialize(model, 0)
     DistributedDataParallel(model, Mesh.serial())
     assert not accumulates(model.weight) and model.weight.main_grad.dtype == torch.float32
+
+
+def test_a_hook_on_a_weight_sees_its_gradient_and_may_change_it():
+    model, x, seen = Twice(), torch.randn(4, 2, 6), []
+    initialize(model, 0)
+    (want,) = torch.autograd.grad(model(x).square().sum(), [model.linear.weight])
+    ddp = DistributedDataParallel(model, Mesh.serial())
+    model.linear.weight.register_hook(lambda grad: seen.append(grad) or 3 * grad)
+    ddp(x).square().sum().backward()
+    assert len(seen) == 1 and torch.equal(seen[0], want)
+    torch.testing.assert_close(model.linear.weight.main_grad, 3 * want)
