@@ -18,8 +18,8 @@ Ranks of other stages contribute zeros; tp, cp and dp ranks have different token
 
     bias_e += rate * sign(mean_e' n_e' - n_e)
 
-n_e is what was *asked* for. Where a capacity limits experts, Megatron-LM counts what was let through: with padding that
-is the same for all, and its bias would never move.
+It moves after the checks of a step, as weights do (`move_biases`). n_e is what was *asked* for. Where a capacity limits
+experts, Megatron-LM counts what was let through: with padding that is the same for all, and its bias would never move.
 
 Wang et al. 2024 (arXiv 2408.15664). Megatron-LM: `get_updated_expert_bias` in `transformer/moe/moe_utils.py`, called in
 `finalize_model_grads.py`.
@@ -82,6 +82,10 @@ class ExpertLoad:
         self._named.append(("z_loss", config.moe_z_loss_coeff or 0.0))
         self._experts = config.num_experts or 0
 
+    def tokens(self, layer: int) -> torch.Tensor:
+        """How many tokens asked for each expert of a layer, [E] in fp64."""
+        return self._table[self._layers.index(layer), : self._experts]
+
     def to_host(self) -> list[LayerLoad]:
         """One entry for each layer with experts; waits for the device."""
         found = []
@@ -94,8 +98,8 @@ class ExpertLoad:
 
 
 @torch.no_grad()
-def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
-    """Add up what all routers have counted since the last call, and move the expert biases.
+def count_loads(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
+    """Add up what all routers have counted since the last call.
 
     Args:
         model: what this rank holds of the model, wrapped or not.
@@ -106,8 +110,7 @@ def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
     """
     found = [m for m in model.modules() if isinstance(m, TopKRouter)]
     config = found[0].config if found else getattr(getattr(model, "module", model), "config", None)
-    experts: int | None = getattr(config, "num_experts", None)
-    if config is None or experts is None:
+    if config is None or getattr(config, "num_experts", None) is None:
         return None
     depth = config.num_layers + (config.mtp_num_layers or 0)
     layers = [n for n in range(depth) if config.has_experts(n)]
@@ -117,15 +120,20 @@ def balance_experts(model: nn.Module, mesh: Mesh) -> ExpertLoad | None:
         table[row[router.layer_number]] += router.tally
         router.reset()
     all_reduce(table, mesh.world)
-    for router in found:
-        if router.expert_bias is not None:
-            tokens = table[row[router.layer_number], :experts]
-            move = config.moe_router_bias_update_rate * (tokens.mean() - tokens).sign()
-            router.expert_bias.add_(move.to(router.expert_bias.dtype))
     load = ExpertLoad(layers, table, config)
     if trace.recording():
         _mark(load)
     return load
+
+
+@torch.no_grad()
+def move_biases(model: nn.Module, load: ExpertLoad) -> None:
+    """Move the expert biases of a model, wrapped or not, towards an even load."""
+    for router in model.modules():
+        if isinstance(router, TopKRouter) and router.expert_bias is not None:
+            tokens = load.tokens(router.layer_number)
+            move = router.config.moe_router_bias_update_rate * (tokens.mean() - tokens).sign()
+            router.expert_bias.add_(move.to(router.expert_bias.dtype))
 
 
 def _mark(load: ExpertLoad) -> None:

@@ -21,7 +21,7 @@ use: they are summed over `embd`, and then both copies take the same steps for e
 the matrix is one tensor, and autograd has added up already.
 
 Experts need none of these sums; they have been added up over edp (`parallel/ddp`), and are divided by the same number.
-What their routers have counted is added up here too, and moves the expert biases (`parallel/balance.py`).
+What their routers have counted is added up here too (`parallel/balance.py`).
 
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
@@ -34,7 +34,7 @@ import torch
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.layers.param import layout_of
-from minimegatron.parallel.balance import balance_experts
+from minimegatron.parallel.balance import count_loads
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
@@ -85,5 +85,5 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     total = torch.where(total > 0, total, torch.ones_like(total))
     for buffer, _ in model.grad_buffers:
         buffer.data.div_(total.to(buffer.data.dtype))
-    model.expert_load = balance_experts(model, mesh)
+    model.expert_load = count_loads(model, mesh)
     return total

@@ -59,6 +59,7 @@ from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.mtp import depth_losses
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
+from minimegatron.parallel.balance import move_biases
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training import pipelined
@@ -234,6 +235,8 @@ def train_step(
         check_finite(losses, reports, mesh)
     result = optimizer.step()
     move_scales(model, mesh)
+    if model.expert_load is not None:
+        move_biases(model, model.expert_load)
     if result.successful:
         scheduler.step(increment)
     report = StepReport(
