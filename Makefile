@@ -6,14 +6,18 @@ VENV ?= .venv
 PORT ?= 8888
 JOBS ?= 3
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --constraint constraints.txt
+# Half of what pip would compile is never imported; the rest is compiled, and kept, when it is.
+INSTALL := $(BIN)/python -m pip install --no-compile --constraint constraints.txt
+export PYTHONDONTWRITEBYTECODE =
 # A third of the time a test waits for other processes; so on a laptop's two cores three files of tests run at once.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
-NOTEBOOKS = $(wildcard labs/*.ipynb solutions/*.ipynb)
+# Stored outputs are compared, cell by cell, with a fresh run.
+NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
+PYTEST = $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test lint unit thorough notebooks gpu browser format doctor clean
+.PHONY: help lab test lint stale unit thorough notebooks gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,7 +29,8 @@ lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROO
 	fi
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint unit notebooks ## everything that must hold: style, types, floors, tests, notebooks
+test: lint stale ## everything that must hold: style, types, floors, tests, notebooks
+	$(PYTEST) $(PARALLEL) $(NBVAL) tests labs solutions
 
 lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 	$(BIN)/ruff check .
@@ -33,20 +38,16 @@ lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
 
 thorough: $(VENV)/.test ## the tests with every matrix in full; takes half an hour
-	$(BIN)/python -m pytest $(PARALLEL) --thorough $(ARGS)
+	$(PYTEST) -p no:nbval $(PARALLEL) --thorough $(ARGS)
 
-# Stored outputs are compared, cell by cell, with a fresh run; first, that the notebooks are what their sources say.
-notebooks: $(VENV)/.test ## labs and solutions are up to date and run to the outputs they store
-ifneq ($(NOTEBOOKS),)
+stale: $(VENV)/.test
 	$(BIN)/python -m minimegatron.lab.build --check
-	$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg \
-	    --nbval-cell-timeout=180 $(PARALLEL) labs solutions
-else
-	@echo "no notebooks yet"
-endif
+
+notebooks: stale ## labs and solutions are what their sources say, and run to the outputs they store
+	$(PYTEST) $(PARALLEL) $(NBVAL) labs solutions
 
 format: $(VENV)/.test ## sort imports and fix what ruff can fix
 	$(BIN)/ruff check --fix .
@@ -57,7 +58,7 @@ doctor: $(VENV)/.lab ## what this machine can do
 gpu: $(VENV)/.gpu ## Transformer Engine and flash-attn; needs an NVIDIA GPU and its compiler, takes long
 
 browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
-	$(BIN)/python -m pytest --thorough tests/notebooks
+	$(PYTEST) --thorough tests/notebooks
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -24,6 +24,8 @@ from tests import twin
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+this_process().preload = ("pytest", "hypothesis", "transformers")  # functions that run on ranks live in files of tests
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

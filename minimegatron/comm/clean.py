@@ -82,6 +82,10 @@ class CleanState:
         for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
             del sys.modules[name]
         gc.collect()
+        if _tasks() > self.tasks + THREADS:
+            gc.unfreeze()  # something that outlived its own job may hold them
+            gc.collect()
+        gc.freeze()  # what outlives its job is a module's: the next collection need not look at it again
         if not dirty and _tasks() > self.tasks + THREADS:
             return f"{_tasks() - self.tasks} threads of process groups that are still held"
         return dirty

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing import connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0  # for the imports of the server, on a machine that does something else
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
+# Where this package keeps what ranks work with.
+ROOMS = tuple(f"minimegatron.{room}." for room in "kernels data layers parallel optim models training".split())
 
 
 def _log_file() -> IO[bytes]:
@@ -118,9 +121,13 @@ class Rank:
 
 
 class Server:
-    """The near end of the fork server."""
+    """The near end of the fork server.
 
-    def __init__(self) -> None:
+    Args:
+        preload: modules that it imports once, instead of every rank for itself.
+    """
+
+    def __init__(self, preload: Iterable[str]) -> None:
         self.sock, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(START_SECONDS)
         self.lock = threading.Lock()
@@ -129,7 +136,7 @@ class Server:
         with tempfile.TemporaryFile() as log:
             with far:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "minimegatron.comm.forkserver", str(far.fileno())],
+                    [sys.executable, "-m", "minimegatron.comm.forkserver", str(far.fileno()), *preload],
                     pass_fds=[far.fileno()],
                     env={**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path},
                     stdin=subprocess.DEVNULL,
@@ -182,18 +189,24 @@ class Server:
 
 @dataclasses.dataclass
 class Process:
-    """What one process owns: at most one fork server, and the pools that everything in it shares."""
+    """What one process owns: at most one fork server, and the pools that everything in it shares.
+
+    Attributes:
+        preload: modules that its ranks will want besides those of this package that it has itself.
+    """
 
     pid: int
     server: Server | None = None
     pools: dict[tuple[int, bool], WarmPool] = dataclasses.field(default_factory=dict)
+    preload: tuple[str, ...] = ()
 
     def running_server(self) -> Server:
         """The fork server; started when there is none, or when it has died."""
         if self.server is None or self.server.process.poll() is not None:
             if self.server is None:
                 atexit.register(self.close)
-            self.server = Server()
+            ours = sorted(name for name in sys.modules if name.startswith(ROOMS))
+            self.server = Server([*self.preload, *ours])
         return self.server
 
     def close(self) -> None:

@@ -99,9 +99,9 @@ class Failure(NamedTuple):
 # ------------------------------------------------------------------------------------------------- the server
 
 
-def serve(sock: socket.socket) -> None:
+def serve(sock: socket.socket, preload: list[str]) -> None:
     """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies."""
-    for name in PRELOAD:
+    for name in (*PRELOAD, *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
@@ -258,4 +258,4 @@ if __name__ == "__main__":
     # Run as a module this file would be called `__main__`; ranks must know it by its name.
     from minimegatron.comm import forkserver
 
-    forkserver.serve(socket.socket(fileno=int(sys.argv[1])))
+    forkserver.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

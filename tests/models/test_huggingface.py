@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -145,48 +145,59 @@ def hf_model(name: str, seed: int = 0):
     return model
 
 
-def ours_from(model, parallel: ParallelConfig | None = None) -> GPTModel:
-    family, config = config_from_huggingface(model.config.to_dict())
+class Theirs(NamedTuple):
+    """A model of transformers, and what it says, for ranks that need not import transformers."""
+
+    config: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    tokens: torch.Tensor
+    logits: torch.Tensor
+
+    @classmethod
+    def of(cls, name: str, seed: int = 0, batch: int = 2) -> Theirs:
+        model = hf_model(name, seed)
+        tokens = torch.randint(0, 99, (batch, 40), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            return cls(model.config.to_dict(), model.state_dict(), tokens, model(tokens).logits)
+
+
+def ours_from(theirs: Theirs, parallel: ParallelConfig | None = None) -> GPTModel:
+    family, config = config_from_huggingface(theirs.config)
     ours = GPTModel(config, Mesh.build(parallel or ParallelConfig())).eval()
-    load_logical(ours, state_from_huggingface(model.state_dict(), config, family))
+    load_logical(ours, state_from_huggingface(theirs.state, config, family))
     return ours
 
 
-def logits_deviation(rank: int, world: int, name: str, sp: bool, seed: int) -> float:
-    theirs = hf_model(name, seed)
-    ours = ours_from(theirs, ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
-    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(seed))
+def deviations(rank: int, world: int, theirs: Theirs, layouts: list[dict[str, Any]]) -> list[float]:
+    """Of the logits in each layout."""
     with torch.no_grad():
-        return (ours.full_logits(tokens) - theirs(tokens).logits).abs().max().item()
+        ours = (ours_from(theirs, ParallelConfig(**layout)).full_logits(theirs.tokens) for layout in layouts)
+        return [(logits - theirs.logits).abs().max().item() for logits in ours]
+
+
+def assert_equal(ranks: Any, world: int, theirs: Theirs, *layouts: dict[str, Any]) -> None:
+    for found in ranks(world).run(deviations, theirs, list(layouts)):
+        assert max(found) <= 1e-5, dict(zip(map(str, layouts), found, strict=True))
 
 
 @pytest.mark.parametrize("tp,sp", [(1, False), (2, False), (2, True), (4, False), (4, True)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits(ranks, name, tp, sp):
-    assert max(ranks(tp).run(logits_deviation, name, sp, tp)) <= 1e-5
-
-
-def logits_over_cp(rank: int, world: int, name: str, layout: dict[str, Any]) -> float:
-    theirs = hf_model(name)
-    ours = ours_from(theirs, ParallelConfig(context_parallel_size=world, **layout))
-    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return (ours.full_logits(tokens) - theirs(tokens).logits).abs().max().item()
+    assert_equal(ranks, tp, Theirs.of(name, tp), {"tensor_model_parallel_size": tp, "sequence_parallel": sp})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_with_context_parallelism(ranks, name):
-    for kind in ("p2p", "a2a") if name in ("qwen2.5-tied-mqa", "mistral") else ("p2p",):
-        assert max(ranks(2).run(logits_over_cp, name, {"cp_comm_type": kind})) <= 1e-5
+    kinds = ("p2p", "a2a") if name in ("qwen2.5-tied-mqa", "mistral") else ("p2p",)
+    assert_equal(ranks, 2, Theirs.of(name), *({"context_parallel_size": 2, "cp_comm_type": kind} for kind in kinds))
 
 
-def logits_through_a_pipeline(rank: int, world: int, name: str) -> float | None:
+def logits_through_a_pipeline(rank: int, world: int, theirs: Theirs) -> float | None:
     """The last stage's deviation; None on ranks that have no logits."""
-    theirs = hf_model(name)
-    family, config = config_from_huggingface(theirs.config.to_dict())
+    family, config = config_from_huggingface(theirs.config)
     ours = ModelChunks(config, Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
-    load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family), stage=True)
-    tokens = torch.randint(0, 99, (3, 2, 40), generator=torch.Generator().manual_seed(0))
+    load_logical(ours, state_from_huggingface(theirs.state, config, family), stage=True)
+    tokens, want = theirs.tokens.view(3, 2, 40), theirs.logits.view(3, 2, 40, -1)
     logits: dict[int, torch.Tensor] = {}
 
     def forward_of(stage):
@@ -201,28 +212,17 @@ def logits_through_a_pipeline(rank: int, world: int, name: str) -> float | None:
     with torch.no_grad():
         stages = [FunctionStage(forward_of(stage)) for _, stage in ours.eval().stages()]
         run(ours.evaluation(3), stages, ours.mail)
-        return max(((logits[i] - theirs(tokens[i]).logits).abs().max().item() for i in logits), default=None)
+        return max(((logits[i] - want[i]).abs().max().item() for i in logits), default=None)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_through_a_pipeline(ranks, name):
-    first, last = ranks(2).run(logits_through_a_pipeline, name)
+    first, last = ranks(2).run(logits_through_a_pipeline, Theirs.of(name, batch=6))
     assert first is None and last <= 1e-5
 
 
 EP, ETP = "expert_model_parallel_size", "expert_tensor_parallel_size"
 TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-
-
-def expert_logits(rank: int, world: int, name: str, layouts: list[dict[str, Any]]) -> list[float]:
-    theirs = hf_model(name)
-    tokens = torch.randint(0, 99, (2, 40), generator=torch.Generator().manual_seed(1))
-    deviations = []
-    with torch.no_grad():
-        want = theirs(tokens).logits
-        for layout in layouts:
-            deviations.append((ours_from(theirs, ParallelConfig(**layout)).full_logits(tokens) - want).abs().max())
-    return [d.item() for d in deviations]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -233,8 +233,7 @@ def test_logits_of_experts(ranks, name, world):
         2: [{EP: 2}, {**TP2, EP: 2, ETP: 1}, TP2],
         4: [{EP: 4}, {**TP2, EP: 2, ETP: 2}, {**TP2, EP: 4, ETP: 1}, {"context_parallel_size": 2, EP: 2}],
     }
-    for found in ranks(world).run(expert_logits, name, layouts[world]):
-        assert max(found) <= 1e-5, dict(zip(map(str, layouts[world]), found, strict=True))
+    assert_equal(ranks, world, Theirs.of(name), *layouts[world])
 
 
 @pytest.mark.parametrize("name", EXPERTS)

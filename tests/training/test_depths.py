@@ -14,7 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 from tests.training.test_experts import scalars
 
 LINE = (
@@ -27,7 +27,7 @@ PP2 = "--pipeline-model-parallel-size 2"
 
 
 def trained(rank: int, world: int, line: str) -> dict[str, Any]:
-    trainer = Trainer(parse_args(line.split(), world), quiet=True)
+    trainer = small_trainer(parse_args(line.split(), world), quiet=True)
     trainer.train()
     mesh = trainer.mesh
     copies = [p for p in trainer.model.params.values() if layout_of(p).copies]
@@ -54,7 +54,7 @@ def test_a_pipeline_has_the_curve_of_one_process_and_equal_copies(ranks):
 
 
 def parted(rank: int, world: int) -> None:
-    trainer = Trainer(parse_args(f"{LINE} {PP2}".split(), world), quiet=True)
+    trainer = small_trainer(parse_args(f"{LINE} {PP2}".split(), world), quiet=True)
     if rank == 1:
         with torch.no_grad():
             next(p for p in trainer.model.params.values() if layout_of(p).copies)[3] += 1e-3
@@ -76,7 +76,7 @@ def test_the_losses_do_not_know_the_loss_scale():
 def test_depths_are_in_every_log(tmp_path, capsys):
     line = f"{LINE} --log-file {tmp_path}/log.jsonl --tensorboard-dir {tmp_path}/tb"
     with trace.record() as log:
-        trainer = Trainer(parse_args(line.split()), Mesh.serial())
+        trainer = small_trainer(parse_args(line.split()), Mesh.serial())
         trainer.train()
         trainer.close()
     losses = trainer.history[-1].losses

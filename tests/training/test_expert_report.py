@@ -16,7 +16,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.parallel.balance import LayerLoad
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.experts import placement, summarise, table
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 from tests.training.test_experts import EP2, LINE, scalars
 
 
@@ -75,7 +75,7 @@ def trained(rank: int, world: int, folder: str) -> str:
     line = f"{LINE} {EP2} --micro-batch-size 2 --moe-expert-capacity-factor 1.0"
     line += f" --log-file {folder}/log.jsonl --tensorboard-dir {folder}/tb"
     with trace.record(rank) as log:
-        trainer = Trainer(parse_args(line.split(), world))
+        trainer = small_trainer(parse_args(line.split(), world))
         trainer.train()
         trainer.close()
     marks = log.select("experts", kind="mark")

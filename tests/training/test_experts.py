@@ -11,7 +11,7 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.metrics import StepReport
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
 
 LINE = (
@@ -27,7 +27,7 @@ EP2 = "--expert-model-parallel-size 2"
 
 
 def trained(rank: int, world: int, line: str) -> list[StepReport]:
-    trainer = Trainer(parse_args(line.split(), world), quiet=True)
+    trainer = small_trainer(parse_args(line.split(), world), quiet=True)
     trainer.train()
     return trainer.history
 
@@ -74,7 +74,7 @@ def test_the_penalties_move_the_router_in_fp16_as_in_fp32():
 def test_loads_are_in_every_log(tmp_path, capsys):
     line = f"{LINE} --micro-batch-size 2 --moe-expert-capacity-factor 0.5 --log-file {tmp_path}/log.jsonl"
     with trace.record() as log:
-        trainer = Trainer(parse_args(f"{line} --tensorboard-dir {tmp_path}/tb".split()), Mesh.serial())
+        trainer = small_trainer(parse_args(f"{line} --tensorboard-dir {tmp_path}/tb".split()), Mesh.serial())
         trainer.train()
         trainer.close()
     said = [row for row in capsys.readouterr().out.splitlines() if row.startswith(" iteration")]
@@ -99,7 +99,7 @@ def test_loads_are_in_every_log(tmp_path, capsys):
 def test_several_balancing_losses_have_megatrons_names(capsys):
     """Of one sequence a microbatch, two of the three are the same number."""
     kinds = "--moe-router-load-balancing-type aux_loss seq_aux_loss global_aux_loss --moe-aux-loss-coeff 1e-2 1e-3 1e-4"
-    trainer = Trainer(parse_args(f"{LINE} --micro-batch-size 1 --train-iters 1 {kinds}".split()), Mesh.serial())
+    trainer = small_trainer(parse_args(f"{LINE} --micro-batch-size 1 --train-iters 1 {kinds}".split()), Mesh.serial())
     trainer.train()
     found = trainer.history[0].experts[0].penalties
     names = ["load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss"]
@@ -119,6 +119,7 @@ def scalars(folder: Any) -> dict[str, float]:
 
 
 def test_a_model_without_experts_says_nothing_of_them(capsys):
-    trainer = Trainer(parse_args("--mock-data --seq-length 16 --train-iters 1 --eval-iters 0".split()), Mesh.serial())
+    run = parse_args("--mock-data --seq-length 16 --train-iters 1 --eval-iters 0".split())
+    trainer = small_trainer(run, Mesh.serial())
     trainer.train()
     assert trainer.history[0].experts == () and "expert" not in capsys.readouterr().out

@@ -15,7 +15,7 @@ from minimegatron.errors import ConfigError, DataError
 from minimegatron.training import graphs
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.graphs import StepGraph
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 from tests.recorder import NoWaiting, OnACpu
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY
@@ -25,7 +25,7 @@ LINE += "--train-iters 4"
 
 
 def history(line: str, graph: StepGraph | None = None) -> list[tuple[float, float | None]]:
-    trainer = Trainer(parse_args(shlex.split(f"{LINE} {line}")), quiet=True)
+    trainer = small_trainer(parse_args(shlex.split(f"{LINE} {line}")), quiet=True)
     trainer.graph = graph
     trainer.train()
     trainer.close()

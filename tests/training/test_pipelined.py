@@ -20,7 +20,7 @@ from minimegatron.training.arguments import parse_args
 from minimegatron.training.metrics import StepReport
 from minimegatron.training.pipelined import Microbatches
 from minimegatron.training.step import forward_backward, forward_step
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 from tests.twin import Case, distance, microbatch, weights
 
 PP2 = "--pipeline-model-parallel-size 2"
@@ -31,7 +31,7 @@ PLAIN = "--hidden-dropout 0 --attention-dropout 0 "
 
 def trained(rank: int, world: int, line: str) -> tuple[list[StepReport], dict[str, float]]:
     source = "" if "--corpus" in line else "--mock-data"
-    trainer = Trainer(parse_args(shlex.split(f"{TINY} {source} {line}"), world), quiet=True)
+    trainer = small_trainer(parse_args(shlex.split(f"{TINY} {source} {line}"), world), quiet=True)
     trainer.train()
     return trainer.history, trainer.evaluate()
 
@@ -87,7 +87,7 @@ def test_bf16_with_a_residual_stream_in_fp32(ranks):
 
 def poisoned(rank: int, world: int) -> None:
     line = f"{TINY} --mock-data {PLAIN} --train-iters 3 {PP2}"
-    trainer = Trainer(parse_args(shlex.split(line), world), quiet=True)
+    trainer = small_trainer(parse_args(shlex.split(line), world), quiet=True)
     if rank == 0:  # a weight of the first stage; the last one sees the loss
         with torch.no_grad():
             next(iter(trainer.model.parameters()))[:] = torch.nan

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.trainer import Trainer
+from tests.mock_data import small_trainer
 
 LINE = "--seq-length 8 --hidden-size 16 --num-attention-heads 2 --num-layers 1 --vocab-size 32 --mock-data --lr 1e-2 "
 GROWING = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6"
@@ -24,7 +24,7 @@ GROWING = "--micro-batch-size 1 --global-batch-size 4 --rampup-batch-size 1 1 6"
     ],
 )
 def test_the_rate_and_the_decay_of_weights_take_as_many_samples_as_the_run(length, samples):
-    trainer = Trainer(parse_args(shlex.split(LINE + length), 1), quiet=True)
+    trainer = small_trainer(parse_args(shlex.split(LINE + length), 1), quiet=True)
     schedule = trainer.scheduler.schedule
     assert (schedule.lr_decay_steps, schedule.wd_incr_steps) == (samples, samples)
     trainer.train()
