@@ -80,7 +80,8 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
     Returns:
         The sum; how many tokens counted; and what to report, name -> [sum, count] (averaged over the whole batch).
     """
-    loss = (output_tensor * loss_mask).sum()
+    counted = output_tensor.masked_fill(loss_mask == 0, 0.0)  # the label of a token that does not count may be no word
+    loss = (counted * loss_mask).sum()
     num_tokens = loss_mask.sum()
     return loss, num_tokens, {"lm loss": torch.stack([loss.detach(), num_tokens.to(loss.dtype)])}
 

@@ -282,3 +282,23 @@ def test_evaluation_is_the_mean_over_all_tokens_and_leaves_no_trace(ranks):
     mean = (total / sum(b["loss_mask"].sum() for b in data)).item()
     for losses, untouched in ranks(2).run(evaluated, case):
         assert losses["lm loss"] == pytest.approx(mean, rel=1e-9) and untouched
+
+
+def test_the_label_of_a_token_that_does_not_count_may_be_no_word():
+    """-100, as elsewhere: the same sum and gradients as with any label; where it counts the loss is infinite."""
+    case = Case()
+    model = parallel_model(case, Mesh.serial())
+    batch = microbatch(case, 0, 0)
+    masked = (batch["loss_mask"] == 0).nonzero()[0].tolist()
+    found = []
+    for label in (0, -100):
+        batch["labels"][tuple(masked)] = label
+        output, loss_of = forward_step(iter([batch]), model)
+        loss = loss_of(output)[0]
+        model.zero_grad_buffer()
+        loss.backward()
+        found.append([loss, *(p.main_grad.clone() for p in model.parameters())])
+    assert all(map(torch.equal, *found)) and all(each.isfinite().all() for each in found[1])
+    batch["loss_mask"][tuple(masked)] = 1.0
+    output, loss_of = forward_step(iter([batch]), model)
+    assert math.isinf(loss_of(output)[0])
