@@ -43,8 +43,8 @@ def test_gradients_of_every_layout(assert_same_as_serial, layout, dp, more):
 LINE = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --swiglu --disable-bias-linear "
     "--vocab-size 64 --normalization RMSNorm --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 "
-    "--lr 1e-2 --micro-batch-size 2 --global-batch-size 8 --train-iters 12 --seed 7"
-)
+    "--lr 3e-3 --micro-batch-size 2 --global-batch-size 8 --train-iters 12 --seed 7"
+)  # at a rate of 1e-2 another order of sums is another gradient within three steps
 WAYS = {
     "delayed": "--fp8-format hybrid --fp8-amax-history-len 4 --fp8-amax-compute-algo max",
     "tensorwise": "--fp8-format hybrid --fp8-recipe tensorwise",
@@ -107,8 +107,8 @@ def test_scales_that_remember_are_the_same_in_every_layout(ranks, remembered, la
     results = ranks(2).run(on_rank, f"{LINE} {WAYS['delayed']} --train-iters 4 {LAYOUTS[layout]}")
     for history, state in results:
         for ours, serial in zip(history, remembered, strict=True):
-            assert ours.losses["lm loss"] == pytest.approx(serial.losses["lm loss"], rel=2e-3)
-            assert ours.grad_norm == pytest.approx(serial.grad_norm, rel=1e-2)
+            assert ours.losses["lm loss"] == pytest.approx(serial.losses["lm loss"], rel=5e-4)
+            assert ours.grad_norm == pytest.approx(serial.grad_norm, rel=3e-3)
         assert state, "there is a state"
         if layout != "pp2":
             assert all(torch.equal(state[name], results[0][1][name]) for name in state)
@@ -121,7 +121,7 @@ def in_bf16() -> list[float]:
 
 @pytest.mark.parametrize("way", mostly_thorough(WAYS, lambda way: way != "mxfp8"))
 def test_the_curve_is_that_of_bf16(in_bf16, way):
-    """At most 0.06 apart while the loss falls by more than 1."""
+    """At most 0.02 apart while the loss falls by more than 1."""
     losses = [report.losses["lm loss"] for report in train(f"{LINE} --bf16 {WAYS[way]}").history]
     assert in_bf16[0] - in_bf16[-1] > 1 and losses != in_bf16
-    assert max(abs(a - b) for a, b in zip(losses, in_bf16, strict=True)) < 0.06
+    assert max(abs(a - b) for a, b in zip(losses, in_bf16, strict=True)) < 0.02
