@@ -24,10 +24,12 @@ Megatron-LM: `num_floating_point_operations` in `megatron/training/training.py`.
 
 from __future__ import annotations
 
+import re
+
 from minimegatron.config import TransformerConfig
 
 # Dense bf16 peaks in TFLOP/s from the vendors' data sheets (the sheets' "with sparsity" figures are twice these). The
-# first name contained in torch's device name decides, so the longer names stand first.
+# first name that torch's device name has as whole words decides, so the longer names stand first.
 PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -50,9 +52,12 @@ PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Dense bf16 peak of a GPU by its name, in TFLOP/s; None when it is not in the table."""
+    """Dense bf16 peak of a GPU by its name, in TFLOP/s; None when it is not in the table.
+
+    An A1000 is no A100, and a variant of a card (Ti, D, Laptop) is another card.
+    """
     for name, peak in PEAK_TFLOPS:
-        if name in device_name:
+        if re.search(rf"\b{name}\b(?! (?:Ti|D|Laptop)\b)", device_name):
             return peak
     return None
 

@@ -85,5 +85,7 @@ def test_peaks_by_the_names_that_torch_reports():
     names = {
         "NVIDIA H100 80GB HBM3": 989.5, "NVIDIA H100 PCIe": 756.0, "NVIDIA H200": 989.5, "NVIDIA GH200 480GB": 989.5,
         "NVIDIA L4": 121.0, "NVIDIA L40S": 362.0, "NVIDIA GB200": 2500.0, "NVIDIA B200": 2250.0, "Tesla T4": None,
+        "NVIDIA A100-SXM4-80GB": 312.0, "NVIDIA A10": 125.0, "NVIDIA GeForce RTX 3090": 71.0,
+        "NVIDIA RTX A1000": None, "NVIDIA GeForce RTX 3090 Ti": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     }  # fmt: skip
     assert {name: peak_tflops(name) for name in names} == names
