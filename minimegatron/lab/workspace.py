@@ -45,6 +45,8 @@ class Workspace:
         """Keep a cell as the module `exercises.<name>`."""
         path = self.folder / "exercises" / f"{name}.py"
         path.write_text(f"# %%exercise {line}\n{cell}")
+        for compiled in (path.parent / "__pycache__").glob(f"{name}.*.pyc"):
+            compiled.unlink(missing_ok=True)  # Python would take it for this text's: same second, same number of bytes
         return path
 
     def save_script(self, name: str, magic: str, cell: str) -> Path:

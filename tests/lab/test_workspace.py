@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,19 @@ def test_an_exercise_run_again_replaces_the_first(work: Workspace) -> None:
     from exercises.one import one  # type: ignore[import-not-found]
 
     assert one() == 11
+
+
+def test_another_process_never_sees_the_text_before(work: Workspace) -> None:
+    """Python knows a compiled file by second and size; an edit may change neither."""
+    run = [sys.executable, "-c", "from exercises.one import one; print(one())"]
+    place = work.folder / "exercises" / "one.py"
+    for answer in ("1", "2"):
+        work.save_exercise("one", "one", f"def one():\n    return {answer}\n")
+        os.utime(place, (1_000_000_000, 1_000_000_000))
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        said = subprocess.run(run, cwd=work.folder, env=env, capture_output=True, text=True, timeout=30)
+        assert said.stdout == f"{answer}\n", said.stderr
+        assert list(place.parent.glob("__pycache__/one.*"))
 
 
 def test_another_lab_has_its_own_exercises(work: Workspace, tmp_path: Path) -> None:
