@@ -95,6 +95,8 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
     device = torch.device("cuda", local_rank) if backend == "nccl" else None
     if device is not None:
         torch.cuda.set_device(device)
+    else:
+        procs.as_batch_job()
     dist.init_process_group(
         backend,
         store=store,

@@ -53,6 +53,10 @@ class Unpicklable(Exception):
         raise TypeError("not this one")
 
 
+def policy(rank: int, world: int) -> int:
+    return os.sched_getscheduler(0)
+
+
 def return_lambda(rank: int, world: int) -> Any:
     return lambda: None
 
@@ -153,6 +157,11 @@ def test_a_job_that_ends_at_once_ends_after_all_have_met(ranks: Any) -> None:
         with pytest.raises(RankError, match="ranks 0-2 raised (PicklingError|AttributeError)"):
             pool.run(return_lambda, timeout=20)
     assert works(pool)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_ranks_are_batch_jobs(ranks: Any) -> None:
+    assert ranks(2).run(policy, timeout=20) == [os.SCHED_BATCH] * 2
 
 
 def test_megabytes_travel(ranks: Any) -> None:
