@@ -6,10 +6,10 @@ VENV ?= .venv
 PORT ?= 8888
 JOBS ?= 3
 BIN := $(VENV)/bin
-# Half of what pip would compile is never imported; the rest is compiled, and kept, when it is.
+# Python compiles what is imported when it is imported, and keeps it; pip would compile all there is.
 INSTALL := $(BIN)/python -m pip install --no-compile --constraint constraints.txt
 export PYTHONDONTWRITEBYTECODE =
-# A third of the time a test waits for other processes; so on a laptop's two cores three files of tests run at once.
+# A test of processes waits for them now and then; so on a laptop's two cores three files of tests run at once.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
 # Stored outputs are compared, cell by cell, with a fresh run.
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
@@ -40,13 +40,13 @@ lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
 
-thorough: $(VENV)/.test ## the tests with every matrix in full; takes half an hour
+thorough: $(VENV)/.test ## the tests with every matrix in full; takes long
 	$(PYTEST) -p no:nbval $(PARALLEL) --thorough $(ARGS)
 
-stale: $(VENV)/.test
+stale: $(VENV)/.test ## labs and solutions are what their sources say
 	$(BIN)/python -m minimegatron.lab.build --check
 
-notebooks: stale ## labs and solutions are what their sources say, and run to the outputs they store
+notebooks: stale ## labs and solutions also run to the outputs they store
 	$(PYTEST) $(PARALLEL) $(NBVAL) labs solutions
 
 format: $(VENV)/.test ## sort imports and fix what ruff can fix

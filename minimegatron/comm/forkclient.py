@@ -151,7 +151,11 @@ class Server:
             if not ready:
                 self.close()
                 log.seek(0)
-                raise RankError("the fork server did not start", where=log.read()[-2000:].decode(errors="replace"))
+                raise RankError(
+                    "the fork server did not start",
+                    where=log.read()[-2000:].decode(errors="replace"),
+                    fix="minimegatron doctor says what this machine lacks",
+                )
 
     def fork(self, *fds: int) -> int:
         """Fork a rank with these descriptors (channel, stdout, stderr); its pid."""

@@ -110,8 +110,6 @@ def sample(logits: torch.Tensor, params: SamplingParams, u: torch.Tensor) -> tup
         mass = filtered(logits, params).softmax(-1).double().cumsum(-1)
         target = u[:, None] * mass[:, -1:]  # below the whole mass, however it was rounded: u is below 1
         words = torch.searchsorted(mass, target, right=True).squeeze(-1)
-        words = words.clamp(
-            max=logits.shape[-1] - 1
-        )  # where logits are not numbers, the caller shall be able to say so
+        words = words.clamp(max=logits.shape[-1] - 1)  # logits that are no numbers: the caller will say so
     log_probs = (logits if params.temperature == 1.0 else logits / params.temperature).log_softmax(-1)
     return words, log_probs.gather(-1, words[:, None]).squeeze(-1)

@@ -47,7 +47,10 @@ class Memory:
         """
         rows = self._rows(name, start, stop)
         if value.shape != rows.shape:
-            raise ConfigError(f"{name}[{start}:{stop}] has the shape {list(rows.shape)}, the value {list(value.shape)}")
+            raise ConfigError(
+                f"{name}[{start}:{stop}] has the shape {list(rows.shape)}, the value {list(value.shape)}",
+                fix="store a value of the shape of these rows",
+            )
         rows.copy_(value)
         self.stored[name] += rows.numel()
 
@@ -55,5 +58,6 @@ class Memory:
         if name not in self._tensors:
             raise ConfigError(f"there is no tensor {name!r} in this memory", fix=f"it has {', '.join(self._tensors)}")
         if not 0 <= start < stop <= self._tensors[name].shape[0]:
-            raise ConfigError(f"{name} has {self._tensors[name].shape[0]} rows, not {start} to {stop - 1}")
+            rows = self._tensors[name].shape[0]
+            raise ConfigError(f"{name} has {rows} rows, not {start} to {stop - 1}", fix=f"0 <= start < stop <= {rows}")
         return self._tensors[name][start:stop]
