@@ -263,11 +263,12 @@ def _yarn(scaling: Mapping[str, Any]) -> dict[str, Any]:
             f"YaRN with attention_factor={scaling['attention_factor']} is not supported",
             fix="say it by mscale and mscale_all_dim, or leave it to the factor",
         )
+    all_dim = float(scaling.get("mscale_all_dim") or 0.0)
     return {
         "rope_scaling_original_max_position_embeddings": int(scaling["original_max_position_embeddings"]),
         "yarn_beta_fast": float(scaling.get("beta_fast") or 32.0),
         "yarn_beta_slow": float(scaling.get("beta_slow") or 1.0),
-        "yarn_mscale": float(scaling.get("mscale") or 0.0),
-        "yarn_mscale_all_dim": float(scaling.get("mscale_all_dim") or 0.0),
+        "yarn_mscale": float(scaling.get("mscale") or 0.0) if all_dim else 0.0,  # transformers reads both, or neither
+        "yarn_mscale_all_dim": all_dim,
         "yarn_correction_range_round_to_int": bool(scaling.get("truncate", True)),
     }

@@ -82,9 +82,9 @@ class TransformerConfig(
     )
     yarn_beta_slow: float = opt(1.0, "yarn: channels that turn less often are divided by the factor", above=0.0)
     yarn_mscale: float = opt(
-        0.0, "yarn: numerator of the attention factor; 0 with the next: 0.1 ln(factor) + 1", least=0.0
+        0.0, "yarn: numerator of the attention factor, 0.1 mscale ln(factor) + 1; 0: the paper's factor", least=0.0
     )
-    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor", least=0.0)
+    yarn_mscale_all_dim: float = opt(0.0, "yarn: denominator of the attention factor, made alike", least=0.0)
     yarn_correction_range_round_to_int: bool = opt(True, "yarn: the blend begins and ends at whole channels")
     sliding_window: int | None = opt(None, "a token sees itself and this many minus one before it", least=1)
 
@@ -107,7 +107,6 @@ class TransformerConfig(
         "same kernels emulated on the CPU, to learn; auto takes CUDA kernels on a GPU where they can be built",
         ("auto", "torch", "cuda", "emulated"),
     )
-    apply_residual_connection_post_layernorm: bool = opt(False, "take the residual after the norm (original BERT)")
 
     init_method_std: float = opt(0.02, "standard deviation of the initial weights", least=0.0)
     scale_output_init: bool = opt(True, "divide it by sqrt(2 L) for the projections that write to the residual stream")

@@ -94,9 +94,9 @@ def attention_factor(config: TransformerConfig) -> float:
     def grown(mscale: float) -> float:
         return 1.0 if config.rope_scaling_factor <= 1 else 0.1 * mscale * math.log(config.rope_scaling_factor) + 1.0
 
-    if config.yarn_mscale and config.yarn_mscale_all_dim:
-        return grown(config.yarn_mscale) / grown(config.yarn_mscale_all_dim)
-    return grown(1.0)
+    if not config.yarn_mscale:  # the paper's
+        return grown(1.0)
+    return grown(config.yarn_mscale) / grown(config.yarn_mscale_all_dim)
 
 
 def position_of_channel(config: TransformerConfig) -> torch.Tensor:

@@ -74,21 +74,19 @@ class TransformerLayer(nn.Module):
         again = self.config.recomputes("layernorm") and self.training
         drops = self.training and self.config.hidden_dropout > 0.0
         if isinstance(self.pre_mlp_layernorm, Norm) and not again and not drops:
-            stream = normed if self.config.apply_residual_connection_post_layernorm else x
-            normed, x = self.pre_mlp_layernorm.add(stream, self.self_attention(normed, context))
+            normed, x = self.pre_mlp_layernorm.add(x, self.self_attention(normed, context))
         else:
-            x = self._residual(x, normed, self.self_attention, context)
+            x = x + self._dropped(self.self_attention(normed, context))
             normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
         if self.config.recomputes("moe" if self.has_experts else "mlp") and self.training:
-            return self._residual(x, normed, lambda y: recompute(self.mlp, y, rng=self.rng))
-        return self._residual(x, normed, self.mlp)
+            return x + self._dropped(recompute(self.mlp, normed, rng=self.rng))
+        return x + self._dropped(self.mlp(normed))
 
     def _maybe(self, name: str, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return recompute(module, x, rng=self.rng) if self.config.recomputes(name) and self.training else module(x)
 
-    def _residual(self, x: torch.Tensor, normed: torch.Tensor, branch, *args) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        stream = normed if self.config.apply_residual_connection_post_layernorm else x
-        return stream + self.dropout(branch(normed, *args), different_over_tp=self.sequence_parallel)
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x, different_over_tp=self.sequence_parallel)
 
 
 class TransformerBlock(nn.Module):

@@ -172,8 +172,13 @@ class GPTModel(nn.Module):
         if self.mtp is None or not (self.training and torch.is_grad_enabled()):
             return losses
         assert self.embedding is not None, "the stage that predicts several tokens embeds them"
-        embedding, places = self.embedding, position_ids
-        return self.mtp(losses, hidden, labels, context, lambda ids: embedding(ids, places), self._losses)
+        embedding, mtp = self.embedding, self.mtp
+
+        def embed(ids: torch.Tensor, k: int) -> torch.Tensor:
+            learned = embedding.position_embeddings is not None
+            return embedding(ids, mtp.rolled(position_ids, k) if learned else position_ids)
+
+        return mtp(losses, hidden, labels, context, embed, self._losses)
 
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses [b, s] of the labels [b, s], from the last state [s', b, h]."""

@@ -122,7 +122,7 @@ class MultiTokenPrediction(nn.Module):
         hidden: torch.Tensor,
         labels: torch.Tensor,
         context: AttentionContext,
-        embed: Callable[[torch.Tensor], torch.Tensor],
+        embed: Callable[[torch.Tensor, int], torch.Tensor],
         loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """Let the losses of all depths ride along.
@@ -132,7 +132,7 @@ class MultiTokenPrediction(nn.Module):
             hidden: [s', b, h], the model's output.
             labels: [b, s].
             context: the batch's angles and mask.
-            embed: ids [b, s] -> [s', b, h].
+            embed: (ids [b, s] of the tokens k places further, k) -> [s', b, h].
             loss_of: (hidden [s', b, h], labels [b, s]) -> losses [b, s].
 
         Returns:
@@ -140,11 +140,11 @@ class MultiTokenPrediction(nn.Module):
         """
         deeper = []
         for k, layer in enumerate(self.layers, 1):
-            hidden = layer(hidden, embed(self._roll(labels, k - 1)), context)
-            deeper.append(loss_of(hidden, self._roll(labels, k)))
+            hidden = layer(hidden, embed(self.rolled(labels, k - 1), k), context)
+            deeper.append(loss_of(hidden, self.rolled(labels, k)))
         return _Beside.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
 
-    def _roll(self, x: torch.Tensor, k: int) -> torch.Tensor:
+    def rolled(self, x: torch.Tensor, k: int) -> torch.Tensor:
         """x_{i+k} for every token i that is here, [b, s] -> [b, s]; the first ones again past the end."""
         if k == 0:
             return x

@@ -36,10 +36,24 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.models.zoo import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
 from minimegatron.training.run import SECTIONS, RunConfig, check_run
+from minimegatron.training.without_effect import without_effect
 
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
-DEFAULTS: dict[str, dict[str, Any]] = {"model": {"hidden_dropout": 0.1, "attention_dropout": 0.1}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "model": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"}
+}
+
+
+# Switches of Megatron's that decide what a field is when it is not given; shown behind it.
+BESIDE = {
+    "num_query_groups": [
+        ("--group-query-attention", "group_query_attention", True, "with --num-query-groups; alone: 1 group")
+    ],
+    "activation": [
+        ("--no-bias-gelu-fusion", "bias_gelu_fusion", False, "GeLU by its formula instead of the tanh form")
+    ],
+}
 
 
 def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
@@ -58,7 +72,8 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
     found, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
     _refuse_unknown(rest, parser)
     flags = {k: v for k, v in vars(found).items() if k not in ("origins", "notes", "preset", "config", "spec")}
-    _group_query_attention(flags)
+    _group_query_attention(flags, found.notes)
+    defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, found.notes)}}
 
     from_file = _read_config(found.config) if found.config else {}
     values: dict[str, dict[str, Any]] = {}
@@ -68,7 +83,7 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
         chosen = preset(found.preset) if name == "model" and found.preset else {}
         chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
         use_defaults = name != "model" or not (found.preset or name in from_file)
-        values[name] = {**(DEFAULTS.get(name, {}) if use_defaults else {}), **chosen}
+        values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
     spec = found.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
@@ -80,13 +95,39 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
         notes=tuple(found.notes),
     )
     check_run(run, world_size)
-    return run
+    return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(flags)))
 
 
-def _group_query_attention(flags: dict[str, Any]) -> None:
+def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:
     """Megatron's pair: `--group-query-attention` switches it on, `--num-query-groups` (default 1) says how many."""
     if flags.pop("group_query_attention", False):
         flags.setdefault("num_query_groups", 1)
+    elif "num_query_groups" in flags and not flags.get("multi_latent_attention"):
+        notes.append(
+            f"--num-query-groups {flags['num_query_groups']} counts here; Megatron-LM would ignore it without "
+            "--group-query-attention"
+        )
+
+
+def _dependent_defaults(flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Megatron's defaults of the model that depend on other flags.
+
+    Its GeLU is the tanh form where it fuses bias and activation, which it does unless there is no bias or
+    `--no-bias-gelu-fusion`. Latent attention that is scaled is scaled by YaRN, with DeepSeek's numbers.
+    """
+    defaults: dict[str, Any] = {}
+    unfused = flags.pop("bias_gelu_fusion", True) is False
+    if unfused or not flags.get("add_bias_linear", True):
+        defaults["activation"] = "gelu"
+    if unfused and "activation" in flags:
+        notes.append(f"--no-bias-gelu-fusion changes nothing: the activation is {flags['activation']}")
+    if flags.get("multi_latent_attention") and {"rope_scaling_factor", "rope_scaling_type"} & flags.keys():
+        defaults |= {
+            "rope_scaling_type": "yarn",
+            "rope_scaling_original_max_position_embeddings": 4096,
+            "yarn_mscale": 1.0,
+        }
+    return defaults
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -116,20 +157,31 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Raise for the first word that no flag took."""
+    """Raise for the words that no flag took: all that are flags of Megatron's, and all that nobody knows."""
     if not rest:
         return
-    flag = next((word for word in rest if word.startswith("-")), rest[0]).split("=")[0]
-    subject = refused_subject(flag)
-    if subject is not None:
+    flags = list(dict.fromkeys(word.split("=")[0] for word in rest if word.startswith("-")))
+    if not flags:
+        raise ConfigError(f"the word {rest[0]!r} belongs to no flag", fix="flags begin with --; see --help")
+    known = [name for action in parser._actions for name in action.option_strings]
+    unknown = [flag for flag in flags if refused_subject(flag) is None]
+    fixes = [f"{flag}: {hint}" for flag in unknown if (hint := did_you_mean(flag, known))]
+    if len(flags) == 1:
+        flag = flags[0]
+        if unknown:
+            raise ConfigError(f"there is no flag {flag}", fix=did_you_mean(flag, known) or "see --help")
         raise ConfigError(
-            f"{flag} is a flag of Megatron-LM that minimegatron does not support yet ({subject})",
+            f"{flag} is a flag of Megatron-LM that minimegatron does not support yet ({refused_subject(flag)})",
             fix="drop it; it would have changed the run",
         )
-    if not flag.startswith("-"):
-        raise ConfigError(f"the word {flag!r} belongs to no flag", fix="flags begin with --; see --help")
-    known = [name for action in parser._actions for name in action.option_strings]
-    raise ConfigError(f"there is no flag {flag}", fix=did_you_mean(flag, known) or "see --help")
+    subjects: dict[str, list[str]] = {}
+    for flag in flags:
+        subjects.setdefault(refused_subject(flag) or "unknown to Megatron-LM as well", []).append(flag)
+    lines = "".join(f"\n  {subject}: {' '.join(found)}" for subject, found in subjects.items())
+    raise ConfigError(
+        f"{len(flags)} flags that minimegatron does not support yet or does not know:{lines}",
+        fix="; ".join([*fixes, "drop them; those of Megatron-LM would have changed the run"]),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the parser
@@ -201,10 +253,8 @@ def build_parser() -> argparse.ArgumentParser:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             _add_field(group, name, field, hints[field.name])
-            if field.name == "num_query_groups":
-                group.add_argument(
-                    "--group-query-attention", action="store_true", help="with --num-query-groups; alone: 1 group"
-                )
+            for flag, destination, value, text in BESIDE.get(field.name, ()):
+                group.add_argument(flag, action="store_const", dest=destination, const=value, help=text)
     group = parser.add_argument_group("accepted from Megatron's command lines; changes nothing, because")
     for flag, (allowed, why) in ALREADY.items():
         group.add_argument(

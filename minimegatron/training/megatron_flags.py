@@ -53,6 +53,10 @@ RENAMED: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", int, "N"),
     "--decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", int, "N"),
     "--microbatch-group-size-per-vp-stage": ("microbatch_group_size_per_virtual_pipeline_stage", int, "N"),
+    "--mscale": ("yarn_mscale", float, "X"),
+    "--mscale-all-dim": ("yarn_mscale_all_dim", float, "X"),
+    "--rotary-scaling-factor": ("rope_scaling_factor", float, "X"),
+    "--rope-type": ("rope_scaling_type", lambda text: {"rope": "none"}.get(text, text), "{rope,yarn}"),
     "--distributed-timeout-minutes": ("distributed_timeout_seconds", lambda text: 60.0 * float(text), "X"),
     "--check-weight-hash-across-dp-replicas-interval": ("check_replicas_interval", int, "N"),
 }
@@ -71,7 +75,6 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--use-mcore-models": ((), "there is one set of models"),
     "--use-flash-attn": ((), "torch's scaled_dot_product_attention takes the flash kernel where there is one"),
     "--no-masked-softmax-fusion": ((), "the softmax is not fused"),
-    "--no-bias-gelu-fusion": ((), "bias and activation are not fused"),
     "--no-bias-swiglu-fusion": ((), "bias and activation are not fused"),
     "--no-bias-dropout-fusion": ((), "bias and dropout are not fused"),
     "--no-rope-fusion": ((), "RoPE is not fused"),
@@ -92,13 +95,20 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--log-memory-to-tensorboard": ((), "TensorBoard gets it"),
     "--overlap-p2p-communication-warmup-flush": ((), "messages between stages always overlap"),
     "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
+    "--no-load-optim": ((), "a fresh run loads nothing"),
+    "--no-load-rng": ((), "a fresh run loads nothing"),
+    "--te-rng-tracker": ((), "random numbers are minimegatron's own, also in Transformer Engine's layers"),
+    "--inference-rng-tracker": ((), "training draws the same numbers with it"),
+    "--manual-gc": ((), "Python collects its garbage as usual; only the time of a step could differ"),
+    "--manual-gc-interval": (None, "Python collects its garbage as usual; only the time of a step could differ"),
+    "--empty-unused-memory-level": (("0",), "the allocator keeps its memory"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 
 # subject -> patterns of flags, without the dashes
 REFUSED: dict[str, str] = {
     "saving and loading checkpoints": (
-        "save load save-* load-* no-save-* no-load-* ckpt-* dist-ckpt-* use-dist-ckpt *-persistent-* async-save "
+        "save load save-* load-* no-save-* ckpt-* dist-ckpt-* use-dist-ckpt *-persistent-* async-save "
         "async-strategy async-ckpt-* finetune pretrained-checkpoint use-checkpoint-* use-mp-args-* "
         "*-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint auto-detect-ckpt-format "
         "override-opt_param-scheduler override-opt-param-scheduler override-ckpt-iteration most-recent-k "
@@ -106,8 +116,7 @@ REFUSED: dict[str, str] = {
     ),
     "other options of experts": "moe-* enable-gpt-oss",
     "multi-latent attention": (
-        "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim mscale "
-        "mscale-all-dim rope-type rotary-scaling-factor cache-mla-latents mla-*"
+        "cache-mla-latents mla-*"
     ),
     "YaRN and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
     "other options of multi-token prediction": "mtp-*",
@@ -146,6 +155,9 @@ REFUSED: dict[str, str] = {
     "activation offload": (
         "cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*"
     ),
+    "residuals after the norm (Megatron-Core accepts the flag, and no module of it reads it: drop it for its model)": (
+        "apply-residual-connection-post-layernorm"
+    ),
     "other attention variants": (
         "window-attn-* softmax-type quick-geglu glu-linear-offset activation-func-clamp-value "
         "apply-query-key-layer-scaling heterogeneous-layers-*"
@@ -174,7 +186,7 @@ REFUSED: dict[str, str] = {
         "inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-* adlr-autoresume* "
         "check-for-spiky-loss check-for-large-grads gpu-sniff-*"
     ),
-    "garbage collection and memory knobs": "manual-gc* empty-unused-memory-level",
+    "garbage collection": "manual-gc-*",
     "deterministic kernels": "deterministic-mode",
     "NCCL knobs": (
         "nccl-* use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups "

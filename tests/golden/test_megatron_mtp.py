@@ -20,14 +20,15 @@ from tests.oracle.moe import seeded
 FROZEN = golden.load("mtp")
 
 
-def gradients(rank: int, world: int, layout: dict[str, Any]) -> dict[str, float]:
+def gradients(rank: int, world: int, layout: dict[str, Any], positions: str) -> dict[str, float]:
     mesh = Mesh.build(ParallelConfig(**layout))
     config = TransformerConfig(
         **FROZEN["model"],
         vocab_size=64,
         make_vocab_size_divisible_by=16,
         add_bias_linear=False,
-        position_embedding_type="rope",
+        position_embedding_type=positions,
+        max_position_embeddings=16,
         untie_embeddings_and_output_weights=True,
     )
     model = GPTModel(config, mesh)
@@ -42,6 +43,7 @@ def gradients(rank: int, world: int, layout: dict[str, Any]) -> dict[str, float]
     return {n: gather_logical(p.main_grad, layout_of(p), mesh).double().norm().item() for n, p in ddp.params.items()}
 
 
+@pytest.mark.parametrize("positions", FROZEN["positions"])
 @pytest.mark.parametrize(
     "world, layout",
     [
@@ -51,8 +53,9 @@ def gradients(rank: int, world: int, layout: dict[str, Any]) -> dict[str, float]
     ],
     ids=str,
 )
-def test_every_gradient(ranks, world, layout):
-    for found in ranks(world).run(gradients, layout):
-        assert found.keys() == FROZEN["grad_norms"].keys(), "Megatron's names"
-        for name, norm in FROZEN["grad_norms"].items():
+def test_every_gradient(ranks, world, layout, positions):
+    norms = FROZEN["positions"][positions]["grad_norms"]
+    for found in ranks(world).run(gradients, layout, positions):
+        assert found.keys() == norms.keys(), "Megatron's names"
+        for name, norm in norms.items():
             assert found[name] == pytest.approx(norm, rel=2e-5, abs=2e-6), name

@@ -2,7 +2,8 @@
 
 Weights are drawn from parameter names as in `tests/oracle/moe.py`: 0.05 times normal, plus 1 in norms. One batch of two
 samples, every token counts, the loss is the *sum* over tokens (`calculate_per_token_loss`), weights of the depths
-0.5 / 2. `grad_norms` are of every parameter under Megatron's names, which are ours.
+0.5 / 2. `grad_norms` are of every parameter under Megatron's names, which are ours. Once with RoPE, and once with
+learned positions, which move with the tokens that a depth embeds.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ MODEL: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "num_attention_head
 DEPTHS = {"mtp_num_layers": 2, "mtp_loss_scaling_factor": 0.5}
 
 
+POSITIONS = ("rope", "learned_absolute")
+
+
 def make() -> dict[str, Any]:
-    """The sum of the next token's losses, and the norm of every gradient."""
-    return {"model": {**MODEL, **DEPTHS}, **ranks.run(_work, 1)}
+    """For each kind of positions: the sum of the next token's losses, and the norm of every gradient."""
+    return {"model": {**MODEL, **DEPTHS}, "positions": ranks.run(_works, 1)}
 
 
-def _work(_: int, __: int) -> dict[str, Any]:
+def _works(_: int, __: int) -> dict[str, Any]:
+    return {positions: _work(positions) for positions in POSITIONS}
+
+
+def _work(positions: str) -> dict[str, Any]:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
     from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler
@@ -42,7 +50,7 @@ def _work(_: int, __: int) -> dict[str, Any]:
         spec,
         vocab_size=64,
         max_sequence_length=16,
-        position_embedding_type="rope",
+        position_embedding_type=positions,
         share_embeddings_and_output_weights=False,
         mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False),
     )

@@ -17,6 +17,7 @@ from minimegatron.training import arguments
 from minimegatron.training.arguments import build_parser, parse_args
 from minimegatron.training.megatron_flags import ALREADY, REFUSED, RENAMED, SWITCHES, refused_subject
 from minimegatron.training.run import SECTIONS, RunConfig
+from minimegatron.training.without_effect import ROWS
 
 
 def parse(line: str, world_size: int = 1) -> RunConfig:
@@ -56,10 +57,37 @@ def test_help_shows_every_flag_and_every_default():
         assert shown in text
 
 
-def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout():
+def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout_and_gelu():
     run = parse("")
     assert run.optimizer == SECTIONS["optimizer"]() and run.training == SECTIONS["training"]()
-    assert run.model == TransformerConfig(hidden_dropout=0.1, attention_dropout=0.1)
+    assert run.model == TransformerConfig(hidden_dropout=0.1, attention_dropout=0.1, activation="gelu_tanh")
+
+
+@pytest.mark.parametrize(
+    "line, activation",
+    [
+        ("", "gelu_tanh"),  # Megatron fuses bias and activation, and the fused form is the tanh one
+        ("--disable-bias-linear", "gelu"),  # ... which it does not without a bias
+        ("--no-bias-gelu-fusion", "gelu"),
+        ("--no-bias-gelu-fusion --swiglu", "swiglu"),
+        ("--activation gelu", "gelu"),
+        ("--preset gpt2-355m", "gelu_tanh"),
+    ],
+)
+def test_the_gelu_of_a_command_line_is_megatrons(line, activation):
+    assert parse(line).model.activation == activation
+
+
+def test_latent_attention_that_is_scaled_has_megatrons_yarn():
+    """`MLATransformerConfig`: rope_type yarn, 4096 original positions, mscale 1, mscale_all_dim 0."""
+    latent = "--multi-latent-attention --position-embedding-type rope --disable-bias-linear"
+    plain = parse(latent).model
+    assert plain.rope_scaling_type == "none"
+    model = parse(f"{latent} --rotary-scaling-factor 40 --mscale-all-dim 1.0").model
+    assert (model.rope_scaling_type, model.rope_scaling_factor) == ("yarn", 40.0)
+    assert model.rope_scaling_original_max_position_embeddings == 4096
+    assert (model.yarn_mscale, model.yarn_mscale_all_dim) == (1.0, 1.0)
+    assert parse(f"{latent} --rope-type rope").model.rope_scaling_type == "none"
 
 
 def test_values_of_each_type():
@@ -137,6 +165,7 @@ def test_a_published_command_line_of_megatron():
     assert (run.optimizer.min_lr, run.optimizer.lr_warmup_fraction) == (6e-6, 0.001)
     assert (run.data.data_path, run.data.split) == (("corpus_text_document",), "949,50,1")
     assert [note.split()[0] for note in run.notes] == ["--use-mcore-models", "--no-masked-softmax-fusion"]
+    assert run.model.activation == "gelu_tanh", "what Megatron computes with its fusion"
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -148,6 +177,59 @@ def test_flags_that_change_nothing_say_so(flag):
     line = flag if allowed == () else f"{flag} {(allowed or ['3'])[0]}"
     assert parse(line).notes == (f"{flag} changes nothing: {why}",)
     assert dataclasses.replace(parse(line), notes=()) == parse("")
+
+
+@pytest.mark.parametrize(
+    "line, fields",
+    [
+        ("--lr-wsd-decay-iters 3", "lr_wsd_decay_iters"),
+        ("--loss-scale 8", "loss_scale"),
+        ("--fp16 --loss-scale 8 --hysteresis 3", "hysteresis"),
+        ("--position-embedding-type rope --yarn-beta-fast 16", "yarn_beta_fast"),
+        ("--fp8-recipe delayed", "fp8_recipe"),
+        ("--recompute-method block", "recompute_method"),
+        ("--recompute-activations --recompute-num-layers 2", "recompute_num_layers"),
+        ("--cp-comm-type a2a", "cp_comm_type"),
+        ("--rotary-base 5e5 --rotary-percent 0.5", "rotary_base rotary_percent"),
+        ("--use-rope-scaling", "rope_scaling_type"),
+        ("--position-embedding-type rope --use-rope-scaling --yarn-mscale 1", "yarn_mscale"),
+        ("--eval-iters 3", "eval_iters"),
+        ("--optimizer sgd --adam-beta2 0.9", "adam_beta2"),
+        ("--multi-latent-attention --position-embedding-type rope --disable-bias-linear --kv-channels 192 "
+         "--num-query-groups 2 --qk-head-dim 16 --qk-pos-emb-head-dim 176", "kv_channels num_query_groups"),
+    ],
+)  # fmt: skip
+def test_options_without_effect_say_so(line, fields):
+    said = parse(line).notes
+    assert [note.split()[0] for note in said] == ["--" + field.replace("_", "-") for field in fields.split()]
+    assert all("counts only where" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--lr-decay-style WSD --lr-wsd-decay-iters 3",
+        "--fp16 --hysteresis 3",
+        "--position-embedding-type rope --rope-scaling-type yarn --yarn-beta-fast 16 --rotary-base 5e5",
+        "--recompute-granularity full --recompute-method block",
+        "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4",
+        "--optimizer adam --adam-beta2 0.9",
+        "--preset llama3-8b",  # what a preset says is a model as published
+    ],
+)
+def test_options_with_an_effect_are_not_reported(line):
+    assert parse(line).notes == ()
+
+
+def test_every_field_of_the_table_is_a_field():
+    fields = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+    for row in ROWS:
+        assert set(row.fields.split()) <= fields, row.fields
+
+
+def test_query_groups_without_their_switch_are_said_aloud():
+    assert "Megatron-LM would ignore it" in parse("--num-query-groups 2").notes[0]
+    assert parse("--group-query-attention --num-query-groups 2").notes == ()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +279,18 @@ def test_refusals_say_what_to_do(line, words, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = refused(line)
     assert words in message and "fix:" in message
+
+
+def test_all_refusals_come_at_once():
+    message = refused("--tran-iters 3 --use-distributed-optimizer --save here --save-interval 5 --qqqq")
+    for words in (
+        "5 flags",
+        "the distributed optimizer (ZeRO-1): --use-distributed-optimizer",
+        "saving and loading checkpoints: --save --save-interval",
+        "unknown to Megatron-LM as well: --tran-iters --qqqq",
+        "--tran-iters: did you mean `--train-iters`?",
+    ):
+        assert words in message
 
 
 def test_without_data_there_is_nothing_to_train_on():

@@ -1,0 +1,115 @@
+"""Options that were given and change nothing in this run, each with the reason.
+
+The problem in a sentence: somebody gives `--yarn-beta-fast 16` and forgets `--rope-scaling-type yarn`; the run trains
+to the end, and nobody learns that the option was never read.
+
+A field is read under a condition, and the conditions are data: a row names fields and says when they count. What was
+given and does not count becomes a line of the run's first output. It is no error: in published command lines such
+options are frequent, and the numbers are those of the same line without them. Combinations that contradict each other
+are errors, and are refused where the fields are (`config/`).
+
+| given                                   | counts only                           |
+|-----------------------------------------|---------------------------------------|
+| `lr_wsd_*`                              | with `lr_decay_style WSD`             |
+| `loss_scale`, `hysteresis` and the like | with `params_dtype fp16`              |
+| `yarn_*`, llama3's factors              | with that `rope_scaling_type`         |
+| RoPE's base, share and scaling          | where positions are angles            |
+| ...                                     | the rows below                        |
+
+Megatron-LM reads such options in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from minimegatron.training.run import RunConfig
+
+
+class Row(NamedTuple):
+    """Fields that count under a condition.
+
+    Attributes:
+        fields: names in `config/`.
+        counts: whether they are read in this run.
+        condition: the same in words.
+    """
+
+    fields: str
+    counts: Callable[[RunConfig], bool]
+    condition: str
+
+
+ROWS = (
+    Row(
+        "rotary_base rotary_percent rotary_interleaved rope_scaling_type",
+        lambda run: run.model.rotates,
+        "position_embedding_type is rope or mrope",
+    ),
+    Row("rotary_percent kv_channels num_query_groups", lambda run: not run.model.multi_latent_attention,
+        "attention is not multi_latent_attention, whose heads are sized by qk_head_dim and its relatives"),
+    Row("rope_scaling_factor", lambda run: run.model.rotates and run.model.rope_scaling_type != "none",
+        "rope_scaling_type is linear, llama3 or yarn"),
+    Row("rope_scaling_low_freq_factor rope_scaling_high_freq_factor",
+        lambda run: run.model.rotates and run.model.rope_scaling_type == "llama3", "rope_scaling_type is llama3"),
+    Row("rope_scaling_original_max_position_embeddings",
+        lambda run: run.model.rotates and run.model.rope_scaling_type in ("llama3", "yarn"),
+        "rope_scaling_type is llama3 or yarn"),
+    Row("yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim yarn_correction_range_round_to_int",
+        lambda run: run.model.rotates and run.model.rope_scaling_type == "yarn", "rope_scaling_type is yarn"),
+    Row("fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad",
+        lambda run: run.model.fp8_format is not None, "fp8_format is given"),
+    Row("mtp_loss_scaling_factor", lambda run: run.model.mtp_num_layers is not None, "mtp_num_layers is given"),
+    Row("recompute_method recompute_num_layers", lambda run: run.model.recompute_granularity == "full",
+        "recompute_granularity is full"),
+    Row("recompute_modules", lambda run: run.model.recompute_granularity == "selective",
+        "recompute_granularity is selective"),
+    Row("moe_router_bias_update_rate", lambda run: run.model.moe_router_enable_expert_bias,
+        "moe_router_enable_expert_bias is given"),
+    Row("moe_token_drop_policy", lambda run: run.model.moe_expert_capacity_factor is not None,
+        "moe_expert_capacity_factor is given"),
+    Row("cp_comm_type", lambda run: run.parallel.context_parallel_size > 1, "context_parallel_size is above 1"),
+    Row("pipeline_schedule variable_seq_lengths", lambda run: run.parallel.pipeline_model_parallel_size > 1,
+        "pipeline_model_parallel_size is above 1"),
+    Row("expert_tensor_parallel_size", lambda run: run.model.num_experts is not None, "num_experts is given"),
+    Row("ddp_bucket_size", lambda run: run.parallel.overlap_grad_reduce, "overlap_grad_reduce is given"),
+    Row("lr_wsd_decay_style lr_wsd_decay_iters", lambda run: run.optimizer.lr_decay_style == "WSD",
+        "lr_decay_style is WSD"),
+    Row("start_weight_decay end_weight_decay", lambda run: run.optimizer.weight_decay_incr_style != "constant",
+        "weight_decay_incr_style is linear or cosine"),
+    Row("adam_beta1 adam_beta2 adam_eps", lambda run: run.optimizer.optimizer == "adam", "optimizer is adam"),
+    Row("sgd_momentum", lambda run: run.optimizer.optimizer == "sgd", "optimizer is sgd"),
+    Row("loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+        lambda run: run.model.params_dtype == "fp16", "params_dtype is fp16"),
+    Row("initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+        lambda run: run.optimizer.loss_scale is None, "the loss scale is dynamic, and loss_scale makes it constant"),
+    Row("eval_iters", lambda run: run.training.eval_interval is not None, "eval_interval is given"),
+    Row("wandb_exp_name wandb_entity wandb_save_dir", lambda run: run.training.wandb_project is not None,
+        "wandb_project is given"),
+    Row("cuda_graph_scope cuda_graph_warmup_steps", lambda run: run.training.cuda_graph_impl != "none",
+        "cuda_graph_impl is local"),
+    Row("profile_step_start profile_step_end profile_ranks profile_dir", lambda run: run.training.profile,
+        "profile is given"),
+    Row("corpus_path", lambda run: run.data.corpus is not None, "corpus is given"),
+)  # fmt: skip
+
+
+def without_effect(run: RunConfig, chosen: frozenset[str]) -> tuple[str, ...]:
+    """One line for each option that was chosen on purpose and is not read.
+
+    Args:
+        run: the configuration.
+        chosen: fields that the command line or a file named; a preset's are not reported, it is a model as published.
+
+    Returns:
+        Sentences; () where everything counts.
+    """
+    lines: dict[str, str] = {}
+    for row in ROWS:
+        if not row.counts(run):
+            for field in row.fields.split():
+                if field in chosen:
+                    flag = "--" + field.replace("_", "-")
+                    lines.setdefault(field, f"{flag} changes nothing in this run: it counts only where {row.condition}")
+    return tuple(lines.values())
