@@ -23,7 +23,8 @@ import torch
 
 from benchmarks.contenders import FULL, SMOKE, Workload, cpu_seconds, hugging_face_model
 from benchmarks.paired import paired
-from minimegatron.checkpoint.huggingface import config_from_huggingface, state_from_huggingface
+from minimegatron.checkpoint.hf_config import config_from_huggingface
+from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.generate import StaticEngine
 from minimegatron.layers.param import load_logical

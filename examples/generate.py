@@ -8,20 +8,17 @@ here. Without `--temperature`, `--top-k` and `--top-p` every word is the most li
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from minimegatron.checkpoint.huggingface import config_from_huggingface, state_from_huggingface
+from minimegatron.checkpoint.folder import read_folder
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.rank import init, run_rank
 from minimegatron.config import ParallelConfig
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
-from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.layers.param import load_logical
@@ -30,14 +27,9 @@ from minimegatron.models.decoder import GPTModel
 
 def load(folder: Path, mesh: Mesh, params_dtype: str) -> GPTModel:
     """The model of a folder, this rank's part of it, ready to generate."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files or not (folder / "config.json").is_file():
-        raise ConfigError(f"no model in {str(folder)!r}", fix="a folder with config.json and *.safetensors")
-    family, config = config_from_huggingface(json.loads((folder / "config.json").read_text()))
-    config = config.replace(params_dtype=params_dtype)
-    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    model = GPTModel(config, mesh)
-    load_logical(model, state_from_huggingface(tensors, config, family))
+    _, config, state = read_folder(folder)
+    model = GPTModel(config.replace(params_dtype=params_dtype), mesh)
+    load_logical(model, state)
     return model.eval().to(mesh.device)
 
 

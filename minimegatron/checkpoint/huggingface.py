@@ -24,14 +24,12 @@ Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.mixtures import MIXTURES
-from minimegatron.checkpoint.tables import TABLES, published, rows
+from minimegatron.checkpoint.tables import published, rows
 from minimegatron.config import TransformerConfig
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import CheckpointError
 
 Tensors = list[torch.Tensor]
 
@@ -114,6 +112,8 @@ def state_from_huggingface(
             ours[name] = _import(transform, [state[t] for t in theirs], config)
             used.update(theirs)
     tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
+    if tied:
+        _check_tied(state, ours)
     buffers = {t for t in state if t.endswith((".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))}
     extra = sorted(set(state) - used - tied - buffers)
     if missing or extra:
@@ -123,6 +123,16 @@ def state_from_huggingface(
             fix="check model_type and config",
         )
     return ours
+
+
+def _check_tied(state: Mapping[str, torch.Tensor], ours: Mapping[str, torch.Tensor]) -> None:
+    """A head that lies beside a tied embedding must be equal to it: else nobody knows which model was meant."""
+    head, words = state.get("lm_head.weight"), ours.get("embedding.word_embeddings.weight")
+    if head is not None and words is not None and not torch.equal(head, words):
+        raise CheckpointError(
+            "tie_word_embeddings is true, and lm_head.weight differs from the embedding",
+            fix="remove lm_head.weight from the file, or set tie_word_embeddings to false in config.json",
+        )
 
 
 def state_to_huggingface(
@@ -135,140 +145,3 @@ def state_to_huggingface(
             raise CheckpointError(f"missing {name}", fix="gather the logical tensors of all ranks first")
         theirs.update(zip(names, _export(transform, state[name], config, len(names)), strict=True))
     return theirs
-
-
-_COMMON = {
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_query_groups",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "ffn_hidden_size",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "rms_norm_eps": "layernorm_epsilon",
-    "head_dim": "kv_channels",
-}
-_GPT2 = {
-    "n_layer": "num_layers",
-    "n_head": "num_attention_heads",
-    "n_embd": "hidden_size",
-    "n_inner": "ffn_hidden_size",
-    "vocab_size": "vocab_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layernorm_epsilon",
-}
-_ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
-
-
-def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConfig]:
-    """(family, config) from a `config.json`.
-
-    Raises:
-        ConfigError: a family or an option that is not supported; nothing is ignored silently.
-    """
-    family = str(hf.get("model_type"))
-    if family not in TABLES:
-        raise ConfigError(f"model_type {family!r} is not supported", fix=f"supported: {', '.join(TABLES)}")
-    names = _GPT2 if family == "gpt2" else _COMMON
-    fields: dict[str, Any] = {ours: hf[theirs] for theirs, ours in names.items() if hf.get(theirs) is not None}
-    fields["untie_embeddings_and_output_weights"] = not hf.get("tie_word_embeddings", family == "gpt2")
-    if family == "gpt2":
-        for option, wanted in (
-            ("scale_attn_by_inverse_layer_idx", False),
-            ("scale_attn_weights", True),
-            ("reorder_and_upcast_attn", False),
-        ):
-            if hf.get(option, wanted) is not wanted:
-                raise ConfigError(f"{option}={hf[option]} is not supported", fix="use a model without it")
-        fields.update(
-            normalization="LayerNorm",
-            position_embedding_type="learned_absolute",
-            activation=_activation(hf["activation_function"]),
-        )
-        return family, TransformerConfig.from_dict(fields)
-    fields.update(normalization="RMSNorm", position_embedding_type="rope", **_rope(hf))
-    gated = {"silu": "swiglu", "gelu": "geglu"}
-    if hf["hidden_act"] not in gated:
-        raise ConfigError(
-            f"hidden_act {hf['hidden_act']!r} is not supported in a gated MLP", fix=f"supported: {', '.join(gated)}"
-        )
-    bias = bool(hf.get("attention_bias", False))
-    if bias != bool(hf.get("mlp_bias", False)):
-        raise ConfigError(
-            f"attention_bias={bias} with mlp_bias={not bias} is not supported", fix="use a model with both or neither"
-        )
-    fields.update(activation=gated[hf["hidden_act"]], add_bias_linear=bias)
-    fields.update(add_qkv_bias=family == "qwen2" or (family == "qwen2_moe" and bool(hf.get("qkv_bias", True))))
-    fields.update(qk_layernorm=family in ("qwen3", "qwen3_moe"), sliding_window=_window(hf, family))
-    if family in MIXTURES:
-        fields.update(MIXTURES[family](hf))
-    return family, TransformerConfig.from_dict(fields)
-
-
-def _activation(name: str) -> str:
-    if name not in _ACTIVATIONS:
-        raise ConfigError(f"activation {name!r} is not supported", fix=f"supported: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
-def _window(hf: Mapping[str, Any], family: str) -> int | None:
-    """One window for all layers, or none. Qwen can mix layers with and without; that is refused."""
-    window = hf.get("sliding_window")
-    if family == "llama" or window is None or (family.startswith("qwen") and not hf.get("use_sliding_window", False)):
-        return None
-    kinds = set(hf.get("layer_types") or ["sliding_attention"])
-    if kinds == {"full_attention"}:
-        return None
-    if kinds != {"sliding_attention"}:
-        raise ConfigError(
-            f"layers with different attention ({', '.join(sorted(kinds))}) are not supported",
-            fix="use a model with one kind",
-        )
-    return int(window)
-
-
-def _rope(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE's fields; transformers 5 keeps them in `rope_parameters`, before that in `rope_theta` and `rope_scaling`."""
-    scaling = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-    base = float(scaling.get("rope_theta", hf.get("rope_theta", 10000.0)))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    fields: dict[str, Any] = {"rotary_base": base}
-    if "partial_rotary_factor" in scaling:
-        fields["rotary_percent"] = float(scaling["partial_rotary_factor"])
-    if kind == "default":
-        return fields
-    if kind not in ("linear", "llama3", "yarn"):
-        raise ConfigError(f"rope_type {kind!r} is not supported", fix="supported: default, linear, llama3, yarn")
-    fields.update(rope_scaling_type=kind, rope_scaling_factor=float(scaling["factor"]))
-    if kind == "llama3":
-        fields.update(
-            rope_scaling_low_freq_factor=float(scaling["low_freq_factor"]),
-            rope_scaling_high_freq_factor=float(scaling["high_freq_factor"]),
-            rope_scaling_original_max_position_embeddings=int(scaling["original_max_position_embeddings"]),
-        )
-    if kind == "yarn":
-        fields.update(_yarn(scaling))
-    return fields
-
-
-def _yarn(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    if scaling.get("attention_factor") is not None:
-        raise ConfigError(
-            f"YaRN with attention_factor={scaling['attention_factor']} is not supported",
-            fix="say it by mscale and mscale_all_dim, or leave it to the factor",
-        )
-    all_dim = float(scaling.get("mscale_all_dim") or 0.0)
-    return {
-        "rope_scaling_original_max_position_embeddings": int(scaling["original_max_position_embeddings"]),
-        "yarn_beta_fast": float(scaling.get("beta_fast") or 32.0),
-        "yarn_beta_slow": float(scaling.get("beta_slow") or 1.0),
-        "yarn_mscale": float(scaling.get("mscale") or 0.0) if all_dim else 0.0,  # transformers reads both, or neither
-        "yarn_mscale_all_dim": all_dim,
-        "yarn_correction_range_round_to_int": bool(scaling.get("truncate", True)),
-    }

@@ -15,26 +15,27 @@ Softmax over all and then dividing by the sum of the chosen, as Hugging Face has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from minimegatron.checkpoint.hf_keys import Keys
 from minimegatron.errors import ConfigError
 
 
-def mixtral(hf: Mapping[str, Any]) -> dict[str, Any]:
+def mixtral(hf: Keys) -> dict[str, Any]:
     """Fields of `TransformerConfig` from a Mixtral `config.json`."""
     return {
-        "num_experts": int(hf["num_local_experts"]),
+        "num_experts": int(hf["num_experts"]),
         "moe_router_topk": int(hf["num_experts_per_tok"]),
-        "moe_input_jitter_eps": float(hf.get("router_jitter_noise") or 0.0) or None,
+        "moe_input_jitter_eps": float(hf["router_jitter_noise"] or 0.0) or None,
     }
 
 
-def qwen3_moe(hf: Mapping[str, Any]) -> dict[str, Any]:
+def qwen3_moe(hf: Keys) -> dict[str, Any]:
     """Fields of `TransformerConfig` from a Qwen3-MoE `config.json`."""
-    layers, step, dense = int(hf["num_hidden_layers"]), int(hf["decoder_sparse_step"]), hf.get("mlp_only_layers") or []
+    layers, step, dense = int(hf["num_hidden_layers"]), int(hf["decoder_sparse_step"]), hf["mlp_only_layers"] or []
     return {
-        "num_experts": int(hf.get("num_experts") or hf["num_local_experts"]),
+        "num_experts": int(hf["num_experts"]),
         "moe_router_topk": int(hf["num_experts_per_tok"]),
         "moe_ffn_hidden_size": int(hf["moe_intermediate_size"]),
         "moe_layer_freq": _pattern([i not in dense and (i + 1) % step == 0 for i in range(layers)]),
@@ -42,25 +43,30 @@ def qwen3_moe(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def qwen2_moe(hf: Mapping[str, Any]) -> dict[str, Any]:
+def qwen2_moe(hf: Keys) -> dict[str, Any]:
     """Fields of `TransformerConfig` from a Qwen2-MoE `config.json`."""
     shared = int(hf["shared_expert_intermediate_size"])
     return {**qwen3_moe(hf), "moe_shared_expert_intermediate_size": shared, "moe_shared_expert_gate": True}
 
 
-def deepseek_v3(hf: Mapping[str, Any]) -> dict[str, Any]:
+def deepseek_v3(hf: Keys) -> dict[str, Any]:
     """Fields of `TransformerConfig` from a DeepSeek-V3 `config.json`.
 
     Raises:
         ConfigError: an option that has no counterpart here.
     """
     layers, dense, k = int(hf["num_hidden_layers"]), int(hf["first_k_dense_replace"]), int(hf["num_experts_per_tok"])
-    groups, kept = int(hf.get("n_group") or 1), int(hf.get("topk_group") or 1)
-    _only(hf, "norm_topk_prob", True)
-    _only(hf, "scoring_func", "sigmoid")
-    _only(hf, "topk_method", "noaux_tc")
-    _only(hf, "moe_layer_freq", 1)
-    _only(hf, "rms_norm_eps", 1e-6)  # theirs has it, whatever the file says, in the norms of the latents
+    groups, kept = int(hf["n_group"] or 1), int(hf["topk_group"] or 1)
+    hf.only("norm_topk_prob", True)
+    hf.only("scoring_func", "sigmoid")
+    hf.only("topk_method", "noaux_tc")
+    hf.only("moe_layer_freq", 1)
+    heads, rotated = int(hf["num_attention_heads"]), int(hf["qk_rope_head_dim"])
+    hf.only("num_key_value_heads", heads)
+    hf.only("qk_head_dim", int(hf["qk_nope_head_dim"]) + rotated)
+    if hf["head_dim"] is not None:
+        hf.only("head_dim", rotated)
+    hf.only("rms_norm_eps", 1e-6)  # theirs has it, whatever the file says, in the norms of the latents
     if groups > 1 and k != 2 * kept:
         raise ConfigError(
             f"num_experts_per_tok ({k}) with topk_group ({kept}) is not supported: a group is worth its two best "
@@ -69,15 +75,15 @@ def deepseek_v3(hf: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {
         "multi_latent_attention": True,
-        "num_query_groups": int(hf["num_attention_heads"]),
-        "kv_channels": int(hf["qk_nope_head_dim"]) + int(hf["qk_rope_head_dim"]),
+        "num_query_groups": heads,
+        "kv_channels": int(hf["qk_nope_head_dim"]) + rotated,
         "q_lora_rank": hf["q_lora_rank"],
         "kv_lora_rank": int(hf["kv_lora_rank"]),
         "qk_head_dim": int(hf["qk_nope_head_dim"]),
-        "qk_pos_emb_head_dim": int(hf["qk_rope_head_dim"]),
+        "qk_pos_emb_head_dim": rotated,
         "v_head_dim": int(hf["v_head_dim"]),
-        "rotary_interleaved": bool(hf.get("rope_interleave", True)),
-        "num_experts": int(hf.get("n_routed_experts") or hf["num_local_experts"]),
+        "rotary_interleaved": bool(hf["rope_interleave"]),
+        "num_experts": int(hf["num_experts"]),
         "moe_layer_freq": _pattern([i >= dense for i in range(layers)]),
         "moe_ffn_hidden_size": int(hf["moe_intermediate_size"]),
         "moe_shared_expert_intermediate_size": int(hf["moe_intermediate_size"]) * int(hf["n_shared_experts"]),
@@ -90,7 +96,7 @@ def deepseek_v3(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-MIXTURES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+MIXTURES: dict[str, Callable[[Keys], dict[str, Any]]] = {
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
@@ -101,7 +107,3 @@ MIXTURES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 def _pattern(has_experts: list[bool]) -> str:
     return "[" + ",".join("1" if has else "0" for has in has_experts) + "]"
 
-
-def _only(hf: Mapping[str, Any], option: str, wanted: Any) -> None:
-    if hf.get(option, wanted) != wanted:
-        raise ConfigError(f"{option}={hf[option]!r} is not supported", fix=f"use a model with {option}={wanted!r}")

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.huggingface import config_from_huggingface, state_from_huggingface
+from minimegatron.checkpoint.hf_config import config_from_huggingface
+from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.config import TransformerConfig
 from minimegatron.models.decoder import GPTModel
 from tests.inference.ranked import build

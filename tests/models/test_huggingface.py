@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from minimegatron.checkpoint.huggingface import config_from_huggingface, state_from_huggingface, state_to_huggingface
+from minimegatron.checkpoint.hf_config import config_from_huggingface
+from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError

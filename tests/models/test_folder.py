@@ -1,0 +1,98 @@
+"""A published folder is read, or the error names the file that is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minimegatron.checkpoint.folder import read_folder
+from minimegatron.checkpoint.huggingface import state_from_huggingface
+from minimegatron.errors import CheckpointError
+from tests.models.test_huggingface import hf_model
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    hf_model("llama2").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(published, tmp_path) -> Path:
+    for file in published.glob("*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    return read_folder(folder)[2]
+
+
+def test_weights_are_those_of_the_file(folder):
+    family, config, state = read_folder(folder)
+    wanted = state_from_huggingface(load_file(folder / "model.safetensors"), config, family)
+    assert state.keys() == wanted.keys() and all(torch.equal(state[k], wanted[k]) for k in wanted)
+
+
+def test_the_authors_own_copy_is_not_read(folder):
+    """As Mistral publishes it: the same weights in other names."""
+    before = read(folder)
+    save_file({"tok_embeddings.weight": torch.ones(3)}, folder / "consolidated.safetensors")
+    after = read(folder)
+    assert after.keys() == before.keys()
+
+
+def test_the_index_says_which_files(folder):
+    tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}  # not the file's own pages
+    before = {n: t.clone() for n, t in read(folder).items()}
+    names = sorted(tensors)
+    halves = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for file, mine in halves.items():
+        save_file({n: tensors[n] for n in mine}, folder / file)
+    (folder / "model.safetensors").write_bytes(b"left over from another download")
+    index = {"weight_map": {n: file for file, mine in halves.items() for n in mine}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    after = read(folder)
+    assert all(torch.equal(after[k], before[k]) for k in before)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no .*model-00002-of-00002"):
+        read(folder)
+
+
+def test_a_download_that_broke_off(folder):
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for length in (0, 5, 100, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="model.safetensors cannot be read") as caught:
+            read(folder)
+        assert caught.value.exit_code == CheckpointError("", fix="").exit_code and "download" in str(caught.value)
+
+
+def test_a_configuration_that_is_no_json(folder):
+    for text in ("{", "[]", ""):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match="config.json"):
+            read(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="no .*config.json"):
+        read(folder)
+
+
+def test_weights_that_are_no_numbers(folder):
+    tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}  # not the file's own pages
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="decoder.final_layernorm.weight"):
+        read(folder)
+
+
+def test_an_empty_folder(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no \\*.safetensors"):
+        read(folder)

@@ -1,0 +1,192 @@
+"""Every key of a Hugging Face configuration is read as transformers reads it, known to be harmless, or refused.
+
+Each key of each family is taken out and changed, one at a time. transformers says what the file then means: by the
+configuration that its class makes of it, and by the logits of a tiny model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.checkpoint.hf_config import config_from_huggingface
+from minimegatron.checkpoint.hf_keys import ALIASES, DEFAULTS, HARMLESS
+from minimegatron.checkpoint.huggingface import state_from_huggingface
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.param import load_logical
+from minimegatron.models.decoder import GPTModel
+from tests.models.test_huggingface import EXPERTS, FAMILIES
+from tests.thorough import mostly_thorough
+
+transformers = pytest.importorskip("transformers")
+
+TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
+TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
+
+
+def file_of(family: str) -> dict[str, Any]:
+    """What `save_pretrained` writes for a tiny model."""
+    cls, fields = {**FAMILIES, **EXPERTS}[TINY[family]]
+    return getattr(transformers, cls)(**fields).to_dict()
+
+
+def as_transformers_reads(hf: dict[str, Any]) -> dict[str, Any]:
+    return transformers.CONFIG_MAPPING[hf["model_type"]].from_dict(hf).to_dict()
+
+
+def test_every_family_has_a_tiny_model():
+    assert TINY.keys() == DEFAULTS.keys()
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_missing_key_has_the_default_of_its_class(family):
+    whole, compared = file_of(family), 0
+    for key in whole.keys() - {"model_type"}:
+        file = {k: v for k, v in whole.items() if k != key}
+        try:
+            meant = as_transformers_reads(dict(file))
+        except Exception:  # transformers cannot make a model of it either
+            continue
+        try:
+            wanted = config_from_huggingface(meant)[1]
+        except ConfigError:
+            with pytest.raises(ConfigError):
+                config_from_huggingface(file)
+            continue
+        assert config_from_huggingface(file)[1] == wanted, f"{family} without {key}"
+        compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_the_defaults_are_those_of_the_class(family):
+    """Whole: a file that says nothing but its family."""
+    ours = config_from_huggingface({"model_type": family})[1]
+    assert ours == config_from_huggingface(as_transformers_reads({"model_type": family}))[1]
+
+
+def changes(family: str) -> list[tuple[str, dict[str, Any]]]:
+    """For every key of a file another value, and what must change with it."""
+    specific: dict[str, Any] = {
+        "hidden_act": "gelu",
+        "activation_function": "gelu",
+        "num_key_value_heads": 1,
+        "vocab_size": 101,
+        "sliding_window": 5,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "layer_types": ["sliding_attention"] * 2,
+        "mlp_only_layers": [0],
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+        "n_inner": 80,
+        "num_attention_heads": 2,
+        "n_head": 2,
+        "q_lora_rank": None,
+        "scale_attn_weights": False,
+        "quantization_config": {"quant_method": "fp8"},
+        "something_new": 3,
+    }
+    found = []
+    for key, value in {**file_of(family), "quantization_config": None, "something_new": None}.items():
+        if key in HARMLESS or key == "model_type":
+            continue
+        if key in specific:
+            other = specific[key]
+        elif isinstance(value, bool):
+            other = not value
+        elif isinstance(value, int):
+            other = 2 * value
+        elif isinstance(value, float):
+            other = 10 * value or 0.5
+        else:
+            continue
+        also: dict[str, Any] = {}
+        if key in ("layer_types", "max_window_layers"):
+            also |= {"use_sliding_window": True, "sliding_window": 5}
+        if key == "use_sliding_window":
+            also |= {"sliding_window": 5, "max_window_layers": 0, "layer_types": None}
+        if key in ("max_window_layers", "num_hidden_layers"):
+            also["layer_types"] = None
+        found.append((key, {key: other, **also}))
+    return found
+
+
+@pytest.mark.parametrize("family", mostly_thorough(TINY, lambda family: family in ("llama", "qwen3", "deepseek_v3")))
+def test_a_changed_key_changes_the_model_as_it_does_theirs_or_is_refused(family):
+    read = []
+    for key, change in changes(family):
+        file = {**file_of(family), **change}
+        try:
+            _, config = config_from_huggingface(dict(file))
+        except ConfigError as error:
+            assert error.fix
+            continue
+        torch.manual_seed(0)
+        theirs = transformers.AutoModelForCausalLM.from_config(
+            transformers.CONFIG_MAPPING[family].from_dict(dict(file)), attn_implementation="eager"
+        ).eval()
+        with torch.no_grad():
+            for param in theirs.parameters():
+                param.add_(0.1 * torch.randn_like(param))
+            tokens = torch.randint(0, 90, (1, 24), generator=torch.Generator().manual_seed(1))
+            ours = GPTModel(config, Mesh.serial()).eval()
+            load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family))
+            difference = (ours.full_logits(tokens) - theirs(tokens).logits).abs().max().item()
+        assert difference < 2e-5, f"{family} with {change}"
+        read.append(key)
+    assert len(read) >= 6, read
+
+
+@pytest.mark.parametrize(
+    "key", ["quantization_config", "something_new", "add_cross_attention", "rope_parameters.something"]
+)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "deepseek_v3"])
+def test_an_unknown_key_is_refused_by_its_name(family, key):
+    file = file_of(family)
+    if "." in key:
+        if family == "gpt2":
+            pytest.skip("has no RoPE")
+        file["rope_parameters"] = {**file["rope_parameters"], "something": 1}
+    else:
+        file[key] = True
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+        config_from_huggingface(file)
+
+
+def test_files_of_transformers_4():
+    """RoPE in two keys of its own, layers with a window by `max_window_layers`."""
+    llama = file_of("llama")
+    del llama["rope_parameters"]
+    llama |= {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "torch_dtype": "bfloat16"}
+    model = config_from_huggingface(llama)[1]
+    assert (model.rotary_base, model.rope_scaling_type, model.rope_scaling_factor) == (5e5, "linear", 2.0)
+    qwen = file_of("qwen2")
+    del qwen["layer_types"]
+    qwen |= {"use_sliding_window": True, "sliding_window": 8}
+    for first, wanted in ((0, 8), (2, None), (28, None)):
+        assert config_from_huggingface({**qwen, "max_window_layers": first})[1].sliding_window == wanted
+    with pytest.raises(ConfigError, match="different attention"):
+        config_from_huggingface({**qwen, "max_window_layers": 1})
+
+
+def test_a_head_beside_a_tied_embedding_must_be_equal_to_it():
+    hf = {**file_of("llama"), "tie_word_embeddings": True}
+    family, config = config_from_huggingface(hf)
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig.from_dict(hf)).eval()
+    state = {**theirs.state_dict(), "lm_head.weight": torch.randn(99, 64)}
+    with pytest.raises(CheckpointError, match="lm_head.weight"):
+        state_from_huggingface(state, config, family)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    assert "output_layer.weight" not in state_from_huggingface(state, config, family)
+
+
+def test_two_names_of_one_key_must_agree():
+    for family, names in ALIASES.items():
+        for other, name in names.items():
+            file = {k: v for k, v in file_of(family).items() if k not in (*names, *names.values())}
+            with pytest.raises(ConfigError, match="differently"):
+                config_from_huggingface({**file, other: 4, name: 8})
