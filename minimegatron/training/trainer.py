@@ -93,7 +93,7 @@ class Trainer:
         self.data, self.train_set = data, data.train
 
         mesh = self.mesh
-        seeds = stream_seeds(run.training.seed, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, dp_rank=mesh.dp.rank)
+        seeds = stream_seeds(run.training.seed, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, data_rank=mesh.dp_cp.rank)
         self.rng = RngStreams.for_rank(seeds, mesh.device)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
