@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 import torch
 
+from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError, ConfigError
 
 DATA_PARALLEL, MODEL_PARALLEL, EXPERT_PARALLEL = "data-parallel-rng", "model-parallel-rng", "expert-parallel-rng"
@@ -112,6 +113,19 @@ class RngStreams:
             if name != DEFAULT:
                 rng.add(name, seed)
         return rng
+
+    @classmethod
+    def on_mesh(cls, seed: int, mesh: Mesh) -> RngStreams:
+        """The streams of this rank in a run with this seed."""
+        seeds = stream_seeds(
+            seed,
+            tp_rank=mesh.tp.rank,
+            pp_rank=mesh.pp.rank,
+            data_rank=mesh.dp_cp.rank,
+            ep_rank=mesh.ep.rank,
+            etp_rank=mesh.etp.rank,
+        )
+        return cls.for_rank(seeds, mesh.device)
 
     def add(self, name: str, seed: int) -> None:
         """Begin a stream.

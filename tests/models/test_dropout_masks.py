@@ -61,8 +61,7 @@ def masks_of(rank: int, world: int, layout: dict[str, Any], model: dict[str, Any
     mesh = Mesh.build(ParallelConfig(**layout))
     sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "vocab_size": 64}
     config = family_config("llama", **{**sizes, "hidden_dropout": 0.3, "attention_dropout": 0.2, **model})
-    seeds = stream_seeds(7, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, data_rank=mesh.dp_cp.rank)
-    rng = RngStreams.for_rank(seeds)
+    rng = RngStreams.on_mesh(7, mesh)
     module = build_model_chunks(config, mesh, 7, rng=rng).train()
     drawn: list[tuple[str, str]] = []
     with recorded(drawn):
