@@ -87,7 +87,8 @@ def main(words: list[str]) -> int:
             lives = survives(mutant, folder)
             survivors += [mutant] * lives
             took = time.monotonic() - begun
-            print(f"[{number}/{len(chosen)}] {'SURVIVED' if lives else 'noticed '} {mutant.name} ({took:.0f} s)", flush=True)
+            what = "SURVIVED" if lives else "noticed "
+            print(f"[{number}/{len(chosen)}] {what} {mutant.name} ({took:.0f} s)", flush=True)
     print(f"score: {len(chosen) - len(survivors)} of {len(chosen)} mistakes are noticed")
     return bool(survivors)
 
