@@ -7,17 +7,18 @@ asked for.
 So each rank keeps several generators in one: named streams, of which one is in use at a time. `fork(name)` swaps a
 stream in and afterwards back out, advanced; what the block draws leaves the default stream untouched.
 
-With `base = seed + 100 * pp [+ 10 * dp, with data_parallel_random_init]`:
+With `base = seed + 100 * pp`, and `data` the number of a rank's tokens over dp and cp:
 
-| stream                | seed                         | equal over | for                                             |
-|-----------------------|------------------------------|------------|-------------------------------------------------|
-| default               | base                         | tp, cp, dp | dropout on replicated activations               |
-| `data-parallel-rng`   | base                         | tp, cp, dp | what must not disturb the default stream        |
-| `model-parallel-rng`  | base + 2718 + tp             | cp, dp     | attention dropout, shards; under sequence       |
-|                       |                              |            | parallelism all dropout of a block              |
-| `expert-parallel-rng` | base + 1024 + 100 * ep + etp |            | experts' weights                                |
+| stream                | seed                                | equal over | for                                      |
+|-----------------------|-------------------------------------|------------|------------------------------------------|
+| default               | base + 1,000,003 * data             | tp         | dropout on replicated activations        |
+| `data-parallel-rng`   | base                                | tp, cp, dp | what must not disturb the default stream |
+| `model-parallel-rng`  | base + 1,000,003 * data + 2718 + tp |            | attention dropout, shards; under         |
+|                       |                                     |            | sequence parallelism all of a block      |
+| `expert-parallel-rng` | base + 1024 + 100 * ep + etp        |            | experts' weights                         |
 
-Nothing is communicated: equal seeds are the agreement.
+Nothing is communicated: equal seeds are the agreement. Ranks with other tokens draw other masks; in Megatron-LM they
+draw the same ones, so that samples of one step are dropped alike.
 
 *Recompute* must draw in the backward pass what the forward drew: `snapshot()` before the forward, `replay(snapshot)`
 around the recomputation. The snapshot holds every stream and which of them are swapped in; forgetting these gives
@@ -35,10 +36,12 @@ from typing import NamedTuple
 
 import torch
 
+from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError, ConfigError
 
 DATA_PARALLEL, MODEL_PARALLEL, EXPERT_PARALLEL = "data-parallel-rng", "model-parallel-rng", "expert-parallel-rng"
 DEFAULT = "default"
+_DATA_STRIDE = 1_000_003  # beyond what the other terms of a seed can reach
 
 # One stream at rest: uint8 states of the CPU's generator and of the GPU's, by device type.
 State = dict[str, torch.Tensor]
@@ -63,17 +66,23 @@ def stream_seeds(
     *,
     tp_rank: int = 0,
     pp_rank: int = 0,
-    dp_rank: int = 0,
+    data_rank: int = 0,
     ep_rank: int = 0,
     etp_rank: int = 0,
-    data_parallel_random_init: bool = False,
 ) -> dict[str, int]:
-    """{stream: seed} of one rank: the table of the module docstring."""
-    base = seed + 100 * pp_rank + (10 * dp_rank if data_parallel_random_init else 0)
+    """{stream: seed} of one rank: the table of the module docstring.
+
+    Args:
+        seed: of the run.
+        tp_rank, pp_rank, ep_rank, etp_rank: places on these axes.
+        data_rank: place on dp and cp together (`mesh.dp_cp`).
+    """
+    base = seed + 100 * pp_rank
+    of_data = base + _DATA_STRIDE * data_rank
     return {
-        DEFAULT: base,
+        DEFAULT: of_data,
         DATA_PARALLEL: base,
-        MODEL_PARALLEL: base + 2718 + tp_rank,
+        MODEL_PARALLEL: of_data + 2718 + tp_rank,
         EXPERT_PARALLEL: base + 1024 + 100 * ep_rank + etp_rank,
     }
 
@@ -104,6 +113,19 @@ class RngStreams:
             if name != DEFAULT:
                 rng.add(name, seed)
         return rng
+
+    @classmethod
+    def on_mesh(cls, seed: int, mesh: Mesh) -> RngStreams:
+        """The streams of this rank in a run with this seed."""
+        seeds = stream_seeds(
+            seed,
+            tp_rank=mesh.tp.rank,
+            pp_rank=mesh.pp.rank,
+            data_rank=mesh.dp_cp.rank,
+            ep_rank=mesh.ep.rank,
+            etp_rank=mesh.etp.rank,
+        )
+        return cls.for_rank(seeds, mesh.device)
 
     def add(self, name: str, seed: int) -> None:
         """Begin a stream.

@@ -34,7 +34,7 @@ import torch
 import minimegatron
 from minimegatron.comm.guard import on_all_ranks, replica_check
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams, stream_seeds
+from minimegatron.comm.random import RngStreams
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.layers.param import layout_of, logical_parameters
@@ -93,8 +93,7 @@ class Trainer:
         self.data, self.train_set = data, data.train
 
         mesh = self.mesh
-        seeds = stream_seeds(run.training.seed, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank, dp_rank=mesh.dp.rank)
-        self.rng = RngStreams.for_rank(seeds, mesh.device)
+        self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
         self.model = DistributedDataParallel(

@@ -34,14 +34,18 @@ def draw(rng: RngStreams, name: str = DEFAULT) -> list[float]:
 
 
 def test_seeds_are_megatrons() -> None:
-    seeds = stream_seeds(1234, tp_rank=3, pp_rank=2, dp_rank=5, ep_rank=4, etp_rank=1)
+    seeds = stream_seeds(1234, tp_rank=3, pp_rank=2, ep_rank=4, etp_rank=1)
     assert seeds == {
         "default": 1434,
         "data-parallel-rng": 1434,
         "model-parallel-rng": 1434 + 2718 + 3,
         "expert-parallel-rng": 1434 + 1024 + 400 + 1,
     }
-    assert stream_seeds(1, dp_rank=5, data_parallel_random_init=True)[DEFAULT] == 51
+
+
+def test_ranks_with_other_tokens_have_other_seeds_and_experts_and_the_rest_do_not() -> None:
+    first, second = stream_seeds(1), stream_seeds(1, data_rank=1)
+    assert {name for name in first if first[name] != second[name]} == {DEFAULT, MODEL_PARALLEL}
 
 
 def test_tp_ranks_share_the_default_stream_and_nothing_else() -> None:

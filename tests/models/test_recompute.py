@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams, stream_seeds
+from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig
 from minimegatron.layers import recompute as recompute_module
 from minimegatron.models.decoder import build_model
@@ -22,7 +22,7 @@ WAYS = {
 
 
 def streams(mesh: Mesh) -> RngStreams:
-    return RngStreams.for_rank(stream_seeds(5, tp_rank=mesh.tp.rank, pp_rank=mesh.pp.rank))
+    return RngStreams.on_mesh(5, mesh)
 
 
 def gradients(rank: int, world: int, way: dict, dropout: float, sp: bool) -> list[torch.Tensor]:
