@@ -61,7 +61,7 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
     library.loaded().rehearsal_set_devices(runtime.visible(gpus))
     runtime.install()
     messages.install()
-    torch.nn.functional.scaled_dot_product_attention = operators.attention  # type: ignore[assignment]
+    torch.nn.functional.scaled_dot_product_attention = operators.attention
     emulated.install(kernels)
     if flash_attn:
         package.install()

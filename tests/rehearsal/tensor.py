@@ -23,7 +23,7 @@ class CudaTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int, requires_grad: bool = False) -> CudaTensor:
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -36,7 +36,7 @@ class CudaTensor(torch.Tensor):
         self.inner = inner
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,13 +45,13 @@ class CudaTensor(torch.Tensor):
         return dispatch.run(func, args, kwargs or {})
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         return self.detach()
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         assert isinstance(other, CudaTensor), f"x.data = y with x on {self.device} and y on {other.device}"
-        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, other)
         self.inner = other.inner
 
     def data_ptr(self) -> int:
@@ -140,5 +140,5 @@ def on_every_thread() -> None:
         with Everywhere():
             run(self)
 
-    threading.Thread.run = with_mode  # type: ignore[method-assign]
+    threading.Thread.run = with_mode
     Everywhere().__enter__()
