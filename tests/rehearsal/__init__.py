@@ -51,7 +51,6 @@ of the record by `with RECORD.phase("step")`. Nothing is simulated outside of su
 | rounding                 | the CPU's; sums of a GPU have another order, tensor cores another accumulator             |
 | errors that come later   | an assert on the device is raised at once, a real one at the next wait                    |
 | libraries                | Transformer Engine; cuBLAS and cuDNN beyond the rules above                               |
-| identity of parameters   | `module.to("cuda")` makes new ones, where torch keeps the objects                         |
 
 A line of the record is where Python waited. On the autograd engine's thread only Python functions have a line.
 

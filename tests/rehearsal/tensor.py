@@ -44,16 +44,6 @@ class CudaTensor(torch.Tensor):
 
         return dispatch.run(func, args, kwargs or {})
 
-    @property
-    def data(self) -> torch.Tensor:
-        return self.detach()
-
-    @data.setter
-    def data(self, other: torch.Tensor) -> None:
-        assert isinstance(other, CudaTensor), f"x.data = y with x on {self.device} and y on {other.device}"
-        torch.Tensor.data.__set__(self, other)
-        self.inner = other.inner
-
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
@@ -142,3 +132,27 @@ def on_every_thread() -> None:
 
     threading.Thread.run = with_mode
     Everywhere().__enter__()
+
+
+def assign_data() -> None:
+    """Let `x.data = y` move x between the CPU and a GPU: so `module.to("cuda")` keeps its parameters.
+
+    torch exchanges the memory and keeps the object; here the object changes its class as well.
+    """
+    plain = torch.Tensor.data
+
+    def get(self: torch.Tensor) -> torch.Tensor:
+        return self.detach() if isinstance(self, CudaTensor) else plain.__get__(self)
+
+    def put(self: torch.Tensor, other: torch.Tensor) -> None:
+        plain.__set__(self, other)
+        if isinstance(other, CudaTensor):
+            if not isinstance(self, CudaTensor):
+                self._is_param = isinstance(self, torch.nn.Parameter)
+                self.__class__ = CudaTensor
+            self.inner = other.inner
+        elif isinstance(self, CudaTensor):
+            self.__class__ = torch.nn.Parameter if isinstance(self, torch.nn.Parameter) else torch.Tensor
+            del self.inner
+
+    torch.Tensor.data = property(get, put)
