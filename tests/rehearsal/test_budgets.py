@@ -57,7 +57,7 @@ BUDGETS = [
     Budget("dense", "waits", MICROBATCH, 0, "embedding and loss neither; the data's copies have a row of their own"),
     Budget("dense", "waits", STEP, 2, "losses, tokens and requests to stop in one message; the norm in another"),
     Budget("dense", "waits", LAYER_STEP, 0, "the optimizer reads a table"),
-    Budget("dense", "launches", LAYER, 34, "12 products, 8 kernels with their gradients, attention, sums of gradients"),
+    Budget("dense", "launches", LAYER, 34, "products, fused kernels and attention with their gradients, sums of gradients"),
     Budget("dense", "launches", MICROBATCH, 48, "batch, embedding, rotary angles, last norm, logits, loss"),
     Budget("dense", "launches", LAYER_STEP, 0, "one table for all parameters"),
     Budget("dense", "launches", STEP, 33, "norm, AdamW, zeroing, sums of losses: a few launches each"),
@@ -72,7 +72,7 @@ BUDGETS = [
     Budget("fp8", "waits", STEP, 2, "as dense"),
     Budget("fp8", "waits", LAYER_STEP, 0, "scales of all layers move together"),
     Budget("fp8", "launches", LAYER, 98, "as dense; casts of x and dy with their maxima, and copies of scales"),
-    Budget("fp8", "launches", LAYER_STEP, 32, "4 weights are cast once, in both directions; scales of all layers together"),
+    Budget("fp8", "launches", LAYER_STEP, 32, "weights are cast once, in both directions; scales of all layers together"),
     Budget("fp8", "launches", STEP, 44, "as dense, and about ten that move all scales at once"),
 ]
 

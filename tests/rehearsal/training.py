@@ -75,7 +75,8 @@ def error_told(into: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOT + "/minimegatron/")]
+        package = f"{ROOT}/minimegatron/"
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(package)]
         into["error"] = f"{type(error).__name__}: {error}"
         into["at"] = [f"{f.filename.removeprefix(ROOT + '/')}:{f.lineno} {f.name}" for f in frames]
 
