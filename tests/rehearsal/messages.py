@@ -76,8 +76,8 @@ def wait_for_receives() -> None:
 
 def install() -> None:
     """Put NCCL into `torch.distributed`."""
-    for module in (dist, c10d):
-        for name, function in _replaced().items():
+    for name, function in _replaced().items():
+        for module in (dist, c10d):  # P2POp compares the functions of both
             setattr(module, name, function)
     plain_wait = dist.Work.wait
 
