@@ -133,7 +133,7 @@ class Quantised:
         """
         if self.tile is None:
             return self.q.bfloat16()
-        return self.q.bfloat16() * reference.spread_tiles(self.inverse.bfloat16(), self.tile, self.q.shape)
+        return self.q.bfloat16().mul_(reference.spread_tiles(self.inverse, self.tile, self.q.shape))
 
 
 def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
