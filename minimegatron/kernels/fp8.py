@@ -68,6 +68,14 @@ def cast_tiles(
     return q.view(dtype), scales
 
 
+def dequantise(q: torch.Tensor, scales: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+    """q [m, n] in FP8 times the scales of its tiles, as `cast_tiles` gives them, in bf16; one launch."""
+    _check_format(q.dtype)
+    return torch.ops.minimegatron.fp8_dequantise(  # type: ignore[no-any-return]
+        q.view(torch.uint8), scales, tile[0], tile[1], q.dtype == E5M2
+    )
+
+
 def _typed(
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor], dtype: torch.dtype, transpose: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -160,3 +168,20 @@ def _(x: torch.Tensor, bm: int, bn: int, rule: int, e5m2: bool) -> tuple[torch.T
     _check(x)
     m, n = x.shape
     return x.new_empty((m, n), dtype=torch.uint8), x.new_empty((-(-m // bm), -(-n // bn)), dtype=torch.float32)
+
+
+@torch.library.custom_op("minimegatron::fp8_dequantise", mutates_args=(), device_types=("cpu", "cuda"))
+def _dequantise(q: torch.Tensor, scales: torch.Tensor, bm: int, bn: int, e5m2: bool) -> torch.Tensor:
+    require(bm >= 1 and bn >= 1, f"fp8_dequantise: tiles of {bm} x {bn}", "give at least 1 x 1")
+    require(q.dim() == 2, f"fp8_dequantise: q is {tuple(q.shape)}", "give a matrix")
+    m, n = q.shape
+    checks.shape("fp8_dequantise", scales=(scales, (-(-m // bm), -(-n // bn))))
+    require(scales.dtype == torch.float32, f"fp8_dequantise: scales are {scales.dtype}", "give them in float32")
+    out = q.new_empty((m, n), dtype=torch.bfloat16)
+    run("fp8", "mm_fp8_dequantise", q, q.contiguous(), scales.contiguous(), out, m, n, bm, bn, int(e5m2))
+    return out
+
+
+@_dequantise.register_fake
+def _(q: torch.Tensor, scales: torch.Tensor, bm: int, bn: int, e5m2: bool) -> torch.Tensor:
+    return q.new_empty(q.shape, dtype=torch.bfloat16)

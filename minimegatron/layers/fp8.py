@@ -113,6 +113,7 @@ class Quantised:
     inverse: torch.Tensor
     tile: tuple[int, int] | None = None
     transposed: torch.Tensor | None = None  # q^T [n, m] in memory, where the cast has written it too
+    kernels: str = "auto"  # `config.kernels`: what dequantises tiles
 
     def t(self) -> Quantised:
         """x^T, of a tensor with one scale; that of tiles must be quantised anew, along its other dim."""
@@ -133,6 +134,9 @@ class Quantised:
         """
         if self.tile is None:
             return self.q.bfloat16()
+        ops = kernels(self.kernels, "fp8", self.inverse)
+        if ops is not None:
+            return ops.dequantise(self.q, self.inverse, self.tile)  # type: ignore[no-any-return]
         return self.q.bfloat16().mul_(reference.spread_tiles(self.inverse, self.tile, self.q.shape))
 
 
@@ -181,7 +185,7 @@ def cast_tiles(x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule:
     assert rule != "float", "products want powers of two: others are not exact in bf16"
     ops = kernels(fused, "fp8", x)
     q, inverse = (reference.fp8_cast_tiles if ops is None else ops.cast_tiles)(x, tile, dtype, rule)
-    return Quantised(q, inverse, tile)
+    return Quantised(q, inverse, tile, kernels=fused)
 
 
 # ---------------------------------------------------------------------------------------------------- products

@@ -117,6 +117,27 @@ def test_tiles(tile, rule):
                 assert ((x / spread).abs() <= reference.FP8_TOP[dtype]).all() and (torch.frexp(scales)[0] == 0.5).all()
 
 
+@pytest.mark.parametrize("tile", [(1, 128), (128, 128), (1, 32), (3, 5)])
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_tiles_back_to_bf16(tile, dtype):
+    """Every code, NaNs and infinities too; rows of whole packs and others."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    for shape in [(1, 256), (131, 300), (2, 7), (0, 8)]:
+        q = codes.repeat(-(-shape[0] * shape[1] // 256))[: shape[0] * shape[1]].view(shape).view(dtype)
+        tiles = [-(-size // of) for size, of in zip(shape, tile, strict=True)]
+        scales = torch.exp2(torch.arange(tiles[0] * tiles[1]) % 100 - 60.0).view(tiles)
+        want = q.bfloat16() * reference.spread_tiles(scales, tile, q.shape).bfloat16()
+        got = fp8.dequantise(q, scales, tile)
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    for call, message in [
+        (lambda: fp8.dequantise(torch.zeros(2, 8), torch.ones(2, 1), (1, 8)), "fp8 format"),
+        (lambda: fp8.dequantise(torch.zeros(2, 8).to(dtype), torch.ones(1, 2), (1, 8)), r"scales is \(1, 2\)"),
+        (lambda: fp8.dequantise(torch.zeros(2, 8).to(dtype), torch.ones(2, 1).double(), (1, 8)), "in float32"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
 def test_tiles_of_numbers_that_are_not_finite():
     x = random(2, 64)
     x[0, 3], x[1, 40] = torch.inf, torch.nan
@@ -157,5 +178,7 @@ def test_opcheck():
     ):
         arguments = (random(3, 5), source, aim, seen, False, True)
         torch.library.opcheck(torch.ops.minimegatron.fp8_cast, arguments, test_utils=kinds)
+    q = torch.zeros(3, 5, dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.minimegatron.fp8_dequantise, (q, torch.ones(3, 2), 1, 4, True), test_utils=kinds)
     torch.library.opcheck(torch.ops.minimegatron.fp8_amax, (random(3, 5),), test_utils=kinds)
     torch.library.opcheck(torch.ops.minimegatron.fp8_cast_tiles, (random(3, 5), 1, 4, 0, True), test_utils=kinds)

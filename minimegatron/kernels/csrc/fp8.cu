@@ -15,7 +15,7 @@
 //      infinity, so it is not lost)
 //   4  4 values a load; 1 / scale written here, and a scale that follows from magnitudes computed here: no launch of its own
 // Bound reached by design: 4 bytes a value for cast and transpose. Tiles with their own scale: the tile is read twice, the
-// second time from the L1.
+// second time from the L1. Back to bf16, for tensor cores that do not take tiles: 3 bytes a value.
 #include "device.h"
 
 __device__ __forceinline__ unsigned char to_fp8(float x, bool e5m2) {
@@ -156,6 +156,32 @@ __global__ void __launch_bounds__(256) cast_tiles(const T* __restrict__ x, unsig
   }
 }
 
+// An FP8 number: E5M2 is the upper half of an fp16, E4M3 but for its NaN 2^8 times one.
+__device__ __forceinline__ float from_fp8(unsigned char v, bool e5m2) {
+  const unsigned short bits = e5m2 ? v << 8 : (v & 0x80) << 8 | (v & 0x7f) << 7;
+#ifdef MM_EMULATE
+  const float x = load(__half{bits});
+#else
+  const float x = load(__ushort_as_half(bits));
+#endif
+  return e5m2 ? x : (v & 0x7f) == 0x7f ? __int_as_float(0x7fffffff) : 256.f * x;
+}
+
+// Each thread VEC neighbours, which have one scale.
+template <int VEC>
+__global__ void __launch_bounds__(256) spread_tiles(const unsigned char* __restrict__ q, const float* __restrict__ scales, __nv_bfloat16* __restrict__ out,
+                             int64_t packs, int64_t n, int bm, int bn, bool e5m2) {
+  const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  const int64_t row = i * VEC / n, col = i * VEC % n;
+  const float s = scales[row / bm * ((n + bn - 1) / bn) + col / bn];
+  const Pack<unsigned char, VEC> p = reinterpret_cast<const Pack<unsigned char, VEC>*>(q)[i];
+  Pack<__nv_bfloat16, VEC> to;
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) to.v[j] = store<__nv_bfloat16>(from_fp8(p.v[j], e5m2) * s);
+  reinterpret_cast<Pack<__nv_bfloat16, VEC>*>(out)[i] = to;
+}
+
 // x of `size` numbers -> parts [blocks], fp32: the largest magnitude of each block's share.
 MM_EXPORT mm_fp8_amax(const void* x, void* parts, int64_t size, int blocks, int dtype, void* stream) {
   if (size < 1 || blocks < 1) return MM_BAD_ARGUMENT;
@@ -188,4 +214,13 @@ MM_EXPORT mm_fp8_cast_tiles(const void* x, void* q, void* scales, int64_t m, int
   return MM_BY_DTYPE(dtype, {
     return MM_LAUNCH((cast_tiles<T>), (unsigned)tiles, threads, 0, stream, (const T*)x, (unsigned char*)q, (float*)scales, m, n, bm, bn, rule, threads > 32, e5m2 != 0);
   });
+}
+
+// q [m, n], scales fp32 [ceil(m / bm), ceil(n / bn)] -> out [m, n] in bf16: q times the scale of its tile.
+MM_EXPORT mm_fp8_dequantise(const void* q, const void* scales, void* out, int64_t m, int64_t n, int bm, int bn, int e5m2, void* stream) {
+  if (m == 0 || n == 0) return 0;
+  if (m < 0 || n < 0 || bm < 1 || bn < 1 || ceil_div(m * n, 256) > 0x7fffffff) return MM_BAD_ARGUMENT;
+  if (n % 8 == 0 && bn % 8 == 0 && aligned16(out) && (uintptr_t)q % 8 == 0)
+    return MM_LAUNCH((spread_tiles<8>), (unsigned)ceil_div(m * n / 8, 256), 256, 0, stream, (const unsigned char*)q, (const float*)scales, (__nv_bfloat16*)out, m * n / 8, n, bm, bn, e5m2 != 0);
+  return MM_LAUNCH((spread_tiles<1>), (unsigned)ceil_div(m * n, 256), 256, 0, stream, (const unsigned char*)q, (const float*)scales, (__nv_bfloat16*)out, m * n, n, bm, bn, e5m2 != 0);
 }
