@@ -14,7 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers import fp8_linear, fp8_model
 from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe
-from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
+from minimegatron.layers.fp8_scales import DelayedScale, Siblings, scaling_of, together
 from minimegatron.layers.linear import ALONE
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
@@ -82,6 +82,15 @@ def test_a_model_of_any_size_moves_its_scales_in_a_dozen_launches():
         counts.append(len(seen.names))
         assert not {"aten::_local_scalar_dense", "aten::_to_copy"} & {*seen.names}, "the host waits for nothing"
     assert counts[0] == counts[1] <= 13
+
+
+@pytest.mark.parametrize("kind, launches", [("delayed", 1), ("current", 2), ("block", 1), ("mx", 1)])
+def test_a_cast_is_one_kernel_and_two_where_it_needs_its_own_magnitude(kind, launches):
+    scaling, x = scaling_of(Fp8Recipe(kind, kernels="emulated"), "input", ALONE), normal(32, 128)
+    scaling(x)
+    with Launches() as seen:
+        scaling(x)
+    assert len(seen.names) == launches and all(name.startswith("minimegatron::fp8_") for name in seen.names)
 
 
 def of_scales(model: torch.nn.Module) -> list[torch.Tensor]:
