@@ -36,12 +36,14 @@ to 1/8 of a tile's largest. Casts are saturating and round to nearest even, bit 
 
 The product is that of the dequantised factors, summed in fp32:
 
-| where                                        | multiplies                      | scales                             |
-|----------------------------------------------|---------------------------------|------------------------------------|
-| a CPU                                        | fp32                            | in the factors                     |
-| a GPU, one scale a tensor, k and n 16 times  | FP8 (`torch._scaled_mm`)        | after the sum                      |
-| a GPU, other sizes (rows of an expert)       | bf16, from q                    | after the sum, in fp32             |
-| a GPU, tiles                                 | bf16, from q times its tile's   | in the factors: powers of two      |
+| where                                   | multiplies                            | scales                        |
+|-----------------------------------------|---------------------------------------|-------------------------------|
+| a CPU                                   | fp32                                  | in the factors                |
+| a GPU, one scale a tensor               | FP8 (`torch._scaled_mm`)              | after the sum                 |
+| a GPU without FP8, one scale a tensor   | bf16, from q                          | after the sum, in fp32        |
+| a GPU, tiles                            | bf16, from q times the scale          | in the factors: powers of two |
+
+FP8 tensor cores sum over multiples of 16; the rows of an expert, which dW sums over, are filled up with zeros.
 
 Every FP8 number is a bf16 number, and times a power of two it still is; so the last two multiply the same numbers on
 tensor cores, whose rate in bf16 is half of that in FP8 and some ten times that of fp32. With scales that are not powers
@@ -64,6 +66,7 @@ import dataclasses
 import functools
 
 import torch
+import torch.nn.functional as F
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis
@@ -201,16 +204,22 @@ def product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) 
     """
     if not a.q.is_cuda:
         return (a.dequantise() @ b.dequantise().t()).to(dtype)
-    if a.tile is None and b.tile is None and _takes_fp8(a.q.device) and fits_scaled_mm(a, b):
+    if a.tile is None and b.tile is None and b.q.shape[0] % 16 == 0 and a.q.numel() and _takes_fp8(a.q.device):
         return scaled_mm(a, b, dtype, fast)
     return product_in_bf16(a, b, dtype)
 
 
 def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> torch.Tensor:
-    """The same by torch's own FP8 product; one scale a tensor, k and n multiples of 16."""
+    """The same by torch's own FP8 product; one scale a tensor, n a multiple of 16."""
     assert a.tile is None and b.tile is None, "one scale a tensor"
-    x, y = a.q.contiguous(), b.q.contiguous().t()
+    x, y = _filled(a.q), _filled(b.q).t()
     return torch._scaled_mm(x, y, a.inverse, b.inverse, out_dtype=dtype, use_fast_accum=fast)
+
+
+def _filled(q: torch.Tensor) -> torch.Tensor:
+    """q [m, k], zeros added to k up to a multiple of 16; torch fills bytes, and not FP8."""
+    short = -q.shape[1] % 16
+    return F.pad(q.view(torch.uint8), (0, short)).view(q.dtype) if short else q.contiguous()
 
 
 def product_in_bf16(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
@@ -221,11 +230,6 @@ def product_in_bf16(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Ten
         return x @ y
     total = torch.mm(x, y, out_dtype=torch.float32)
     return (total if a.tile is not None else total * (a.inverse * b.inverse)).to(dtype)
-
-
-def fits_scaled_mm(a: Quantised, b: Quantised) -> bool:
-    """Whether the sizes are such as FP8 tensor cores take."""
-    return a.q.shape[1] % 16 == 0 and b.q.shape[0] % 16 == 0 and a.q.numel() > 0
 
 
 @functools.cache

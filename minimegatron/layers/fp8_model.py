@@ -1,8 +1,8 @@
 """FP8 in a whole model: which layers have it, when their scales move, and weights that are quantised once a step.
 
 In FP8 are the linear layers of attention, MLP and experts. Embedding, output layer, norms, routers and the core of
-attention are not, as in Megatron-LM. An expert has its own scales, and multiplies the rows that came to it; where their
-number is no multiple of 16 the product over rows, dW, is one in bf16 (`layers/fp8.product`).
+attention are not, as in Megatron-LM. An expert has its own scales, and multiplies the rows that came to it, however
+many they are (`layers/fp8.product`).
 
 Delayed scales are columns of one tensor (`layers/fp8_scales.py`) and move at the end of a step (`move_scales`); within
 it weights stay, and so do their copies in FP8 (`keeping_weights`).

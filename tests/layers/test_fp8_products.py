@@ -83,6 +83,7 @@ def test_which_product_a_gpu_is_asked_for(monkeypatch):
         (5, 32, 16, None, False),
         (32, 5, 16, None, False),  # dW of an expert that got five rows
         (32, 16, 5, None, False),
+        (0, 32, 16, None, False),
         (5, 32, 16, (1, 32), True),
     ]:
         a, b = (Quantised(torch.zeros(m, k, dtype=torch.uint8), one, tile) for m in (rows, n))
@@ -92,7 +93,7 @@ def test_which_product_a_gpu_is_asked_for(monkeypatch):
     a = Quantised(torch.zeros(16, 16, dtype=torch.uint8), one)
     fp8.product(a, a, torch.bfloat16)
     fp8._takes_fp8.cache_clear()
-    assert asked == ["fp8, fast", "fp8", "bf16", "bf16", "bf16", "bf16"]
+    assert asked == ["fp8, fast", "fp8", "fp8", "bf16", "bf16", "bf16", "bf16"]
 
 
 def test_y_alone_is_summed_fast(monkeypatch):

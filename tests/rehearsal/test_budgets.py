@@ -27,6 +27,8 @@ LINES = {
     "dense": LLAMA + " --bf16",
     "moe": MOE + " --bf16",
     "fp8": LLAMA + " --bf16 --fp8-format hybrid --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
+    "tensorwise": LLAMA + " --bf16 --fp8-format hybrid --fp8-recipe tensorwise",
+    "mxfp8": LLAMA + " --bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 LAYER, MICROBATCH = "a layer and microbatch", "a microbatch"
 LAYER_STEP, STEP = "a layer and step", "a step"
@@ -67,9 +69,12 @@ BUDGETS = [
     Budget("fp8", "waits", LAYER, 0, "scales stay on the GPU"),
     Budget("fp8", "waits", STEP, 2, "as dense"),
     Budget("fp8", "waits", LAYER_STEP, 0, "scales of all layers move together"),
-    Budget("fp8", "launches", LAYER, 144, "casts with the maximum, products, copies of scales"),
+    Budget("fp8", "launches", LAYER, 60, "as dense, and a cast for each of 3 tensors of 4 matrices"),
     Budget("fp8", "launches", STEP, 52, "as dense, and about ten that move all scales at once"),
     Budget("fp8", "launches", LAYER_STEP, 0, "one tensor holds all scales"),
+    Budget("tensorwise", "waits", LAYER, 0, "scales stay on the GPU"),
+    Budget("tensorwise", "launches", LAYER, 72, "as dense, and two for each of 3 tensors of 4 matrices"),
+    Budget("mxfp8", "launches", LAYER, 110, "as dense; two casts of 12 tensors, back to bf16, transposed copies"),
 ]
 
 
