@@ -28,7 +28,6 @@ LINES = {
     "moe": MOE + " --bf16",
     "fp8": LLAMA + " --bf16 --fp8-format hybrid --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
     "tensorwise": LLAMA + " --bf16 --fp8-format hybrid --fp8-recipe tensorwise",
-    "mxfp8": LLAMA + " --bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
 }
 LAYER, MICROBATCH = "a layer and microbatch", "a microbatch"
 LAYER_STEP, STEP = "a layer and step", "a step"
@@ -74,7 +73,6 @@ BUDGETS = [
     Budget("fp8", "launches", LAYER_STEP, 0, "one tensor holds all scales"),
     Budget("tensorwise", "waits", LAYER, 0, "scales stay on the GPU"),
     Budget("tensorwise", "launches", LAYER, 72, "as dense, and two for each of 3 tensors of 4 matrices"),
-    Budget("mxfp8", "launches", LAYER, 110, "as dense; two casts of 12 tensors, back to bf16, transposed copies"),
 ]
 
 
