@@ -7,7 +7,7 @@ compute where there are no kernels, ask `switch.kernels`.
 from minimegatron.kernels.activation import bias_gelu, swiglu
 from minimegatron.kernels.cross_entropy import cross_entropy, gradient, statistics
 from minimegatron.kernels.flash import flash_attention
-from minimegatron.kernels.fp8 import cast, cast_tiles
+from minimegatron.kernels.fp8 import cast, cast_by, cast_tiles, dequantise, magnitudes
 from minimegatron.kernels.norm import add_norm, norm
 from minimegatron.kernels.optimizer import AdamTable, NormTable, squared_norm
 from minimegatron.kernels.permute import inverse, permute, unpermute
@@ -20,11 +20,14 @@ __all__ = [
     "add_norm",
     "bias_gelu",
     "cast",
+    "cast_by",
     "cast_tiles",
     "cross_entropy",
+    "dequantise",
     "flash_attention",
     "gradient",
     "inverse",
+    "magnitudes",
     "norm",
     "permute",
     "rope",

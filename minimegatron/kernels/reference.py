@@ -213,7 +213,9 @@ def fp8_cast_tiles(
 
 def spread_tiles(scales: torch.Tensor, tile: tuple[int, int], shape: torch.Size) -> torch.Tensor:
     """The scale of every element, `shape`."""
-    return scales.repeat_interleave(tile[0], 0)[: shape[0]].repeat_interleave(tile[1], 1)[:, : shape[1]]
+    (m, n), (bm, bn) = scales.shape, tile
+    spread = scales[:, None, :, None].expand(m, bm, n, bn).reshape(m * bm, n * bn)
+    return spread[: shape[0], : shape[1]]
 
 
 def amax(x: torch.Tensor) -> torch.Tensor:

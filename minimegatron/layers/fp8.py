@@ -32,12 +32,29 @@ ranks that share it (tp). A second forward pass of a step (recompute) uses the s
 
 What a product loses: each factor is rounded by at most 2^-4 of itself (E4M3) or 2^-3 (E5M2) where it is not below the
 format's smallest normal number. Beyond the top it is cut off: with delayed scaling when a tensor grows, with MX by up
-to 1/8 of a tile's largest. Products are summed in fp32. Casts are saturating and round to nearest even, bit for bit
-the same wherever they run. The product is that of the dequantised factors; with one scale a tensor, and sizes that its
-tensor cores take, a GPU computes the same with `torch._scaled_mm`.
+to 1/8 of a tile's largest. Casts are saturating and round to nearest even, bit for bit the same wherever they run.
 
-This file is about tensors: formats, scales, casts and a product. A linear layer is in `layers/fp8_linear.py`, a whole
-model in `layers/fp8_model.py`.
+The product is that of the dequantised factors, summed in fp32:
+
+| where                                   | multiplies                            | scales                        |
+|-----------------------------------------|---------------------------------------|-------------------------------|
+| a CPU                                   | fp32                                  | in the factors                |
+| a GPU, one scale a tensor               | FP8 (`torch._scaled_mm`)              | after the sum                 |
+| a GPU without FP8, one scale a tensor   | bf16, from q                          | after the sum, in fp32        |
+| a GPU, tiles                            | bf16, from q times the scale          | in the factors: powers of two |
+
+FP8 tensor cores sum over multiples of 16; the rows of an expert, which dW sums over, are filled up with zeros.
+
+Every FP8 number is a bf16 number, and times a power of two it still is; so the last two multiply the same numbers on
+tensor cores, whose rate in bf16 is half of that in FP8 and some ten times that of fp32. With scales that are not powers
+of two (`reference.tile_scales`' rule "float") a tile would be rounded to 8 digits; no recipe has them.
+
+FP8 tensor cores of an H100 keep about 14 binary digits of a partial sum (DeepSeek-V3, section 3.3.2) unless it is added
+up in fp32 every so often, which takes time. y does without and gradients have it, as in Transformer Engine
+(`module/base.py`: `_2X_ACC_FPROP = False`, `_2X_ACC_DGRAD = _2X_ACC_WGRAD = True`).
+
+This file is about tensors: formats, casts and products. Which scale a tensor of a layer has is in
+`layers/fp8_scales.py`, a linear layer in `layers/fp8_linear.py`, a whole model in `layers/fp8_model.py`.
 
 Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for blocks; Rouhani et al. 2023 (arXiv
 2310.10537) for MX. Megatron-LM: `fp8_utils.py` and Transformer Engine's recipes.
@@ -46,9 +63,10 @@ Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 (arXiv 2412.19437) for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
-from torch import nn
+import torch.nn.functional as F
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis
@@ -98,6 +116,7 @@ class Quantised:
     inverse: torch.Tensor
     tile: tuple[int, int] | None = None
     transposed: torch.Tensor | None = None  # q^T [n, m] in memory, where the cast has written it too
+    kernels: str = "auto"  # `config.kernels`: what dequantises tiles
 
     def t(self) -> Quantised:
         """x^T, of a tensor with one scale; that of tiles must be quantised anew, along its other dim."""
@@ -105,44 +124,23 @@ class Quantised:
         return Quantised(self.q.t() if self.transposed is None else self.transposed, self.inverse, None, self.q)
 
     def dequantise(self) -> torch.Tensor:
-        """[m, n] in fp32; exact, for q has few digits."""
+        """[m, n] in fp32; of tiles exact."""
         if self.tile is None:
             return self.q.float() * self.inverse
         return self.q.float() * reference.spread_tiles(self.inverse, self.tile, self.q.shape)
 
+    def in_bf16(self) -> torch.Tensor:
+        """[m, n]: with tiles what `dequantise` gives, else q without its scale.
 
-class DelayedScale(nn.Module):
-    """Scale and history of one tensor; both are saved with the model, so a resumed run goes on with the same scales.
-
-    Args:
-        recipe: length of the history, algorithm, margin.
-        dtype: format whose top the scale aims at.
-    """
-
-    amax_history: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self, recipe: Fp8Recipe, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.recipe, self.dtype = recipe, dtype
-        # On the CPU also where a model is built on the meta device: these are values, not places for values.
-        self.register_buffer("amax_history", torch.zeros(recipe.history, device="cpu"))
-        self.register_buffer("scale", torch.ones((), device="cpu"))
-
-    @torch.no_grad()
-    def record(self, amax: torch.Tensor) -> None:
-        """Note a magnitude of this step. A NaN counts as infinity, so that a maximum over ranks cannot lose it."""
-        self.amax_history[0] = torch.maximum(self.amax_history[0], amax.nan_to_num(nan=torch.inf, posinf=torch.inf))
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """End of a step: the next scale, and the history moves on."""
-        a = self.amax_history.amax() if self.recipe.algorithm == "max" else self.amax_history[0]
-        self.scale.copy_(torch.where((a > 0) & a.isfinite(), scale_for(a, self.dtype, self.recipe.margin), self.scale))
-        self.amax_history.copy_(self.amax_history.roll(-1))
-        self.amax_history[0] = 0.0
-        # An overflow is not worth remembering: it would keep the scale where it is for as long as the history is.
-        self.amax_history.masked_fill_(self.amax_history.isinf(), 0.0)
+        Exact: q has at most four binary digits, bf16 has eight and the exponents of fp32, and the scale of a tile is a
+        power of two. Only where that is below 2^-124, in tiles of numbers below 1e-34, the smallest may be rounded.
+        """
+        if self.tile is None:
+            return self.q.bfloat16()
+        ops = kernels(self.kernels, "fp8", self.inverse)
+        if ops is not None:
+            return ops.dequantise(self.q, self.inverse, self.tile)  # type: ignore[no-any-return]
+        return self.q.bfloat16().mul_(reference.spread_tiles(self.inverse, self.tile, self.q.shape))
 
 
 def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.Tensor:
@@ -152,69 +150,88 @@ def scale_for(amax: torch.Tensor, dtype: torch.dtype, margin: int = 0) -> torch.
     return torch.where((amax > 0) & amax.isfinite(), scale, torch.ones_like(scale))
 
 
-# ---------------------------------------------------------------------------------------------------- quantising
+# ------------------------------------------------------------------------------------------------------- casts
 
 
-def cast(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, n] -> (x times scale in FP8, amax of x)."""
-    q, _, amax = _cast(x, scale, dtype, fused)
-    return q, amax
-
-
-def _cast(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """(q [m, n], its transposed copy [n, m] where a kernel writes it in the same pass, amax)."""
-    ops = kernels(fused, "fp8", x)
-    if ops is not None:
-        return ops.cast(x, scale, dtype, True)  # type: ignore[no-any-return]
-    return reference.fp8_cast(x, scale, dtype), None, reference.amax(x)
-
-
-def quantise(
-    x: torch.Tensor, recipe: Fp8Recipe, dtype: torch.dtype, state: DelayedScale | None, axis: Axis, square: bool = False
+def cast(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, fused: str, seen: torch.Tensor | None = None
 ) -> Quantised:
-    """x [m, n] in FP8 by a recipe, for a product that sums over n.
+    """x [m, n] times `scale` in FP8.
 
     Args:
-        state: of delayed scaling: its scale is used, and in training it notes the magnitude.
-        axis: ranks that share the tensor, for current scaling.
-        square: block recipe: 128 x 128 tiles (a weight) instead of 1 x 128.
+        fused: `config.kernels`.
+        seen: fp32 scalar that becomes the largest magnitude of x where that is larger; NaN where x has one.
     """
-    if recipe.kind in ("block", "mx"):
-        tile = (1, 32) if recipe.kind == "mx" else (128, 128) if square else (1, 128)
-        rule = "mx" if recipe.kind == "mx" else "power"
-        ops = kernels(recipe.kernels, "fp8", x)
-        q, inverse = (reference.fp8_cast_tiles if ops is None else ops.cast_tiles)(x, tile, dtype, rule)
-        return Quantised(q, inverse, tile)
-    if recipe.kind == "current":
+    ops = kernels(fused, "fp8", x)
+    if ops is not None:
+        q, transposed, inverse = ops.cast(x, scale, dtype, seen, True)
+        return Quantised(q, inverse, None, transposed)
+    if seen is not None:
+        torch.maximum(seen, reference.amax(x), out=seen)
+    return Quantised(reference.fp8_cast(x, scale, dtype), 1 / scale)
+
+
+def cast_at_once(x: torch.Tensor, dtype: torch.dtype, margin: int, axis: Axis, fused: str) -> Quantised:
+    """x [m, n] in FP8, scaled by its own largest magnitude, over the ranks of `axis`."""
+    ops = kernels(fused, "fp8", x)
+    if ops is None:
         amax = all_reduce(reference.amax(x).nan_to_num(nan=torch.inf, posinf=torch.inf), axis, "max")
-        scale = scale_for(amax, dtype, recipe.margin)
-        q, transposed, _ = _cast(x, scale, dtype, recipe.kernels)
-        return Quantised(q, 1 / scale, None, transposed)
-    assert state is not None, "delayed scaling has a state for every tensor"
-    scale = state.scale.clone()
-    q, transposed, amax = _cast(x, scale, dtype, recipe.kernels)
-    if state.training:
-        state.record(amax)
-    return Quantised(q, 1 / scale, None, transposed)
+        return cast(x, scale_for(amax, dtype, margin), dtype, fused)
+    parts = ops.magnitudes(x)
+    amaxes = parts if axis.size == 1 else all_reduce(parts.amax(), axis, "max")
+    q, transposed, inverse = ops.cast_by(x, amaxes, dtype, margin, True)
+    return Quantised(q, inverse, None, transposed)
 
 
-def product(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
-    """a b^T, [m, k] x [n, k] -> [m, n], summed in fp32: the specification of an FP8 matrix product."""
-    if _on_tensor_cores(a, b):
-        return scaled_mm(a, b, dtype)
-    return (a.dequantise() @ b.dequantise().t()).to(dtype)
+def cast_tiles(x: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype, rule: str, fused: str) -> Quantised:
+    """x [m, n] with a power of two for every tile (rule "power" or "mx"), for a product that sums over n."""
+    assert rule != "float", "products want powers of two: others are not exact in bf16"
+    ops = kernels(fused, "fp8", x)
+    q, inverse = (reference.fp8_cast_tiles if ops is None else ops.cast_tiles)(x, tile, dtype, rule)
+    return Quantised(q, inverse, tile, kernels=fused)
 
 
-def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
-    """The same by torch's own FP8 product; one scale a tensor, k and n multiples of 16."""
+# ---------------------------------------------------------------------------------------------------- products
+
+
+def product(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> torch.Tensor:
+    """a b^T, [m, k] x [n, k] -> [m, n], summed in fp32.
+
+    On a CPU this is the specification; on a GPU tensor cores compute it, from FP8 where they take it, else from bf16.
+
+    Args:
+        fast: partial sums on FP8 tensor cores may keep fewer digits: for y, and not for gradients.
+    """
+    if not a.q.is_cuda:
+        return (a.dequantise() @ b.dequantise().t()).to(dtype)
+    if a.tile is None and b.tile is None and b.q.shape[0] % 16 == 0 and a.q.numel() and _takes_fp8(a.q.device):
+        return scaled_mm(a, b, dtype, fast)
+    return product_in_bf16(a, b, dtype)
+
+
+def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype, fast: bool = False) -> torch.Tensor:
+    """The same by torch's own FP8 product; one scale a tensor, n a multiple of 16."""
     assert a.tile is None and b.tile is None, "one scale a tensor"
-    return torch._scaled_mm(a.q.contiguous(), b.q.contiguous().t(), a.inverse, b.inverse, out_dtype=dtype)
+    x, y = _filled(a.q), _filled(b.q).t()
+    return torch._scaled_mm(x, y, a.inverse, b.inverse, out_dtype=dtype, use_fast_accum=fast)
 
 
-def _on_tensor_cores(a: Quantised, b: Quantised) -> bool:
-    if a.tile is not None or b.tile is not None or not a.q.is_cuda:
-        return False
-    able = torch.cuda.get_device_capability(a.q.device) >= (8, 9)
-    return able and a.q.shape[1] % 16 == 0 and b.q.shape[0] % 16 == 0 and a.q.numel() > 0
+def _filled(q: torch.Tensor) -> torch.Tensor:
+    """q [m, k], zeros added to k up to a multiple of 16; torch fills bytes, and not FP8."""
+    short = -q.shape[1] % 16
+    return F.pad(q.view(torch.uint8), (0, short)).view(q.dtype) if short else q.contiguous()
+
+
+def product_in_bf16(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
+    """The same from factors in bf16, which are exact; a whole tensor's scales are multiplied in after the sum."""
+    assert (a.tile is None) == (b.tile is None), "both factors have tiles, or neither"
+    x, y = a.in_bf16(), b.in_bf16().t()
+    if a.tile is not None and dtype == torch.bfloat16:
+        return x @ y
+    total = torch.mm(x, y, out_dtype=torch.float32)
+    return (total if a.tile is not None else total * (a.inverse * b.inverse)).to(dtype)
+
+
+@functools.cache
+def _takes_fp8(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 9)

@@ -49,8 +49,11 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis
 from minimegatron.fields import require
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
-from minimegatron.layers.fp8 import DelayedScale, Fp8Recipe, Quantised, product, quantise
+from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
+from minimegatron.layers.fp8_scales import Siblings, scaling_of
 from minimegatron.layers.linear import accumulates
+
+TENSORS = ("input", "weight", "gradient")
 
 
 class ParallelFp8(nn.Module):
@@ -61,10 +64,11 @@ class ParallelFp8(nn.Module):
         axes: input, weight, gradient -> ranks that hold parts of it.
         wgrad: dW in FP8 too.
         agree_over: axis over which delayed scaling agrees at the end of a step.
-        slot: which of how many matrices that share this place in the model: its number among all experts.
+        siblings, index: of an expert, whose place other ranks may have given to others (`layers/fp8_scales.py`): for
+            each of the three tensors the experts of its layer, and its number among them.
 
     Attributes:
-        input, weight, gradient: their delayed scales, or None. Histories grow in training alone.
+        input, weight, gradient: where their scales come from. Histories grow in training alone.
         kept: weights in FP8 while a step lasts, or None.
     """
 
@@ -74,22 +78,21 @@ class ParallelFp8(nn.Module):
         axes: dict[str, Axis],
         wgrad: bool = True,
         agree_over: str = "tp_dp_cp",
-        slot: tuple[int, int] = (0, 1),
+        siblings: dict[str, Siblings] | None = None,
+        index: int = 0,
     ) -> None:
         super().__init__()
-        delayed = recipe.kind == "delayed"
-        self.input = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
-        self.weight = DelayedScale(recipe, recipe.dtype(False)) if delayed else None
-        self.gradient = DelayedScale(recipe, recipe.dtype(True)) if delayed else None
-        self.recipe, self.agree_over, self.slot = recipe, agree_over, slot
-        self.axes, self.wgrad, self.tiled = axes, wgrad, recipe.kind in ("block", "mx")
+        for which in TENSORS:
+            place = {"siblings": siblings[which], "index": index} if siblings else {}
+            self.add_module(which, scaling_of(recipe, which, axes[which], **place))
+        self.recipe, self.agree_over = recipe, agree_over
+        self.wgrad, self.tiled = wgrad, recipe.kind in ("block", "mx")
         self.kept: dict[tuple[int, bool], Quantised] | None = None
 
     def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
         """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
-        dtype = self.recipe.dtype(which == "gradient")
-        x = x.t().contiguous() if transposed else x
-        return quantise(x, self.recipe, dtype, getattr(self, which), self.axes[which], square=which == "weight")
+        made: Quantised = getattr(self, which)(x.t().contiguous() if transposed else x)
+        return made
 
     def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
         """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so."""
@@ -143,7 +146,7 @@ class _Fp8Column(torch.autograd.Function):
             kept = (back.q if layer.wgrad else None, own.inverse, turned.q, w.inverse)  # type: ignore[assignment]
         wide = None if layer.tiled or layer.wgrad else x
         ctx.save_for_backward(*kept, wide)
-        y = product(qx, w, x.dtype)
+        y = product(qx, w, x.dtype, fast=True)
         y = y if bias is None else y + bias
         return y.view(-1, *x.shape[1:-1], y.shape[-1])
 

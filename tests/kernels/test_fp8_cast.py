@@ -7,6 +7,7 @@ import torch
 
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import fp8, reference
+from minimegatron.layers.fp8 import scale_for
 from tests.kernels.compare import misaligned, random
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -49,7 +50,8 @@ def test_every_bit_of_the_cast(dtype):
     x = samples(dtype)
     want = by_search(x, dtype)
     one = torch.ones(())
-    got, _, amax = fp8.cast(x[None], one, dtype)
+    amax = torch.zeros(())
+    got, *_ = fp8.cast(x[None], one, dtype, amax)
     assert torch.equal(got.view(torch.uint8)[0], want)
     assert torch.equal(reference.fp8_cast(x, 1.0, dtype).view(torch.uint8), want)
     inside = x.abs() <= reference.FP8_TOP[dtype]
@@ -61,20 +63,41 @@ def test_every_bit_of_the_cast(dtype):
 def test_nan_stays_and_is_seen_in_amax(dtype):
     x = random(3, 70)
     x[1, 69] = torch.nan
-    q, qt, amax = fp8.cast(x, torch.ones(()), dtype, transpose=True)
+    amax = torch.zeros(())
+    q, qt, _ = fp8.cast(x, torch.ones(()), dtype, amax, transpose=True)
     assert q.float().isnan().nonzero().tolist() == [[1, 69]] and qt.float().isnan().nonzero().tolist() == [[69, 1]]
-    assert amax.isnan()
+    assert amax.isnan() and fp8.magnitudes(x).amax() == torch.inf
+    q, _, inverse = fp8.cast_by(x, fp8.magnitudes(x), dtype)
+    assert inverse == 1 and q.float().isnan().sum() == 1
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (31, 33), (64, 64), (1, 1023), (129, 65), (68, 132), (4097, 2)])
 def test_cast_transpose_and_amax(shape):
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        x, scale = random(*shape, dtype=dtype), torch.tensor(17.3)
-        q, qt, amax = fp8.cast(x, scale, fp8.E4M3, transpose=True)
+        x, scale, amax = random(*shape, dtype=dtype), torch.tensor(17.3), torch.zeros(())
+        q, qt, inverse = fp8.cast(x, scale, fp8.E4M3, amax, transpose=True)
         want = reference.fp8_cast(x.float(), scale, fp8.E4M3)
         assert torch.equal(q.view(torch.uint8), want.view(torch.uint8))
         assert torch.equal(qt.view(torch.uint8), want.view(torch.uint8).t())
-        assert amax == x.abs().max().float()
+        assert amax == x.abs().max().float() and inverse == 1 / scale
+        fp8.cast(x / 2, scale, fp8.E4M3, amax)
+        assert amax == x.abs().max().float(), "what was seen before and is larger stays"
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 1), (31, 33), (68, 132), (200, 1024)])
+def test_a_cast_by_the_tensors_own_magnitude(shape, dtype):
+    """Two launches; one number of each block goes from the first to the second."""
+    for x in (random(*shape), random(*shape, dtype=torch.bfloat16) * 1e-30, torch.zeros(shape), random(*shape) * 1e-44):
+        x[-1, -1] *= 3  # the largest is in the last block
+        parts = fp8.magnitudes(x)
+        assert parts.numel() == -(-x.numel() // 16384) and parts.amax() == x.abs().max().float()
+        for margin in (0, 2):
+            scale = scale_for(x.abs().max().float(), dtype, margin)
+            q, qt, inverse = fp8.cast_by(x, parts, dtype, margin, transpose=True)
+            want = reference.fp8_cast(x.float(), scale, dtype).view(torch.uint8)
+            assert torch.equal(q.view(torch.uint8), want) and torch.equal(qt.view(torch.uint8), want.t())
+            assert torch.equal(inverse, 1 / scale)
 
 
 @pytest.mark.parametrize("rule", list(fp8.RULES))
@@ -94,6 +117,27 @@ def test_tiles(tile, rule):
                 assert ((x / spread).abs() <= reference.FP8_TOP[dtype]).all() and (torch.frexp(scales)[0] == 0.5).all()
 
 
+@pytest.mark.parametrize("tile", [(1, 128), (128, 128), (1, 32), (3, 5)])
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_tiles_back_to_bf16(tile, dtype):
+    """Every code, NaNs and infinities too; rows of whole packs and others."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    for shape in [(1, 256), (131, 300), (2, 7), (0, 8)]:
+        q = codes.repeat(-(-shape[0] * shape[1] // 256))[: shape[0] * shape[1]].view(shape).view(dtype)
+        tiles = [-(-size // of) for size, of in zip(shape, tile, strict=True)]
+        scales = torch.exp2(torch.arange(tiles[0] * tiles[1]) % 100 - 60.0).view(tiles)
+        want = q.bfloat16() * reference.spread_tiles(scales, tile, q.shape).bfloat16()
+        got = fp8.dequantise(q, scales, tile)
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(7.0), want.nan_to_num(7.0))
+    for call, message in [
+        (lambda: fp8.dequantise(torch.zeros(2, 8), torch.ones(2, 1), (1, 8)), "fp8 format"),
+        (lambda: fp8.dequantise(torch.zeros(2, 8).to(dtype), torch.ones(1, 2), (1, 8)), r"scales is \(1, 2\)"),
+        (lambda: fp8.dequantise(torch.zeros(2, 8).to(dtype), torch.ones(2, 1).double(), (1, 8)), "in float32"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
 def test_tiles_of_numbers_that_are_not_finite():
     x = random(2, 64)
     x[0, 3], x[1, 40] = torch.inf, torch.nan
@@ -106,11 +150,17 @@ def test_strides_misaligned_memory_empty_and_refusals():
     for view in (x[:, ::2], misaligned(x), x.t()):
         want = reference.fp8_cast(view, 1.0, fp8.E5M2).view(torch.uint8)
         assert torch.equal(fp8.cast(view, one, fp8.E5M2)[0].view(torch.uint8), want)
-    q, qt, amax = fp8.cast(torch.empty(0, 5), one, fp8.E4M3, transpose=True)
-    assert q.shape == (0, 5) and qt.shape == (5, 0) and amax == 0
+    amax = torch.zeros(())
+    q, qt, inverse = fp8.cast(torch.empty(0, 5), one / 2, fp8.E4M3, amax, transpose=True)
+    assert q.shape == (0, 5) and qt.shape == (5, 0) and amax == 0 and inverse == 2
+    assert fp8.magnitudes(torch.empty(0, 5)).tolist() == [0.0]
+    half = misaligned(random(8, 64, dtype=torch.bfloat16))
+    assert fp8.magnitudes(half).amax() == half.abs().max().float()
     for call, message in [
         (lambda: fp8.cast(random(3), one, fp8.E4M3), "give a matrix"),
         (lambda: fp8.cast(x, one.double(), fp8.E4M3), "one fp32 number"),
+        (lambda: fp8.cast(x, one, fp8.E4M3, torch.zeros(2)), "(?s)seen is .*one fp32 number"),
+        (lambda: fp8.cast_by(x, torch.ones(257), fp8.E4M3), "1 to 256 fp32 numbers"),
         (lambda: fp8.cast(x, one, torch.float16), "fp8 format"),
         (lambda: fp8.cast_tiles(x, (0, 3), fp8.E4M3), "at least 1 x 1"),
         (lambda: fp8.cast_tiles(x, (1, 3), fp8.E4M3, "e8"), "choose among"),
@@ -121,7 +171,14 @@ def test_strides_misaligned_memory_empty_and_refusals():
 
 def test_opcheck():
     kinds = ("test_schema", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.minimegatron.fp8_cast, (random(3, 5), torch.ones(()), False, True), test_utils=kinds
-    )
+    for source, aim, seen in (
+        (torch.ones(()), 0.0, torch.zeros(())),
+        (torch.ones(()), 0.0, None),
+        (torch.ones(3), 448.0, None),
+    ):
+        arguments = (random(3, 5), source, aim, seen, False, True)
+        torch.library.opcheck(torch.ops.minimegatron.fp8_cast, arguments, test_utils=kinds)
+    q = torch.zeros(3, 5, dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.minimegatron.fp8_dequantise, (q, torch.ones(3, 2), 1, 4, True), test_utils=kinds)
+    torch.library.opcheck(torch.ops.minimegatron.fp8_amax, (random(3, 5),), test_utils=kinds)
     torch.library.opcheck(torch.ops.minimegatron.fp8_cast_tiles, (random(3, 5), 1, 4, 0, True), test_utils=kinds)

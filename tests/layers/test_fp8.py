@@ -8,9 +8,10 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
-from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, DelayedScale, Fp8Recipe, scale_for
+from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, Fp8Recipe, scale_for
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_model import move_scales
+from minimegatron.layers.fp8_scales import DelayedScale, together
 from minimegatron.layers.linear import ALONE
 
 SERIAL = Mesh.serial()
@@ -30,6 +31,12 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def step(state: DelayedScale, amax: float) -> None:
+    """A step that sees one number."""
+    state(torch.tensor([[-amax]]))
+    together([state]).move(ALONE)
+
+
 @pytest.mark.parametrize(
     "history, algorithm, used",
     [(4, "max", [1, 448, 448, 56, 56, 56, 56, 448]), (1, "most_recent", [1, 448, 448, 56, 448, 448, 448, 448])],
@@ -38,20 +45,17 @@ def test_the_trace_of_delayed_scales(history, algorithm, used):
     state, scales = DelayedScale(Fp8Recipe(history=history, algorithm=algorithm), E4M3), []
     for amax in (1, 1, 8, 1, 1, 1, 1, 1):
         scales.append(state.scale.item())
-        state.record(torch.tensor(float(amax)))
-        state.update()
+        step(state, amax)
     assert scales == used
 
 
 def test_scales_of_zeros_of_huge_tiny_and_broken_tensors():
     state = DelayedScale(Fp8Recipe(history=2), E5M2)
-    state.record(torch.tensor(2.0))
-    state.update()
+    step(state, 2.0)
     assert state.scale == 57344 / 2
     for amax in (0.0, 0.0, torch.nan, torch.inf):  # nothing to go by: the scale stays
         state.amax_history.zero_()
-        state.record(torch.tensor(amax))
-        state.update()
+        step(state, amax)
         assert state.scale == 57344 / 2 and state.amax_history.isfinite().all()
     assert scale_for(torch.tensor(1e-45), E4M3).isfinite() and scale_for(torch.tensor(0.0), E4M3) == 1
     assert scale_for(torch.tensor(3e38), E4M3) > 0 and scale_for(torch.tensor(1.0), E4M3, margin=2) == 112

@@ -14,7 +14,7 @@ from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers import fp8, fp8_linear, fp8_model
 from minimegatron.layers.deferred import DeferredGradients, add_to_grad, compute
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, load_logical
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
@@ -175,11 +175,11 @@ def test_emulated_casts_are_the_same_bit_for_bit(recipe):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torchs_own_fp8_product_is_ours(dtype):
-    """What a GPU is asked for, on the CPU: y, dx and dW."""
-    recipe = fp8.Fp8Recipe("current")
-    serial = Mesh.serial().tp
-    x, w, dy = (fp8.quantise(t, recipe, d, None, serial) for t, d in zip(data(0), (E4M3, E4M3, E5M2), strict=True))
-    for a, b in ((x, w), (dy, w.t()), (dy.t(), x.t())):
+    """What a GPU is asked for, on the CPU: y, dx and dW, of 32 tokens and of the 5 of an expert."""
+    (x, w, dy), formats = data(0), (E4M3, E4M3, E5M2)
+    x, w, dy = (fp8.cast_at_once(t, d, 0, ALONE, "torch") for t, d in zip((x, w, dy), formats, strict=True))
+    few, dfew = fp8.Quantised(x.q[:5], x.inverse), fp8.Quantised(dy.q[:5], dy.inverse)
+    for a, b in ((x, w), (dy, w.t()), (dy.t(), x.t()), (few, w), (dfew, w.t()), (dfew.t(), few.t())):
         torch.testing.assert_close(fp8.scaled_mm(a, b, dtype), fp8.product(a, b, dtype), rtol=1e-2, atol=1e-5)
 
 

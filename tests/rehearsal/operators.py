@@ -63,6 +63,16 @@ def _scaled_mm(
     return (y if bias is None else y + bias.float()).to(out_dtype or a.dtype)
 
 
+def _mm(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None, **more: Any) -> torch.Tensor:
+    """With `out_dtype`, which a CPU build lacks: a product of 16-bit numbers that stays in fp32."""
+    if out_dtype is None:
+        return torch.mm(a, b, **more)
+    fits = a.dtype == b.dtype and (out_dtype == a.dtype or (a.dtype in HALF and out_dtype == torch.float32))
+    require(fits, f"mm of {a.dtype} and {b.dtype} with a result in {out_dtype}")
+    RECORD.choice(f"mm of {str(a.dtype)[6:]} with a result in {str(out_dtype)[6:]}")
+    return (a.float() @ b.float()).to(out_dtype)
+
+
 def _grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -86,7 +96,7 @@ def _grouped_mm(
     return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
 
 
-TABLE: dict[str, Any] = {"_scaled_mm": _scaled_mm, "_grouped_mm": _grouped_mm}
+TABLE: dict[str, Any] = {"mm": _mm, "_scaled_mm": _scaled_mm, "_grouped_mm": _grouped_mm}
 
 
 # ---------------------------------------------------------------------------------------------------- attention

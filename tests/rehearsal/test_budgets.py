@@ -27,6 +27,7 @@ LINES = {
     "dense": LLAMA + " --bf16",
     "moe": MOE + " --bf16",
     "fp8": LLAMA + " --bf16 --fp8-format hybrid --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
+    "tensorwise": LLAMA + " --bf16 --fp8-format hybrid --fp8-recipe tensorwise",
 }
 LAYER, MICROBATCH = "a layer and microbatch", "a microbatch"
 LAYER_STEP, STEP = "a layer and step", "a step"
@@ -71,9 +72,11 @@ BUDGETS = [
     Budget("fp8", "waits", MICROBATCH, 0, "as dense"),
     Budget("fp8", "waits", STEP, 2, "as dense"),
     Budget("fp8", "waits", LAYER_STEP, 0, "scales of all layers move together"),
-    Budget("fp8", "launches", LAYER, 98, "as dense, and 8 casts of x and dy with 7 small launches each"),
-    Budget("fp8", "launches", LAYER_STEP, 32, "weights are cast once; scales of all layers move together"),
-    Budget("fp8", "launches", STEP, 44, "as dense, and about ten that move all scales at once"),
+    Budget("fp8", "launches", LAYER, 60, "as dense, and a cast for each of 3 tensors of 4 matrices"),
+    Budget("fp8", "launches", STEP, 52, "as dense, and about ten that move all scales at once"),
+    Budget("fp8", "launches", LAYER_STEP, 0, "one tensor holds all scales"),
+    Budget("tensorwise", "waits", LAYER, 0, "scales stay on the GPU"),
+    Budget("tensorwise", "launches", LAYER, 72, "as dense, and two for each of 3 tensors of 4 matrices"),
 ]
 
 
