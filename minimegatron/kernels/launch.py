@@ -26,6 +26,10 @@ from minimegatron.kernels import build
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 _KINDS = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "double": ctypes.c_double}
 BAD_ARGUMENT = -1
+CUDA_ERRORS = {  # cudaError_t -> what it means for a kernel that was built here, and the fix
+    35: ("the driver is older than the compiler", "CUDA_HOME of a toolkit as old as the driver, or kernels=torch"),
+    209: ("the library has no code for this GPU", "remove the folder of built kernels, or kernels=torch"),
+}
 
 
 class KernelError(MinimegatronError):
@@ -67,7 +71,7 @@ class Library:
             (a.data_ptr() if a is not None else None) if kind is ctypes.c_void_p else a
             for a, kind in zip(args, kinds, strict=False)
         ]
-        device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+        device = next((a.device for a in args if isinstance(a, torch.Tensor) and a.is_cuda), None)
         stream = None if self.emulated else torch.cuda.current_stream(device).cuda_stream
         error = getattr(self._c, name)(*raw, stream)
         if error:
@@ -87,10 +91,10 @@ class Library:
         shown = ", ".join(str(tuple(a.shape)) if isinstance(a, torch.Tensor) else str(a) for a in args)
         if error == BAD_ARGUMENT:
             return KernelError(f"{name} refused its arguments", where=shown, fix="see the checks in its .cu file")
-        detail = self._c.mm_emulator_message().decode() if self.emulated else "see cudaError_t"
-        return KernelError(
-            f"{name} failed with error {error}: {detail}", where=shown, fix="run it emulated to debug it"
-        )
+        detail, fix = CUDA_ERRORS.get(error, ("see cudaError_t", "run it emulated to debug it"))
+        if self.emulated:
+            detail = self._c.mm_emulator_message().decode()
+        return KernelError(f"{name} failed with error {error}: {detail}", where=shown, fix=fix)
 
 
 def signatures(source: str) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ beta None is RMSNorm. Kept for the backward pass: h (which is x without a residu
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -88,6 +89,14 @@ def _(
     return checks.like(x), checks.like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
 
 
+@functools.cache
+def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
+    """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
+    blocks = torch.zeros(1, dtype=torch.int32)
+    run("norm", "mm_norm_backward_resident", torch.empty(0, device=device), blocks, n, int(centred), DTYPES[dtype])
+    return max(1, int(blocks[0]))
+
+
 @torch.library.custom_op("minimegatron::norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def _norm_backward(
     dy: torch.Tensor,
@@ -107,7 +116,7 @@ def _norm_backward(
     dh = torch.empty_like(h)
     if not rows:
         return dh, torch.zeros_like(gamma), torch.zeros_like(gamma)
-    parts = checks.parts_for(rows, h.device)
+    parts = checks.parts_for(rows, h.device, resident(n, h.dtype, centred, h.device))
     partial = h.new_empty((2, parts, n), dtype=rstd.dtype)
     dgamma, dbeta = torch.empty_like(gamma), torch.empty_like(gamma) if centred else gamma.new_empty(0)
     args = (

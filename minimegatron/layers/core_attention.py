@@ -166,11 +166,9 @@ class CoreAttention(nn.Module):
             borders, longest = torch.arange(0, b * s + 1, s, dtype=torch.int32, device=q.device), s
         else:
             borders, longest = mask.boundaries(q.device)
-        rows = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
-        grouped = k.shape[2] != q.shape[2]
-        out = varlen_attn(
-            *rows, borders, borders, longest, longest, scale=self.scale, window_size=_reach(mask), enable_gqa=grouped
-        )
+        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
+        grouped, options = k.shape[1] != q.shape[1], {"scale": self.scale, "window_size": _reach(mask)}
+        out = varlen_attn(q, k, v, borders, borders, longest, longest, enable_gqa=grouped, **options)  # type: ignore[arg-type]
         assert isinstance(out, torch.Tensor), "no auxiliary output was asked for"
         return out.unflatten(0, (b, s)).transpose(0, 1)
 
