@@ -206,7 +206,7 @@ def advice(facts: Facts) -> list[tuple[str, str]]:
     if not facts["browser"]:
         wanted.append(("browser checks", "install Chromium from your system's packages, then make browser"))
     if not facts["gpus"]:
-        wanted.append(("GPU", "none found, and none is needed; with one, make lab also runs make gpu"))
+        wanted.append(("GPU", "none found, and none is needed; docs/gpu.md is for a machine that has one"))
         return wanted
     if torch is not None and not torch["gpus"]:
         fix = f"torch's build ({torch['build']}) does not see the GPU: install a CUDA build of torch {torch['version']}"

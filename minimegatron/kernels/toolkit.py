@@ -88,6 +88,13 @@ def beside(program: str) -> tuple[str, ...]:
     return (f"-I{runtime / 'include'}", f"-L{runtime / 'lib'}") if folder.name == "cuda_nvcc" else ()
 
 
+def home(program: str) -> str | None:
+    """The toolkit's folder, what others call CUDA_HOME; None where a wrapper stands in for the compiler."""
+    folder = Path(os.path.realpath(program)).parent.parent
+    headers = [path for part in ("", "targets/*/") for path in folder.glob(f"{part}include/cuda_runtime.h")]
+    return os.fspath(folder) if headers else None
+
+
 def check_knows(program: str, said: str, capability: tuple[int, int]) -> None:
     """Refuse a compiler that is older than the GPU.
 
