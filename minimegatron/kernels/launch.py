@@ -71,11 +71,23 @@ class Library:
             (a.data_ptr() if a is not None else None) if kind is ctypes.c_void_p else a
             for a, kind in zip(args, kinds, strict=False)
         ]
-        device = next((a.device for a in args if isinstance(a, torch.Tensor) and a.is_cuda), None)
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
         stream = None if self.emulated else torch.cuda.current_stream(device).cuda_stream
         error = getattr(self._c, name)(*raw, stream)
         if error:
             raise self._error(name, error, args)
+
+    def ask(self, name: str, *args: Any) -> int:
+        """The number that a launcher answers into its first argument, an int of the host; nothing is launched.
+
+        Raises:
+            KernelError: it returned an error.
+        """
+        answer = ctypes.c_int(0)
+        error = getattr(self._c, name)(ctypes.addressof(answer), *args, None)
+        if error:
+            raise self._error(name, error, args)
+        return answer.value
 
     def order(self, order: int) -> None:
         """Emulator: which threads run first; 0 forward, 1 backward, n > 1 shuffled by seed n."""

@@ -8,13 +8,14 @@ beta None is RMSNorm. Kept for the backward pass: h (which is x without a residu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
 import torch
 
 from minimegatron.kernels import checks
-from minimegatron.kernels.launch import DTYPES, accumulator, run
+from minimegatron.kernels.launch import DTYPES, accumulator, library, run
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -92,9 +93,9 @@ def _(
 @functools.cache
 def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
     """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
-    blocks = torch.zeros(1, dtype=torch.int32)
-    run("norm", "mm_norm_backward_resident", torch.empty(0, device=device), blocks, n, int(centred), DTYPES[dtype])
-    return max(1, int(blocks[0]))
+    found = library("norm", "cuda" if device.type == "cuda" else "emulated")
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return max(1, found.ask("mm_norm_backward_resident", n, int(centred), DTYPES[dtype]))
 
 
 @torch.library.custom_op("minimegatron::norm_backward", mutates_args=(), device_types=("cpu", "cuda"))

@@ -128,6 +128,22 @@ def this_machine(device: torch.device) -> Machine:
     return Machine(torch.cuda.get_device_capability(device), programs)
 
 
+NAMES = {
+    "sdpa": "torch's scaled_dot_product_attention",
+    "flash": "flash-attn",
+    "varlen": "torch's varlen_attn",
+}
+
+
+def in_words(machine: Machine) -> str:
+    """What `auto` takes here in bf16, in a sentence."""
+    if machine.capability is None:
+        return NAMES["sdpa"]
+    plain, rule = (NAMES[fastest(machine, Task(torch.bfloat16, 128, 128, rule))] for rule in (False, True))
+    cudnn = " (cuDNN first)" if plain == NAMES["sdpa"] and machine.capability in ((9, 0), (10, 0)) else ""
+    return f"sm_{machine.capability[0]}{machine.capability[1]}: {plain}{cudnn}; documents and windows: {rule}"
+
+
 @functools.cache
 def _varlen_there() -> bool:
     """torch's own variable-length attention, with the two arguments that came later than the function."""
