@@ -82,7 +82,6 @@ class Task:
     dropout: bool = False
 
 
-@functools.cache
 def fastest(machine: Machine, task: Task) -> str:
     """`flash`, `varlen` or `sdpa`: the table of this module."""
     if not _flash_kernel(machine, task):

@@ -23,7 +23,6 @@ Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -36,7 +35,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
-from minimegatron.layers.attention_choice import Machine, Task, choose_backend, fastest, groups_share, this_machine
+from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
 from minimegatron.layers.context import context_attention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.flash import flash_attention
@@ -59,6 +58,7 @@ class CoreAttention(nn.Module):
         super().__init__()
         self.config, self.mesh, self.scale = config, mesh, 1.0 / math.sqrt(config.kv_channels)
         self.backend = choose_backend(config, mesh)
+        self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng)
         self._engine: Any = None
 
@@ -84,11 +84,6 @@ class CoreAttention(nn.Module):
         out: torch.Tensor = getattr(self, f"_{backend}")(q, k, v, mask)
         return out.permute(2, 0, 1, 3)
 
-    @functools.cached_property
-    def machine(self) -> Machine:
-        """What this rank could compute with."""
-        return this_machine(self.mesh.device)
-
     def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
         """The program that computes these shapes under this mask: `backend`, with `auto` resolved."""
         return fastest(self.machine, self._task(q, v, mask)) if self.backend == "auto" else self.backend
@@ -110,7 +105,7 @@ class CoreAttention(nn.Module):
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)
-        task = Task(q.dtype, q.shape[-1], v.shape[-1], table is not None)
+        task = Task(q.dtype, q.shape[-1], v.shape[-1], rule=table is not None)
         if k.shape[1] != q.shape[1] and not groups_share(self.machine, task):
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         with self.dropout.stream(different_over_tp=True):

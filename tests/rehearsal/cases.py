@@ -65,7 +65,7 @@ ONE_RANK = {
     # who sees whom
     "window": Case(LLAMA + TORCH + " --sliding-window 8"),
     "documents": Case(LLAMA + TORCH + " --reset-attention-mask --reset-position-ids --eod-mask-loss"),
-    "flash-attn": Case(LLAMA + TORCH + " --attention-backend flash", flash_attn=True),
+    "flash-attn": Case(LLAMA + TORCH, flash_attn=True),
     "flash-attn, window": Case(LLAMA + TORCH + " --sliding-window 8", flash_attn=True),
     "flash-attn, documents": Case(
         LLAMA + TORCH + " --reset-attention-mask --reset-position-ids --eod-mask-loss", flash_attn=True
