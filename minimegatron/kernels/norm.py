@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from minimegatron.kernels import checks
-from minimegatron.kernels.launch import DTYPES, accumulator, library, run
+from minimegatron.kernels import checks, launch
+from minimegatron.kernels.launch import DTYPES, accumulator, run
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -93,7 +93,7 @@ def _(
 @functools.cache
 def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
     """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
-    found = library("norm", "cuda" if device.type == "cuda" else "emulated")
+    found = launch.library("norm", "cuda" if device.type == "cuda" else "emulated")
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         return max(1, found.ask("mm_norm_backward_resident", n, int(centred), DTYPES[dtype]))
 
