@@ -7,7 +7,9 @@ PORT ?= 8888
 JOBS ?= 3
 BIN := $(VENV)/bin
 # Python compiles what is imported when it is imported, and keeps it; pip would compile all there is.
-INSTALL := $(BIN)/python -m pip install --no-compile --constraint constraints.txt
+INSTALL = $(BIN)/python -m pip install --no-compile --constraint $(CONSTRAINTS)
+# SYSTEM=1: what PYTHON has already (an image with its own torch) is used and not replaced; pins are for the rest.
+CONSTRAINTS = $(if $(SYSTEM),$(VENV)/constraints.txt,constraints.txt)
 export PYTHONDONTWRITEBYTECODE =
 # A test of processes waits for them now and then; so on a laptop's two cores three files of tests run at once.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
@@ -21,12 +23,9 @@ PYTEST = $(BIN)/python -m pytest
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS)"
+	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS); SYSTEM=1 uses the torch that PYTHON has"
 
 lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
-	@if nvidia-smi -L >/dev/null 2>&1; then \
-	    $(MAKE) gpu || echo "make gpu failed: the labs run without it; minimegatron doctor says what is missing"; \
-	fi
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
 test: lint stale ## everything that must hold: style, types, floors, tests, notebooks
@@ -55,7 +54,9 @@ format: $(VENV)/.test ## sort imports and fix what ruff can fix
 doctor: $(VENV)/.lab ## what this machine can do
 	@$(BIN)/minimegatron doctor
 
-gpu: $(VENV)/.gpu ## Transformer Engine and flash-attn; needs an NVIDIA GPU and its compiler, takes long
+gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: again); says what it does and how long
+	@$(BIN)/python -m minimegatron.kernels.gpu_setup --stamp $(VENV)/.gpu.json \
+	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
 browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
 	$(PYTEST) --thorough tests/notebooks
@@ -71,24 +72,23 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "minimegatron needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	      echo "Install one and name it, for example: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.12"; exit 1; }
-	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
-	 else $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; fi
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(if $(SYSTEM),--system-site-packages) $(VENV); \
+	 else $(PYTHON) -m venv --without-pip $(if $(SYSTEM),--system-site-packages) $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; fi
 
-$(VENV)/.lab: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+# With SYSTEM=1: the pins of packages that PYTHON does not have.
+$(VENV)/constraints.txt: constraints.txt | $(VENV)/pyvenv.cfg
+	@$(PYTHON) -m pip list --format=freeze | awk -F '[=@ ]+' '{ name = tolower($$1); gsub(/[_.]/, "-", name) } \
+	    !pins { here[name] = 1; next } !(name in here)' - pins=1 constraints.txt > $@
+
+$(VENV)/.lab: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab]'
 	@touch $@
 
 # megatron-core is an oracle of some tests; its own dependencies want a GPU, and the tests do not need them.
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab,test]'
 	$(INSTALL) --no-deps megatron-core
 	@touch $@ $(VENV)/.lab
-
-# Both packages look at the installed torch while they are built, so they are built inside this environment.
-$(VENV)/.gpu: $(VENV)/.lab
-	$(INSTALL) setuptools wheel packaging ninja psutil pybind11
-	$(INSTALL) --no-build-isolation --editable '.[gpu]'
-	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test
 	$(INSTALL) --editable '.[browser]'

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import minimegatron
+from minimegatron.kernels import toolkit
 
 Facts = dict[str, Any]
 PACKAGES = ("jupyterlab", "matplotlib", "nbval", "transformers", "megatron-core", "transformer-engine", "flash-attn")
@@ -61,6 +62,7 @@ def examine() -> Facts:
         "browser": next((name for name in BROWSERS if shutil.which(name)), None),
         "packages": {name: _version(name) for name in PACKAGES},
         "kernels": None,
+        "attention": None,
         "broken": [],
     }
     try:
@@ -69,7 +71,7 @@ def examine() -> Facts:
         facts["torch"] = None
         facts["broken"].append(f"torch: {type(error).__name__}: {error}")
         return facts
-    facts["kernels"] = examine_kernels()
+    facts["kernels"], facts["attention"] = examine_kernels(), examine_attention(bool(facts["torch"]["gpus"]))
     for name, check in (("autograd", check_autograd), ("gloo", check_gloo)):
         try:
             check()
@@ -95,9 +97,10 @@ def gpus() -> list[str]:
 
 
 def nvcc_version() -> str | None:
-    """The CUDA compiler's release, or None without one."""
-    words = _output(("nvcc", "--version")).replace(",", " ").split()
-    return words[words.index("release") + 1] if "release" in words[:-1] else None
+    """The CUDA compiler's release and where it comes from, or None without one."""
+    found = toolkit.nvcc()
+    release = toolkit.release(_output((found.path, "--version"))) if found else None
+    return f"{release[0]}.{release[1]}, from {found.origin}: {found.path}" if found and release else None
 
 
 def examine_torch(gpu: bool) -> Facts:
@@ -119,6 +122,15 @@ def examine_kernels() -> Facts:
     from minimegatron.kernels.switch import obstacle
 
     return {target: obstacle(target) for target in ("cuda", "emulated")}
+
+
+def examine_attention(gpu: bool) -> str:
+    """What computes attention when nobody asks for something else."""
+    import torch
+
+    from minimegatron.layers.attention_choice import in_words, this_machine
+
+    return in_words(this_machine(torch.device("cuda", 0) if gpu else torch.device("cpu")))
 
 
 def check_autograd() -> None:
@@ -173,7 +185,6 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     else:
         ranks = f"gloo on the CPU: torchrun --nproc-per-node {cores} uses every core; more ranks take turns"
         precision = "fp32; bf16 and fp16 run too, to learn with, not for speed"
-    attention = "torch's scaled_dot_product_attention" + (" (FlashAttention-2, cuDNN)" if seen else "")
     obstacles = facts["kernels"]
     if seen:
         fused = f"torch's: {obstacles['cuda']}" if obstacles["cuda"] else "CUDA, built when first used"
@@ -185,7 +196,7 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     return [
         ("ranks", ranks),
         ("precision", precision),
-        ("attention", attention),
+        ("attention", facts["attention"]),
         ("kernels", fused),
         ("labs", labs),
         ("pictures", "matplotlib" if packages["matplotlib"] else "not installed; make lab does it"),
@@ -206,15 +217,15 @@ def advice(facts: Facts) -> list[tuple[str, str]]:
     if not facts["browser"]:
         wanted.append(("browser checks", "install Chromium from your system's packages, then make browser"))
     if not facts["gpus"]:
-        wanted.append(("GPU", "none found, and none is needed; with one, make lab also runs make gpu"))
+        wanted.append(("GPU", "none found, and none is needed; docs/gpu.md is for a machine that has one"))
         return wanted
     if torch is not None and not torch["gpus"]:
         fix = f"torch's build ({torch['build']}) does not see the GPU: install a CUDA build of torch {torch['version']}"
         wanted.append(("torch for the GPU", fix))
     if not facts["nvcc"]:
-        wanted.append(("nvcc", "install the CUDA toolkit of torch's CUDA version, to build kernels"))
+        wanted.append(("nvcc", toolkit.FIX))
     if not packages["transformer-engine"] or not packages["flash-attn"]:
-        wanted.append(("Transformer Engine, flash-attn", "make gpu"))
+        wanted.append(("Transformer Engine, flash-attn", "make gpu: it says how long it takes before it begins"))
     return wanted
 
 

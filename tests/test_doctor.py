@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from minimegatron import doctor
+from minimegatron.layers.attention_choice import Machine, in_words
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ GPU = {"gpus": ["NVIDIA H200, 143771 MiB, 580.95"], "nvcc": None}
 def test_a_gpu_that_torch_cannot_see_is_told(facts):
     said = dict(doctor.advice({**facts, **GPU}))
     assert "does not see the GPU" in said["torch for the GPU"]
-    assert "nvcc" in said and said["Transformer Engine, flash-attn"] == "make gpu"
+    assert "nvcc" in said and said["Transformer Engine, flash-attn"].startswith("make gpu")
     assert "GPU" not in said
 
 
@@ -74,6 +75,29 @@ def test_how_kernels_run_is_told(facts):
         "CUDA, built when first used",
         "torch's: this machine has no nvcc",
     ]
+
+
+def test_the_compiler_is_told_with_its_origin(monkeypatch):
+    monkeypatch.setattr(doctor.toolkit, "nvcc", lambda: doctor.toolkit.Nvcc("/opt/conda/bin/nvcc", "conda"))
+    monkeypatch.setattr(doctor, "_output", lambda command: "Cuda compilation tools, release 12.8, V12.8.93")
+    assert doctor.nvcc_version() == "12.8, from conda: /opt/conda/bin/nvcc"
+    monkeypatch.setattr(doctor.toolkit, "nvcc", lambda: None)
+    assert doctor.nvcc_version() is None
+
+
+@pytest.mark.parametrize("capability,installed,wanted", [
+    (
+        (9, 0),
+        {"flash", "varlen"},
+        "sm_90: torch's scaled_dot_product_attention (cuDNN first); documents and windows: flash-attn",
+    ),
+    ((8, 0), {"varlen"}, "sm_80: torch's scaled_dot_product_attention; documents and windows: torch's varlen_attn"),
+    ((8, 0), {"flash"}, "sm_80: flash-attn; documents and windows: flash-attn"),
+    (None, set(), "torch's scaled_dot_product_attention"),
+])  # fmt: skip
+def test_what_computes_attention_is_told(facts, capability, installed, wanted):
+    assert in_words(Machine(capability, frozenset(installed))) == wanted
+    assert dict(doctor.ways({**facts, "attention": wanted}))["attention"] == wanted
 
 
 def test_a_quota_cuts_the_cores(tmp_path):

@@ -59,6 +59,8 @@ READS_ENVIRONMENT = {
         for name in ("agent", "blame", "forkclient", "forkserver", "launch", "rank", "workers")
     },
     "kernels/build.py": "where compiled libraries are kept",
+    "kernels/gpu_setup.py": "a command: what the builds it starts inherit",
+    "kernels/toolkit.py": "which CUDA toolkit the user means",
     "lab/build.py": CLEAN,
     "lab/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
     "lab/fresh.py": CLEAN,
@@ -144,7 +146,8 @@ def test_ci_runs_make_test_and_nothing_else():
 def test_the_makefile_installs_with_the_constraints_and_explains_itself():
     makefile = (ROOT / "Makefile").read_text()
     installs = [line for line in makefile.splitlines() if "pip install" in line]
-    assert installs and all("--constraint constraints.txt" in line for line in installs)
+    assert installs and all("--constraint $(CONSTRAINTS)" in line for line in installs)
+    assert "CONSTRAINTS = $(if $(SYSTEM),$(VENV)/constraints.txt,constraints.txt)" in makefile
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
     assert phony - {"help"} <= set(re.findall(r"^([a-z]+):.*## ", makefile, re.M))
 

@@ -93,7 +93,7 @@ class TransformerConfig(
     attention_backend: str = opt(
         "auto",
         "core attention: torch's, the flash-attn package, Transformer Engine, the blockwise one written here, the "
-        "formula; auto takes flash-attn where it is installed and applies, else torch's",
+        "formula; auto takes the one that is fastest on this GPU for this mask",
         ("auto", "sdpa", "flash", "te", "local", "reference"),
     )
     transformer_impl: str = opt(

@@ -72,10 +72,11 @@ def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
         document_ids: [b, s] int64, as `make_batch` returns them.
 
     Returns:
-        [documents + 1] int32, from 0 to b*s; and the length of the longest document.
+        [documents + 1] int32 on the ids' device, from 0 to b*s; and the length of the longest document. On a GPU both
+        make the host wait: an `AttentionMask` computes them once a pass (`layers/mask.py`).
     """
     begins = torch.ones_like(document_ids, dtype=torch.bool)
     begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     starts = begins.flatten().nonzero().flatten()
-    boundaries = torch.cat((starts, torch.tensor([document_ids.numel()])))
+    boundaries = torch.cat((starts, starts.new_tensor([document_ids.numel()])))
     return boundaries.to(torch.int32), int(boundaries.diff().max())

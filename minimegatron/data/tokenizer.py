@@ -19,6 +19,14 @@ models among them) use one token for padding and for the end of a document; then
 masked too, and the model never learns to stop. Here `pad` differs from `eod` always: where a tokenizer says otherwise
 or has none, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning says so.
 
+**Text is text.** A document that holds the letters `<|endoftext|>` (this one, for example) does not end there: special
+tokens are put in by programs, never spelled by a text. Hugging Face reads them out of a text unless
+`split_special_tokens` is set; here that is what a prompt's template has to ask for (`spelled_special_tokens`).
+
+**One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
+cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is
+quadratic in the longest word, and cuts (`train_bpe`).
+
 The rules are executed by the `tokenizers` library. Nothing is ever downloaded.
 In Megatron-LM: `megatron/core/tokenizers/`. Paper: Sennrich et al. 2016, arXiv 1508.07909.
 """
@@ -117,10 +125,17 @@ class _FastTokenizer:
     """A tokenizer that the `tokenizers` library executes; special tokens by their text, where it has them."""
 
     def __init__(
-        self, fast: FastTokenizer, eos_token: str | None, pad_token: str | None, bos_token: str | None, where: str
+        self,
+        fast: FastTokenizer,
+        eos_token: str | None,
+        pad_token: str | None,
+        bos_token: str | None,
+        where: str,
+        spelled_special_tokens: bool = False,
     ) -> None:
         fast.no_truncation()  # a tokenizer.json may carry the lengths of somebody's fine-tuning; documents stay whole
         fast.no_padding()
+        fast.encode_special_tokens = not spelled_special_tokens  # as ordinary letters
         self._fast = fast
         self._include_special_tokens = True
         vocabulary = fast.get_vocab(with_added_tokens=True)
@@ -143,6 +158,8 @@ class _FastTokenizer:
             )
             self.pad = NO_PAD
         self.identity = "tokenizers:" + hashlib.sha256(fast.to_str().encode()).hexdigest()
+        if spelled_special_tokens:
+            self.identity += "+spelled"
 
     def tokenize(self, text: str) -> list[int]:
         _utf8(text)
@@ -156,18 +173,23 @@ class _FastTokenizer:
 class HuggingFaceTokenizer(_FastTokenizer):
     """The `tokenizer.json` of a Hugging Face model's folder; special tokens from `tokenizer_config.json`.
 
-    As in Hugging Face, a special token that a text spells out ("<|endoftext|>") is read as that token.
-
     Args:
         folder: holds `tokenizer.json` (and usually `tokenizer_config.json`), or is the path of a `tokenizer.json`.
         include_special_tokens: whether `tokenize` adds what the model family adds, e.g. Llama's begin-of-text. On by
             default, as in Megatron.
+        spelled_special_tokens: whether "<|endoftext|>" in a text is that token, as in Hugging Face: for prompts whose
+            template spells them, never for documents, and never for what a user has typed.
 
     Raises:
         ConfigError: no such file, a broken one, or one without an end-of-document token.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], include_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        include_special_tokens: bool = True,
+        spelled_special_tokens: bool = False,
+    ) -> None:
         folder = os.fspath(folder)
         path = folder if os.path.isfile(folder) else os.path.join(folder, "tokenizer.json")
         if not os.path.isfile(path):
@@ -187,7 +209,7 @@ class HuggingFaceTokenizer(_FastTokenizer):
                 f"not a tokenizer: {error}", where=path, fix="a tokenizer.json that the tokenizers library has written"
             ) from error
         eos, pad, bos = (_token_text(config.get(key)) for key in ("eos_token", "pad_token", "bos_token"))
-        super().__init__(fast, eos, pad, bos, where=folder)
+        super().__init__(fast, eos, pad, bos, folder, spelled_special_tokens)
         self._include_special_tokens = include_special_tokens
         self.chat_template = config.get("chat_template")
 

@@ -13,7 +13,7 @@ killed build leaves a staging folder that the next one removes.
 
 | target     | compiler            | runs on                                               |
 |------------|---------------------|-------------------------------------------------------|
-| `cuda`     | nvcc                | the GPU's architecture; 9.0 means sm_90a              |
+| `cuda`     | nvcc, see `toolkit` | the GPU's architecture; 9.0 means sm_90a              |
 | `emulated` | g++ (or clang++)    | any CPU, through `csrc/emulator.h`                    |
 
 The cache is `$MINIMEGATRON_KERNEL_CACHE`, else `minimegatron/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
@@ -33,7 +33,9 @@ import torch
 
 from minimegatron.comm import procs
 from minimegatron.data.publish import build_once
-from minimegatron.errors import ConfigError, DataError
+from minimegatron.errors import DataError
+from minimegatron.kernels import toolkit
+from minimegatron.kernels.toolkit import KernelsUnavailable
 
 CSRC = Path(__file__).parent / "csrc"
 COMPILE_DEADLINE_S = 600.0
@@ -41,11 +43,7 @@ EMULATED_FLAGS = (
     "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fno-gnu-unique", "-ffp-contract=off", "-DMM_EMULATE",
     "-U_FORTIFY_SOURCE", "-Wall", "-Wno-unknown-pragmas",
 )  # fmt: skip
-CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=shared", "-Xptxas", "-v")
-
-
-class KernelsUnavailable(ConfigError):
-    """A library cannot be made here: no compiler, no place to write, or the source does not compile."""
+CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=static", "-Xptxas", "-v")
 
 
 def sources() -> list[str]:
@@ -64,8 +62,8 @@ def cache_folder() -> Path:
 def compiler(target: str) -> str | None:
     """Path of the compiler for a target, None when there is none."""
     if target == "cuda":
-        toolkit = "/usr/local/cuda/bin/nvcc"
-        return shutil.which("nvcc") or (toolkit if os.access(toolkit, os.X_OK) else None)
+        found = toolkit.nvcc()
+        return None if found is None else found.path
     return shutil.which("g++") or shutil.which("clang++")
 
 
@@ -121,11 +119,13 @@ def library(
     """
     program = compiler(target)
     if program is None:
-        wanted = "nvcc" if target == "cuda" else "g++ or clang++"
-        raise KernelsUnavailable(f"no {wanted} on this machine", where=f"kernel {name}", fix=f"install {wanted}")
+        wanted, fix = ("nvcc", toolkit.FIX) if target == "cuda" else ("g++ or clang++", "install g++ or clang++")
+        raise KernelsUnavailable(f"no {wanted} on this machine", where=f"kernel {name}", fix=fix)
     flags: tuple[str, ...] = EMULATED_FLAGS
     if target == "cuda":
-        flags = (*CUDA_FLAGS, *gencode(capability or torch.cuda.get_device_capability()))
+        capability = capability or torch.cuda.get_device_capability()
+        toolkit.check_knows(program, compiler_version(program), capability)
+        flags = (*CUDA_FLAGS, *toolkit.beside(program), *gencode(capability))
     text = (CSRC / f"{name}.cu").read_text() if source is None else source
     key = _key(text, program, (*flags, *extra))
     folder = (cache or cache_folder()) / f"{name}-{target}-{key}"

@@ -36,10 +36,11 @@ def shape(op: str, **wanted: tuple[torch.Tensor | None, tuple[int, ...]]) -> Non
             )
 
 
-def parts_for(rows: int, device: torch.device) -> int:
-    """How many blocks share the rows of a reduction over rows: two a multiprocessor, four where they are emulated."""
-    blocks = 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return max(1, min(rows, blocks))
+def parts_for(rows: int, device: torch.device, resident: int = 2) -> int:
+    """How many blocks share the rows of a reduction over rows: `resident` a multiprocessor, four where emulated."""
+    if device.type != "cuda":
+        return max(1, min(rows, 4))
+    return max(1, min(rows, resident * torch.cuda.get_device_properties(device).multi_processor_count))
 
 
 def like(x: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,10 @@ from minimegatron.kernels import build
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 _KINDS = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "double": ctypes.c_double}
 BAD_ARGUMENT = -1
+CUDA_ERRORS = {  # cudaError_t -> what it means for a kernel that was built here, and the fix
+    35: ("the driver is older than the compiler", "CUDA_HOME of a toolkit as old as the driver, or kernels=torch"),
+    209: ("the library has no code for this GPU", "remove the folder of built kernels, or kernels=torch"),
+}
 
 
 class KernelError(MinimegatronError):
@@ -73,6 +77,18 @@ class Library:
         if error:
             raise self._error(name, error, args)
 
+    def ask(self, name: str, *args: Any) -> int:
+        """The number that a launcher answers into its first argument, an int of the host; nothing is launched.
+
+        Raises:
+            KernelError: it returned an error.
+        """
+        answer = ctypes.c_int(0)
+        error = getattr(self._c, name)(ctypes.addressof(answer), *args, None)
+        if error:
+            raise self._error(name, error, args)
+        return answer.value
+
     def order(self, order: int) -> None:
         """Emulator: which threads run first; 0 forward, 1 backward, n > 1 shuffled by seed n."""
         self._c.mm_emulator_order(order)
@@ -87,10 +103,10 @@ class Library:
         shown = ", ".join(str(tuple(a.shape)) if isinstance(a, torch.Tensor) else str(a) for a in args)
         if error == BAD_ARGUMENT:
             return KernelError(f"{name} refused its arguments", where=shown, fix="see the checks in its .cu file")
-        detail = self._c.mm_emulator_message().decode() if self.emulated else "see cudaError_t"
-        return KernelError(
-            f"{name} failed with error {error}: {detail}", where=shown, fix="run it emulated to debug it"
-        )
+        detail, fix = CUDA_ERRORS.get(error, ("see cudaError_t", "run it emulated to debug it"))
+        if self.emulated:
+            detail = self._c.mm_emulator_message().decode()
+        return KernelError(f"{name} failed with error {error}: {detail}", where=shown, fix=fix)
 
 
 def signatures(source: str) -> dict[str, list[Any]]:

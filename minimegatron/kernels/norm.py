@@ -8,11 +8,13 @@ beta None is RMSNorm. Kept for the backward pass: h (which is x without a residu
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
 
-from minimegatron.kernels import checks
+from minimegatron.kernels import checks, launch
 from minimegatron.kernels.launch import DTYPES, accumulator, run
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -88,6 +90,14 @@ def _(
     return checks.like(x), checks.like(x), torch.empty_like(rstd if beta is not None else rstd[:0]), rstd
 
 
+@functools.cache
+def resident(n: int, dtype: torch.dtype, centred: bool, device: torch.device) -> int:
+    """How many blocks of the backward pass a multiprocessor holds at once, for rows of n numbers: one wave of them."""
+    found = launch.library("norm", "cuda" if device.type == "cuda" else "emulated")
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        return max(1, found.ask("mm_norm_backward_resident", n, int(centred), DTYPES[dtype]))
+
+
 @torch.library.custom_op("minimegatron::norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
 def _norm_backward(
     dy: torch.Tensor,
@@ -107,7 +117,7 @@ def _norm_backward(
     dh = torch.empty_like(h)
     if not rows:
         return dh, torch.zeros_like(gamma), torch.zeros_like(gamma)
-    parts = checks.parts_for(rows, h.device)
+    parts = checks.parts_for(rows, h.device, resident(n, h.dtype, centred, h.device))
     partial = h.new_empty((2, parts, n), dtype=rstd.dtype)
     dgamma, dbeta = torch.empty_like(gamma), torch.empty_like(gamma) if centred else gamma.new_empty(0)
     args = (

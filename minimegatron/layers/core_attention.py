@@ -1,4 +1,4 @@
-"""softmax(q k^T / sqrt(d) + mask) v, by one of five programs behind one switch.
+"""softmax(q k^T / sqrt(d) + mask) v, by one of six programs behind one switch.
 
 The problem in a sentence: the same formula has an implementation for every machine, and a model should not change when
 another one is chosen.
@@ -9,8 +9,9 @@ another one is chosen.
 | `local`     | `layers/flash.py`, blockwise, in plain torch                     | anywhere; no dropout       |
 | `sdpa`      | torch's `scaled_dot_product_attention` (FlashAttention-2, cuDNN) | anywhere                   |
 | `flash`     | the flash-attn package                                           | GPU, 16 bits               |
+| `varlen`    | torch's `varlen_attn`; only `auto` takes it                      | GPU, 16 bits; no dropout   |
 | `te`        | Transformer Engine's `DotProductAttention`                       | GPU, 16 bits; no documents |
-| `auto`      | `flash` where it is installed and applies, else `sdpa`           |                            |
+| `auto`      | the fastest on this GPU for this mask: `layers/attention_choice` |                            |
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
 enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
@@ -22,7 +23,6 @@ Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import Any
 
@@ -33,54 +33,13 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
-from minimegatron.data.masking import cu_seqlens
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
+from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
 from minimegatron.layers.context import context_attention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.flash import flash_attention
 from minimegatron.layers.mask import AttentionMask
-
-PACKAGES = {"flash": ("flash_attn", "flash-attn"), "te": ("transformer_engine", "transformer-engine[pytorch]")}
-
-
-def installed(backend: str) -> bool:
-    """Whether the package that a backend needs is there."""
-    return backend not in PACKAGES or importlib.util.find_spec(PACKAGES[backend][0]) is not None
-
-
-def check_backend(backend: str) -> None:
-    """Refuse a backend whose package is missing.
-
-    Raises:
-        ConfigError: saying what to install.
-    """
-    if not installed(backend):
-        package = PACKAGES[backend][1]
-        raise ConfigError(
-            f"attention_backend {backend!r} needs the package {package}, which is not installed",
-            fix=f"pip install '{package}' on a machine with a GPU, or choose attention_backend auto",
-        )
-
-
-def choose_backend(config: TransformerConfig, mesh: Mesh) -> str:
-    """The backend that computes: `config.attention_backend` with `auto` resolved.
-
-    Raises:
-        ConfigError: its package is not installed, or it does not run on this device or in this dtype.
-    """
-    name, half = config.attention_backend, config.dtype in (torch.bfloat16, torch.float16)
-    on_gpu = mesh.device.type == "cuda"
-    if name == "auto":
-        return "flash" if on_gpu and half and mesh.cp_outer.size == 1 and installed("flash") else "sdpa"
-    check_backend(name)
-    if name in PACKAGES and not (on_gpu and half):
-        raise ConfigError(
-            f"attention_backend {name!r} runs on a GPU in bf16 or fp16; this model is {config.params_dtype} on "
-            f"{mesh.device.type}",
-            fix="params_dtype=bf16 on a GPU, or attention_backend auto",
-        )
-    return name
 
 
 class CoreAttention(nn.Module):
@@ -99,8 +58,9 @@ class CoreAttention(nn.Module):
         super().__init__()
         self.config, self.mesh, self.scale = config, mesh, 1.0 / math.sqrt(config.kv_channels)
         self.backend = choose_backend(config, mesh)
+        self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng)
-        self._te: Any = None
+        self._engine: Any = None
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask | None = None
@@ -117,16 +77,20 @@ class CoreAttention(nn.Module):
 
     def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
-        if self.backend == "flash":
-            return self._flash_attn(q, k, v, mask)
-        if self.backend == "te":
-            return self._transformer_engine(q, k, v, mask)
+        backend = self.backend_for(q, v, mask)
+        if backend in ("flash", "varlen", "te"):
+            return getattr(self, f"_{backend}")(q, k, v, mask)  # type: ignore[no-any-return]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        if self.backend == "local":
-            out = self._local(q, k, v, mask)
-        else:
-            out = (self._reference if self.backend == "reference" else self._sdpa)(q, k, v, mask)
+        out: torch.Tensor = getattr(self, f"_{backend}")(q, k, v, mask)
         return out.permute(2, 0, 1, 3)
+
+    def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
+        """The program that computes these shapes under this mask: `backend`, with `auto` resolved."""
+        return fastest(self.machine, self._task(q, v, mask)) if self.backend == "auto" else self.backend
+
+    def _task(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> Task:
+        s = q.shape[0]
+        return Task(q.dtype, q.shape[-1], v.shape[-1], not mask.plain(s), self._dropout_p > 0.0)
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
@@ -141,6 +105,9 @@ class CoreAttention(nn.Module):
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)
+        task = Task(q.dtype, q.shape[-1], v.shape[-1], rule=table is not None)
+        if k.shape[1] != q.shape[1] and not groups_share(self.machine, task):
+            k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         with self.dropout.stream(different_over_tp=True):
             return F.scaled_dot_product_attention(
                 q,
@@ -166,39 +133,50 @@ class CoreAttention(nn.Module):
         weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
         return self.dropout(weights, different_over_tp=True) @ v
 
-    def _flash_attn(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    def _flash(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
 
-        s, b = q.shape[:2]
-        q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))  # [b, s, heads, d]
         options = {
             "dropout_p": self._dropout_p,
             "softmax_scale": self.scale,
             "causal": mask.causal,
             "window_size": _reach(mask),
         }
+        q, k, v = (t.transpose(0, 1) for t in (q, k, v))  # [b, s, heads, d]; only the last dim has to be dense
         with self.dropout.stream(different_over_tp=True):
             if mask.document_ids is None:
                 out = flash_attn_func(q, k, v, **options)
             else:
-                borders, longest = cu_seqlens(mask.document_ids)
-                borders = borders.to(q.device)
+                borders, longest = mask.boundaries(q.device)
                 rows = (t.flatten(0, 1) for t in (q, k, v))
-                out = flash_attn_varlen_func(*rows, borders, borders, longest, longest, **options).unflatten(0, (b, s))
+                out = flash_attn_varlen_func(*rows, borders, borders, longest, longest, **options)
+                out = out.unflatten(0, q.shape[:2])
         return out.transpose(0, 1)
 
-    def _transformer_engine(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask
-    ) -> torch.Tensor:
+    def _varlen(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        s, b = q.shape[:2]
+        if mask.document_ids is None:  # a window alone: each sample is one document
+            borders, longest = torch.arange(0, b * s + 1, s, dtype=torch.int32, device=q.device), s
+        else:
+            borders, longest = mask.boundaries(q.device)
+        q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
+        grouped, options = k.shape[1] != q.shape[1], {"scale": self.scale, "window_size": _reach(mask)}
+        out = varlen_attn(q, k, v, borders, borders, longest, longest, enable_gqa=grouped, **options)  # type: ignore[arg-type]
+        assert isinstance(out, torch.Tensor), "no auxiliary output was asked for"
+        return out.unflatten(0, (b, s)).transpose(0, 1)
+
+    def _te(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         if mask.document_ids is not None:
             raise ConfigError(
                 "attention_backend te with reset_attention_mask: its masks know no document ids",
                 fix="attention_backend auto",
             )
-        if self._te is None:
+        if self._engine is None:
             from transformer_engine.pytorch import DotProductAttention
 
-            self._te = DotProductAttention(
+            self._engine = DotProductAttention(
                 num_attention_heads=q.shape[2],
                 kv_channels=q.shape[3],
                 num_gqa_groups=k.shape[2],
@@ -208,9 +186,9 @@ class CoreAttention(nn.Module):
                 window_size=_reach(mask),
                 softmax_scale=self.scale,
             )
-        self._te.train(self.training)
+        self._engine.train(self.training)
         with self.dropout.stream(different_over_tp=True):
-            return self._te(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
+            return self._engine(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
 
 
 def remembered(

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from minimegatron.comm.sequence import Spans
+from minimegatron.data.masking import cu_seqlens
 
 Span = tuple[int, int]
 NONE, FULL, DIAGONAL, PARTIAL = "none", "full", "diagonal", "partial"
@@ -95,13 +96,27 @@ class AttentionMask:
             seen = seen & (of_q[:, None, :, None] == of_k[:, None, None, :])
         return seen
 
+    def plain(self, s: int) -> bool:
+        """Whether s tokens see all of each other, or all of their past: no table and no boundaries say more."""
+        return self.document_ids is None and (self.window is None or self.window >= s)
+
     def dense(self, s: int, device: torch.device | None = None) -> torch.Tensor | None:
-        """The whole table, or None where plain causal attention says the same."""
-        if self.causal and self.document_ids is None and (self.window is None or self.window >= s):
+        """The whole table, or None where attention that is causal, or whole, says the same."""
+        if self.plain(s):
             return None
         if ("dense", s) not in self._cache:
             self._cache["dense", s] = self.table((0, s), (0, s), device)
         return self._cache["dense", s]
+
+    def boundaries(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        """Where documents begin, [documents + 1] int32 on `device`, and the longest: of all samples end to end.
+
+        Computed once, on the CPU: on a GPU their number and the longest would make the host wait in every layer.
+        """
+        if "boundaries" not in self._cache:
+            borders, longest = cu_seqlens(self._ids())
+            self._cache["boundaries"] = borders.to(device), longest
+        return self._cache["boundaries"]  # type: ignore[no-any-return]
 
     def tiles(self, q_spans: Spans, k_spans: Spans) -> list[Tile]:
         """The rectangles in which queries at `q_spans` see keys at `k_spans`; local rows and columns follow the spans.
@@ -151,13 +166,17 @@ class AttentionMask:
 
     def _range(self, span: Span) -> list[Span]:
         """Smallest and largest id of each sample in a piece of the sequence."""
-        assert self.document_ids is not None, "asked only where there are ids"
-        if "ids" not in self._cache:
-            self._cache["ids"] = self.document_ids.cpu()  # one copy from the device, not one for each piece
         if span not in self._cache:
-            ids = self._cache["ids"][:, span[0] : span[1]]
+            ids = self._ids()[:, span[0] : span[1]]
             self._cache[span] = list(zip(ids.amin(1).tolist(), ids.amax(1).tolist(), strict=True))
         return self._cache[span]
+
+    def _ids(self) -> torch.Tensor:
+        """The document ids on the CPU: one copy from the device a pass, not one for each piece or layer."""
+        assert self.document_ids is not None, "asked only where there are ids"
+        if "ids" not in self._cache:
+            self._cache["ids"] = self.document_ids.cpu()
+        return self._cache["ids"]  # type: ignore[no-any-return]
 
 
 def _cut_at(k: Span, q_spans: Spans) -> list[Span]:

@@ -176,7 +176,8 @@ class MultiLatentAttention(nn.Module):
 
     def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
-        whole = self.mesh.cp.size == 1 and self.core_attention.backend in ("sdpa", "reference")
+        backend = self.core_attention.backend_for(q, v, context.mask)
+        whole = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
         if whole or self.d_v == q.shape[-1]:
             return self.core_attention(q, k, v, context.mask)
         width = max(self.d_v, q.shape[-1])

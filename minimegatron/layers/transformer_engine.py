@@ -40,7 +40,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.fields import require
-from minimegatron.layers.core_attention import PACKAGES, installed
+from minimegatron.layers.attention_choice import PACKAGES, installed
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 
 

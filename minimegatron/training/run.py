@@ -20,7 +20,7 @@ from minimegatron.config import (
 from minimegatron.errors import ConfigError
 from minimegatron.fields import require
 from minimegatron.fits import check_model_fits
-from minimegatron.layers.core_attention import check_backend
+from minimegatron.layers.attention_choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
 from minimegatron.precision import check_fp8_dims

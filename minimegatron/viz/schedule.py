@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from html import escape
 
+import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
+from minimegatron.viz.lanes import at_pixels
 from minimegatron.viz.picture import FAINT, INK, PALETTE, text_on
 
 WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 860, 52, 56, 20, 14, 6  # px
@@ -94,18 +96,35 @@ def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) -> 
     for rank, row in enumerate(rows):
         y = top + rank * step
         parts.append(f'<text x="{LEFT - 6}" y="{y + 14}" text-anchor="end" fill="{INK}">rank {rank}</text>')
-        parts += [_bar(e, LEFT + e.start * scale, y, e.seconds * scale) for e in row]
+        seen = _seen(row, 1 / scale)
+        for which, first, size in seen:
+            last = row[first + size - 1]
+            width = (last.end - row[first].start) * scale
+            parts.append(_bar(row[which], LEFT + row[first].start * scale, y, width, size))
         if live:
-            parts.append(_curve(row, live[rank], y + BAR, scale, highest))
+            parts.append(_curve(row, live[rank], seen, y + BAR, scale, highest))
     parts += _axis(horizon, scale, top + step * len(rows))
     return "\n".join([*parts, "</svg>"])
 
 
-def _bar(event: Event, x: float, y: float, width: float) -> str:
+def _seen(row: list[Event], pixel: float) -> list[tuple[int, int, int]]:
+    """What can be told apart: (the event that a bar looks like, the first event behind it, how many there are)."""
+    if not row:
+        return []
+    start, end = (np.array([float(t) for t in times]) for times in zip(*((e.start, e.end) for e in row), strict=True))
+    seen = at_pixels(start, end, pixel)
+    return list(zip(seen.which.tolist(), seen.first.tolist(), seen.size.tolist(), strict=True))
+
+
+def _bar(event: Event, x: float, y: float, width: float, size: int) -> str:
+    """A bar and its label; one that stands for several events says how many, and has no frame."""
     label = f"{event.name}{event.note}"
     colour = _colour(event)
     microbatch = event.note.partition(".")[0]
     fits = next((t for t in (label, event.note, microbatch) if 5.8 * len(t) <= width - 1), "")
+    if size > 1:
+        place = f'x="{_px(x)}" y="{y}" width="{_px(max(width, 1))}" height="{BAR}"'
+        return f'<rect {place} fill="{colour}"><title>{size} actions</title></rect>'
     box = (
         f'<rect x="{_px(x)}" y="{y}" width="{_px(width)}" height="{BAR}" fill="{colour}" stroke="{INK}" '
         f'stroke-width="0.5"><title>{label}</title></rect>'
@@ -114,13 +133,16 @@ def _bar(event: Event, x: float, y: float, width: float) -> str:
     return box + (f"<text {middle}>{fits}</text>" if fits else "")
 
 
-def _curve(row: list[Event], live: Sequence[int], y: int, scale: float, highest: int) -> str:
+def _curve(
+    row: list[Event], live: Sequence[int], seen: list[tuple[int, int, int]], y: int, scale: float, highest: int
+) -> str:
     """The rank's live activations as a filled step curve, and its peak in words."""
     unit, floor = (CURVE - 2) / highest, y + CURVE
     points = [f"M{_px(LEFT + row[0].start * scale)} {floor}"] if row else ["M0 0"]
-    for event, count in zip(row, live, strict=True):
-        idle, level = (_px(floor - n * unit) for n in (count - (event.name == "F"), count))
-        points.append(f"V{idle}H{_px(LEFT + event.start * scale)}V{level}H{_px(LEFT + event.end * scale)}")
+    for _, first, size in seen:
+        event, last, most = row[first], row[first + size - 1], max(live[first : first + size])
+        idle, level = (_px(floor - n * unit) for n in (live[first] - (event.name == "F"), most))
+        points.append(f"V{idle}H{_px(LEFT + event.start * scale)}V{level}H{_px(LEFT + last.end * scale)}")
     points.append(f"V{floor}Z")
     words = f'<text x="{WIDTH - RIGHT + 6}" y="{y + CURVE - 2}" fill="{INK}">live {max(live, default=0)}</text>'
     return f'<path d="{"".join(points)}" fill="{FAINT}" fill-opacity="0.5"/>' + words
@@ -147,11 +169,9 @@ def _round_numbers() -> Iterator[float]:
 
 def _text(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) -> str:
     """One cell per unit of time, the unit being what divides every start and end."""
-    moments = [Fraction(t).limit_denominator(720) for row in rows for e in row for t in (e.start, e.end)]
-    denominator = math.lcm(*(t.denominator for t in moments))
-    unit = Fraction(math.gcd(*(int(t * denominator) for t in moments)) or 1, denominator)
     width = 1 + max(len(e.name + e.note) for row in rows for e in row)
-    cells = int(max(moments) / unit)
+    timed = max(map(len, rows)) * width <= WIDEST_TEXT  # an event takes a cell at least
+    unit, cells = _cells(rows) if timed else (Fraction(1), WIDEST_TEXT + 1)
     lines = [title] if title else []
     for rank, row in enumerate(rows):
         if cells * width <= WIDEST_TEXT:
@@ -165,6 +185,14 @@ def _text(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) ->
         tail = f"  live {max(live[rank], default=0)}" if live else ""
         lines.append(f"rank {rank:<3} {words.rstrip() if not tail else words}{tail}")
     return "\n".join(lines)
+
+
+def _cells(rows: list[list[Event]]) -> tuple[Fraction, int]:
+    """The unit of time that divides every start and end, and how many of it there are."""
+    moments = [Fraction(t).limit_denominator(720) for row in rows for e in row for t in (e.start, e.end)]
+    denominator = math.lcm(*(t.denominator for t in moments))
+    unit = Fraction(math.gcd(*(int(t * denominator) for t in moments)) or 1, denominator)
+    return unit, int(max(moments) / unit)
 
 
 def _colour(event: Event) -> str:

@@ -2,28 +2,33 @@
 
 A bar is a `trace.Event`. Events of one kind that overlap (two buckets under way at once) get rows of their own, so
 nothing hides behind anything. What matters on such a picture is how much communication is covered by computation,
-so that share is measured (`hidden_share`) and written beside each rank.
+so that share is measured (`hidden_share`) and written beside each rank. A million events are no more bars than there
+are pixels (`lanes.py`).
 
 `chrome_trace` writes the same events for Perfetto or chrome://tracing, where one can zoom.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
+from minimegatron.viz.lanes import at_pixels, covered, lay_out, times
 from minimegatron.viz.picture import INK, PALETTE, box, colours, hatch, new_figure, scaled, styled
 
 KINDS = ("compute", "comm", "wait", "memory", "mark")
 UNITS = ("µs", "ms", "s")
+BAR = 0.92  # of a row's height
+PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
 _LOOKS: dict[str, Look] = {
     "compute": (PALETTE[0], ""),
@@ -54,22 +59,20 @@ def gantt(
     Raises:
         ConfigError: there is no event at all, or `by` is neither of the two.
     """
-    panels = [(name, _shifted(events)) for name, events in (("predicted", predicted), ("measured", measured)) if events]
+    panels = [(name, _Panel(events)) for name, events in (("predicted", predicted), ("measured", measured)) if events]
     if not panels:
         fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
         raise ConfigError("a timeline without events", fix=fix)
     if by not in ("kind", "name"):
         raise ConfigError(f"by={by!r}", fix="colour by kind or by name")
-    everything = [e for _, events in panels for e in events]
-    horizon = max(e.end for e in everything) or 1e-6
-    styles = _styles(everything, by)
-    lanes = [_lanes(events) for _, events in panels]
-    heights = [sum(map(len, table.values())) + 0.4 * len(table) for table in lanes]
+    horizon = max(float(panel.end.max()) for _, panel in panels) or 1e-6
+    styles = _styles([(e, t) for _, p in panels for e, t in zip(p.events, p.start.tolist(), strict=True)], by)
+    heights = [sum(map(len, panel.rows.values())) + 0.4 * len(panel.rows) for _, panel in panels]
     with styled():
         figure = new_figure(9.0, 0.9 + 0.3 * sum(heights) + 0.45 * len(panels), title)
         grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-        for axes, (name, events), table in zip(grid, panels, lanes, strict=True):
-            _draw_panel(axes, events, table, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
+        for axes, (name, panel) in zip(grid, panels, strict=True):
+            _draw_panel(axes, panel, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
             if len(panels) > 1:
                 axes.set_title(name, loc="left")
         grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
@@ -82,11 +85,7 @@ def gantt(
 
 def hidden_share(events: Sequence[Event]) -> float:
     """The share of one rank's communication time during which it also computed, 0 to 1; 0 without communication."""
-    compute = _union([e for e in events if e.kind == "compute"])
-    comm = _union([e for e in events if e.kind == "comm"])
-    total = sum(stop - start for start, stop in comm)
-    both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in comm for c, d in compute)
-    return both / total if total > 0 else 0.0
+    return _hidden(*times(events), events) if events else 0.0
 
 
 def chrome_trace(events: Sequence[Event], path: str | Path, predicted: Sequence[Event] = ()) -> Path:
@@ -132,85 +131,94 @@ def _kind(event: Event) -> int:
     return KINDS.index(event.kind) if event.kind in KINDS else len(KINDS)
 
 
-def _shifted(events: Sequence[Event]) -> list[Event]:
-    """The same events with a clock that starts at the first of them."""
-    origin = min(e.start for e in events)
-    return [dataclasses.replace(e, start=e.start - origin, end=e.end - origin) for e in events]
+class _Panel:
+    """Events with a clock that starts at the first of them, and the rows in which they stand."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.start, self.end = times(events)
+        self.rows = lay_out(events, self.start, self.end, KINDS)
+
+    def instants(self) -> dict[int, list[float]]:
+        """For each rank, when something without length happened."""
+        found: dict[int, list[float]] = {}
+        for i in np.flatnonzero(self.end == self.start).tolist():
+            found.setdefault(self.events[i].rank, []).append(float(self.start[i]))
+        return found
 
 
-def _lanes(events: Sequence[Event]) -> dict[int, list[list[Event]]]:
-    """For each rank its rows of events of one kind that do not overlap: the first free row takes the next event."""
-    table: dict[int, list[list[Event]]] = {}
-    for event in sorted(events, key=lambda e: (e.rank, _kind(e), e.start, -e.end)):
-        rows = table.setdefault(event.rank, [])
-        if event.seconds == 0:
-            continue
-        for row in rows:
-            if row[-1].kind == event.kind and event.start >= row[-1].end - 1e-9:
-                row.append(event)
-                break
-        else:
-            rows.append([event])
-    return table
+def _hidden(start: np.ndarray, end: np.ndarray, events: Sequence[Event]) -> float:
+    """`hidden_share` of events with these times: |A and B| = |A| + |B| - |A or B|."""
+    comm, compute = (np.fromiter((e.kind == k for e in events), bool, len(events)) for k in ("comm", "compute"))
+    total, either = covered(start[comm], end[comm]), comm | compute
+    both = total + covered(start[compute], end[compute]) - covered(start[either], end[either])
+    return min(1.0, max(0.0, both / total)) if total > 0 else 0.0
 
 
-def _union(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """The intervals covered by at least one event."""
-    merged: list[tuple[float, float]] = []
-    for e in sorted(events, key=lambda e: e.start):
-        if merged and e.start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], e.end))
-        else:
-            merged.append((e.start, e.end))
-    return merged
-
-
-def _styles(events: Sequence[Event], by: str) -> dict[str, Look]:
-    """Colour and hatch of each kind or name that occurs."""
+def _styles(events: Sequence[tuple[Event, float]], by: str) -> dict[str, Look]:
+    """Colour and hatch of each kind or name that occurs; events come with their time on the picture's clock."""
     if by == "kind":
-        kinds = {e.kind: _kind(e) for e in events}
+        kinds = {e.kind: _kind(e) for e, _ in events}
         return {kind: _LOOKS.get(kind, (PALETTE[2], "")) for kind in sorted(kinds, key=kinds.__getitem__)}
-    names = list(dict.fromkeys(e.name for e in sorted(events, key=lambda e: e.start)))
+    names = list(dict.fromkeys(e.name for e, _ in sorted(events, key=lambda pair: pair[1])))
     return {name: (colour, hatch(i)) for i, (name, colour) in enumerate(zip(names, colours(len(names)), strict=True))}
 
 
-def _draw_panel(
-    axes: Axes,
-    events: Sequence[Event],
-    lanes: dict[int, list[list[Event]]],
-    horizon: float,
-    look: Callable[[Event], Look],
-    labels: bool,
-) -> None:
+def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event], Look], labels: bool) -> None:
     """All ranks of one panel, `horizon` seconds long; the time axis counts the unit that suits it."""
-    per_second = 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0]
-    top, middles = 0.0, []
-    for rank, rows in lanes.items():
+    per_second, pixel = 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0], horizon / PIXELS
+    top, middles, instants = 0.0, [], panel.instants()
+    thin: dict[tuple[str, str, str], list[list[tuple[float, float]]]] = {}  # colour, hatch, edge -> corners
+    for rank, rows in panel.rows.items():
         height = max(1, len(rows))
         for i, row in enumerate(rows):
-            for event in row:
+            seen = at_pixels(panel.start[row], panel.end[row], pixel)
+            columns = (row[seen.which], seen.start, seen.end, seen.size)
+            for which, start, end, size in zip(*(column.tolist() for column in columns), strict=True):
+                event = panel.events[which]
+                x, width, y = start * per_second, (end - start) * per_second, top + i
                 colour, pattern = look(event)
-                corner, size = (event.start * per_second, top + i), (event.seconds * per_second, 0.92)
+                if size > 1:  # a frame would be all one sees of it, and of its neighbours
+                    one = _corners(x, y, max(width, pixel * per_second))
+                    thin.setdefault((colour, pattern, "none"), []).append(one)
+                    continue
+                if end - start < THIN * pixel:
+                    thin.setdefault((colour, pattern, INK), []).append(_corners(x, y, width))
+                    continue
                 text = _fitting(event, horizon) if labels else ""
-                box(axes, corner, size, colour, text, pattern=pattern, edge=INK, fontsize=7)
-        for event in events:
-            if event.rank == rank and event.seconds == 0:
-                at = event.start * per_second
-                axes.plot(
-                    [at, at], [top - 0.1, top + height + 0.05], color=INK, linewidth=2, linestyle="-", clip_on=False
-                )
-        mine = [event for row in rows for event in row]
-        if {"comm", "compute"} <= {event.kind for event in mine}:
-            share = f"{hidden_share(mine):.0%} of comm.\nhidden"
+                box(axes, (x, y), (width, BAR), colour, text, pattern=pattern, edge=INK, fontsize=7)
+        _draw_instants(axes, instants.get(rank, []), (top - 0.1, top + height + 0.05), per_second, pixel)
+        mine = np.concatenate(rows) if rows else np.array([], np.int64)
+        events = [panel.events[i] for i in mine.tolist()]
+        if {"comm", "compute"} <= {event.kind for event in events}:
+            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of comm.\nhidden"
             axes.text(horizon * per_second * 1.01, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4
-    axes.set_yticks(middles, [f"rank {rank}" for rank in lanes])
+    for (colour, pattern, edge), corners in thin.items():
+        bars = PolyCollection(corners, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=0.6)
+        axes.add_collection(bars, autolim=False)
+    axes.set_yticks(middles, [f"rank {rank}" for rank in panel.rows])
     axes.set_ylim(top - 0.3, -0.1)
     axes.set_xlim(0, horizon * per_second)
     axes.grid(axis="x", visible=True)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
+
+
+def _draw_instants(
+    axes: Axes, moments: list[float], span: tuple[float, float], per_second: float, pixel: float
+) -> None:
+    """Lines through a rank's rows where something without length happened, at most one a pixel where there are many."""
+    if moments:
+        at = np.array(moments) if len(moments) <= PIXELS else np.round(np.array(moments) / pixel) * pixel
+        x = np.repeat(np.unique(at) * per_second, 3)
+        y = np.tile([*span, np.nan], len(x) // 3)
+        axes.plot(x, y, color=INK, linewidth=2, linestyle="-", clip_on=False)
+
+
+def _corners(x: float, y: float, width: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + width, y), (x + width, y + BAR), (x, y + BAR)]
 
 
 def _fitting(event: Event, horizon: float) -> str:

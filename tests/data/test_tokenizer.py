@@ -83,9 +83,8 @@ def test_bpe_training_repeats_in_another_process(bpe, tmp_path):
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_bpe_decodes_what_it_encoded(bpe, text: str):
     ids = bpe.tokenize(text)
-    assert bpe.pad not in ids or "<|pad|>" in text
-    if "<|" not in text:
-        assert bpe.detokenize(ids) == text
+    assert bpe.pad not in ids and bpe.eod not in ids
+    assert bpe.detokenize(ids) == text
     assert all(0 <= i < bpe.vocab_size for i in ids)
 
 
@@ -94,9 +93,37 @@ def test_bpe_equals_transformers(bpe, tmp_path):
     train_bpe(GOLDEN["texts"], GOLDEN["vocab_size"], tmp_path)
     oracle = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert (oracle.eos_token_id, oracle.pad_token_id, len(oracle)) == (bpe.eod, bpe.pad, bpe.vocab_size)
+    spelled = HuggingFaceTokenizer(tmp_path, spelled_special_tokens=True)
     for text in SAMPLES + GOLDEN["texts"]:
-        assert bpe.tokenize(text) == oracle(text).input_ids, text
-        assert bpe.detokenize(bpe.tokenize(text)) == oracle.decode(oracle(text).input_ids, skip_special_tokens=True)
+        ids = oracle(text, split_special_tokens=True).input_ids
+        assert bpe.tokenize(text) == ids, text
+        assert bpe.detokenize(ids) == oracle.decode(ids, skip_special_tokens=True) == text
+        assert spelled.tokenize(text) == oracle(text, split_special_tokens=False).input_ids, text
+
+
+@pytest.mark.parametrize("special", ["<|endoftext|>", "<|pad|>"])
+def test_a_text_never_spells_a_special_token(bpe, special, tmp_path):
+    """A document about tokenizers is cut in the middle otherwise, and the rest belongs to another one."""
+    learned = train_bpe([f"one{special}two {special}" * 50], 500, tmp_path)  # also not where it was often seen
+    text = f"a{special}b {special}\n{special}{special}"
+    for tokenizer in (bpe, learned):
+        ids = tokenizer.tokenize(text)
+        assert not {tokenizer.eod, tokenizer.pad} & set(ids) and tokenizer.detokenize(ids) == text
+    spelled = HuggingFaceTokenizer(tmp_path, spelled_special_tokens=True)
+    assert {spelled.eod, spelled.pad} & set(spelled.tokenize(text))
+    assert spelled.identity != learned.identity, "they give other ids"
+
+
+def test_documents_that_spell_the_end_are_not_cut(bpe, tmp_path):
+    from minimegatron.data.indexed import IndexedDataset
+    from minimegatron.data.preprocess import preprocess
+
+    train_bpe(GOLDEN["texts"], GOLDEN["vocab_size"], tmp_path / "bpe")
+    (tmp_path / "t.jsonl").write_text(json.dumps({"text": "an end <|endoftext|> inside"}) + "\n")
+    arguments = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tmp_path / "bpe")}
+    preprocess([tmp_path / "t.jsonl"], tmp_path / "t", arguments, append_eod=True)
+    ids = IndexedDataset(str(tmp_path / "t_text_document"))[0].tolist()
+    assert ids.count(bpe.eod) == 1 and ids[-1] == bpe.eod
 
 
 def test_gpt2_files_equal_transformers(bpe, tmp_path):
@@ -113,7 +140,7 @@ def test_gpt2_files_equal_transformers(bpe, tmp_path):
         oracle = transformers.GPT2TokenizerFast(vocab_file=str(vocab), merges_file=str(merges))
     assert ours.eod == oracle.eos_token_id and ours.pad == NO_PAD
     for text in [*SAMPLES, "one<|endoftext|>two"]:
-        assert ours.tokenize(text) == oracle(text).input_ids, text
+        assert ours.tokenize(text) == oracle(text, split_special_tokens=True).input_ids, text
 
 
 @pytest.mark.parametrize("text", ["a" * 1_000_000, "ab" * 500_000, " " * 1_000_000])

@@ -68,6 +68,20 @@ def test_strides_and_misaligned_memory():
         close([norm.norm(view, misaligned(gamma), None, EPS)], [want], torch.float32)
 
 
+@pytest.mark.parametrize("parts", [1, 64, 65, 75])
+def test_any_number_of_blocks_gives_the_same_sums(monkeypatch, parts):
+    """On a GPU there are hundreds, and more threads share a column then."""
+    monkeypatch.setattr(norm.checks, "parts_for", lambda rows, device, resident: parts)
+    kernel, wanted, tensors = case(75, 33, torch.float64, True, True)
+    close(*both(kernel, wanted, tensors), torch.float64)
+
+
+@pytest.mark.parametrize("n", [1, 33, 64, 2048, 40000])
+def test_how_many_blocks_a_multiprocessor_holds_is_asked(n):
+    for dtype in DTYPES:
+        assert norm.resident(n, dtype, True, torch.device("cpu")) == 2, "what the emulator answers"
+
+
 def test_nothing_is_written_outside():
     room = torch.full((3 * 33 + 64,), 7.0)
     library = launch.library("norm", "emulated")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 import weakref
 from typing import Any
 
@@ -16,10 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.data.masking import cu_seqlens
-from minimegatron.errors import ConfigError
-from minimegatron.layers import core_attention
-from minimegatron.layers.core_attention import CoreAttention, choose_backend
+from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.flash import BLOCK, flash_attention, flash_backward, flash_forward
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.tiles import Joined, attend
@@ -232,72 +227,3 @@ def test_bf16_does_not_grow_with_the_number_of_pieces():
             attend(joined, q, ((0, 256),), k[:, :, a:b], v[:, :, a:b], ((a, b),), AttentionMask(), SCALE, "sdpa")
         error[pieces] = (joined.out - want).square().mean().sqrt().item()
     assert error[16] <= error[1]
-
-
-# ------------------------------------------------------------------------------------------------ the packages
-
-
-def model(**fields: Any) -> TransformerConfig:
-    base: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 6}
-    return TransformerConfig(**{**base, "params_dtype": "bf16", **fields})
-
-
-def gpu_mesh() -> Mesh:
-    return Mesh.serial(device="cuda")
-
-
-def test_absent_packages_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(core_attention.importlib.util, "find_spec", lambda name: None)
-    for backend, package in (("flash", "flash-attn"), ("te", "transformer-engine[pytorch]")):
-        with pytest.raises(ConfigError) as error:
-            CoreAttention(model(attention_backend=backend), gpu_mesh())
-        assert f"pip install '{package}'" in str(error.value)
-    assert choose_backend(model(), gpu_mesh()) == "sdpa"
-
-
-def test_packages_run_on_a_gpu_in_16_bits_and_auto_knows(monkeypatch):
-    monkeypatch.setattr(core_attention.importlib.util, "find_spec", lambda name: object())
-    assert choose_backend(model(), gpu_mesh()) == "flash"
-    assert choose_backend(model(), Mesh.serial()) == choose_backend(model(params_dtype="fp32"), gpu_mesh()) == "sdpa"
-    for config, mesh in ((model(), Mesh.serial()), (model(params_dtype="fp32"), gpu_mesh())):
-        with pytest.raises(ConfigError, match="GPU in bf16 or fp16"):
-            choose_backend(config.replace(attention_backend="flash"), mesh)
-
-
-def fake_flash_attn() -> types.ModuleType:
-    """The two functions of flash-attn 2 by their documentation, computed by torch."""
-    module = types.ModuleType("flash_attn")
-
-    def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
-        left, right = window_size
-        i = torch.arange(q.shape[1])
-        distance = i[:, None] - i[None, :]
-        seen = torch.ones_like(distance, dtype=torch.bool)
-        seen &= (distance <= left) if left >= 0 else seen
-        seen &= (distance >= -right) if right >= 0 else seen
-        seen &= (distance >= 0) if causal else seen
-        out = F.scaled_dot_product_attention(
-            *(t.transpose(1, 2) for t in (q, k, v)), attn_mask=seen, scale=softmax_scale, enable_gqa=True
-        )
-        assert dropout_p == 0.0
-        return out.transpose(1, 2)
-
-    def flash_attn_varlen_func(q, k, v, cu_q, cu_k, longest_q, longest_k, **options):
-        assert cu_q.dtype == torch.int32 and torch.equal(cu_q, cu_k) and longest_q == int(cu_q.diff().max())
-        pieces = zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True)
-        return torch.cat([flash_attn_func(*(t[None, a:b] for t in (q, k, v)), **options)[0] for a, b in pieces])
-
-    module.flash_attn_func, module.flash_attn_varlen_func = flash_attn_func, flash_attn_varlen_func  # type: ignore[attr-defined]
-    return module
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_what_flash_attn_is_asked_for(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash_attn())
-    mask = AttentionMask(**MASKS[name])
-    q, k, v, _ = (t.permute(2, 0, 1, 3) for t in qkv(45))
-    core = CoreAttention(model(attention_backend="reference"), Mesh.serial())
-    want = core(q, k, v, mask)
-    core.backend = "flash"
-    torch.testing.assert_close(core(q, k, v, mask), want, rtol=0, atol=1e-12)
-    assert mask.document_ids is None or len(cu_seqlens(mask.document_ids)[0]) > 5

@@ -50,6 +50,7 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
         guard = found.stdout.split()[-1]
     library.load(guard)
     import torch
+    import torch.nn.attention.varlen
 
     from tests.rehearsal import dispatch, messages, operators, runtime, tensor
     from tests.rehearsal import flash_attn as package
@@ -60,6 +61,7 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
     runtime.install()
     messages.install()
     torch.nn.functional.scaled_dot_product_attention = operators.attention
+    torch.nn.attention.varlen.varlen_attn = package.varlen_attn
     emulated.install(kernels)
     if flash_attn:
         package.install()

@@ -1,4 +1,4 @@
-"""Stand-in for the package flash-attn: its two functions, with what they refuse, computed by the plain formula.
+"""Stand-in for the package flash-attn, and for torch's `varlen_attn`: with what they refuse, by the plain formula.
 
 Rows of q see keys of their own document; `causal` aligns the last query with the last key, as flash-attn 2.1 does.
 """
@@ -95,6 +95,27 @@ def flash_attn_varlen_func(
     RECORD.choice("flash_attn_varlen_func")
     table = _table(q.shape[0], k.shape[0], causal, window_size, starts)
     return _attend(q[None], k[None], v[None], table, dropout_p, softmax_scale)[0]
+
+
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: Window = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch's own; its window's second number says whether attention is causal."""
+    operators.require(query.shape[-1] % 8 == 0, "head_size should be a multiple of 8")
+    operators.require(enable_gqa or query.shape[1] == key.shape[1], "Try setting enable_gqa=True for GQA.")
+    borders = (cu_seq_q, cu_seq_k, max_q, max_k)
+    RECORD.choice("varlen_attn")
+    return flash_attn_varlen_func(query, key, value, *borders, 0.0, scale, False, window_size)
 
 
 def install() -> None:

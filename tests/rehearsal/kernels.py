@@ -39,6 +39,9 @@ class EmulatedLibrary:
         else:
             tape.run(compute, [], unwrap(given))
 
+    def ask(self, launcher: str, *args: Any) -> int:
+        return self._library.ask(launcher, *args)
+
 
 def install(build_them: bool = True) -> None:
     """Let kernels for `cuda` be emulated; without `build_them` there is no compiler, and torch computes."""

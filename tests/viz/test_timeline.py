@@ -5,7 +5,8 @@ import pytest
 from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.timeline import _lanes, chrome_trace, gantt, hidden_share
+from minimegatron.viz.lanes import lay_out, times
+from minimegatron.viz.timeline import KINDS, chrome_trace, gantt, hidden_share
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -25,8 +26,9 @@ def test_hidden_share_counts_covered_time_once():
 
 
 def test_events_that_overlap_get_rows_of_their_own():
-    rows = _lanes([compute(0, 2), compute(2, 4), comm(1, 3), comm(2, 5), comm(5, 6), Event("step", "mark", 0, 6, 6)])
-    assert [[(e.kind, e.start) for e in row] for row in rows[0]] == [
+    events = [compute(0, 2), compute(2, 4), comm(1, 3), comm(2, 5), comm(5, 6), Event("step", "mark", 0, 6, 6)]
+    rows = lay_out(events, *times(events), KINDS)
+    assert [[(events[i].kind, events[i].start) for i in row] for row in rows[0]] == [
         [("compute", 0), ("compute", 2)],
         [("comm", 1), ("comm", 5)],
         [("comm", 2)],

@@ -19,6 +19,8 @@
   T* name = reinterpret_cast<T*>(mm_shared)
 #define MM_LAUNCH(kernel, grid, block, smem, stream, ...) \
   ((kernel)<<<(grid), (block), (smem), (cudaStream_t)(stream)>>>(__VA_ARGS__), (int)cudaGetLastError())
+// How many blocks of a kernel a multiprocessor holds at once, as its registers allow; into the int `blocks`.
+#define MM_RESIDENT(blocks, kernel, threads) ((int)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&(blocks), (kernel), (threads), 0))
 #endif
 #include <stdint.h>
 
@@ -132,22 +134,24 @@ template <typename A> __device__ __forceinline__ A block_sum(A v) {
 }
 
 // Column sums of what the blocks of another kernel have accumulated: partial [parts, cols] -> out [cols]. Eight threads
-// share a column, 32 neighbouring columns a block; the order of additions is fixed, so the result repeats bit for bit.
+// share a column, 32 where there are many parts (one thread's loads come one after the other), 32 neighbouring columns a
+// block; the order of additions is fixed, so the result repeats bit for bit.
 template <typename T>
-__global__ void __launch_bounds__(256) column_sums(const Acc<T>* __restrict__ partial, T* __restrict__ out, int64_t parts, int64_t cols) {
-  MM_SHARED(Acc<T>, tile, 8 * 32);
+__global__ void __launch_bounds__(1024) column_sums(const Acc<T>* __restrict__ partial, T* __restrict__ out, int64_t parts, int64_t cols) {
+  MM_SHARED(Acc<T>, tile, 32 * 32);
   const int64_t c = (int64_t)blockIdx.x * 32 + threadIdx.x;
   Acc<T> v = 0;
   if (c < cols)
-    for (int64_t p = threadIdx.y; p < parts; p += 8) v += partial[p * cols + c];
+    for (int64_t p = threadIdx.y; p < parts; p += blockDim.y) v += partial[p * cols + c];
   tile[threadIdx.y * 32 + threadIdx.x] = v;
   __syncthreads();
   if (threadIdx.y == 0 && c < cols) {
-    for (int i = 1; i < 8; ++i) v += tile[i * 32 + threadIdx.x];
+    for (unsigned i = 1; i < blockDim.y; ++i) v += tile[i * 32 + threadIdx.x];
     out[c] = store<T>(v);
   }
 }
 template <typename T>
 int launch_column_sums(const void* partial, void* out, int64_t parts, int64_t cols, void* stream) {
-  return MM_LAUNCH((column_sums<T>), (unsigned)ceil_div(cols, 32), dim3(32, 8), 0, stream, (const Acc<T>*)partial, (T*)out, parts, cols);
+  const dim3 block(32, parts > 64 ? 32 : 8);
+  return MM_LAUNCH((column_sums<T>), (unsigned)ceil_div(cols, 32), block, 0, stream, (const Acc<T>*)partial, (T*)out, parts, cols);
 }

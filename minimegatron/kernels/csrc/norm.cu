@@ -13,7 +13,8 @@
 //   3  the row stays in registers (PER)   memory: every byte moves once. This is the forward pass
 //   4  backward, a block a row: dgamma wants a sum over rows; atomics collide, a [rows, cols] buffer doubles the traffic
 //   5  backward, a few blocks for all rows: a thread keeps its columns' dgamma in registers from row to row, writes it
-//      once, and `column_sums` adds the few partial rows. Memory again. This is the backward pass
+//      once, and `column_sums` adds the few partial rows. Memory again, if enough loads are on their way: as many blocks
+//      as the multiprocessors hold at once (5 of 128 threads at 2048 columns in bf16). This is the backward pass
 // Bound reached by design: forward 2 bytes a value in, 2 out (4 in, 4 out with the residual); backward 4 in, 2 out.
 //
 // Rows that do not fit in the registers of a block, that are not a multiple of 16 bytes or not aligned to it, take the
@@ -180,6 +181,13 @@ int backward(const void* dy, const void* ds, const void* h, const void* gamma, c
   return error;
 }
 
+template <typename T, bool LAYER> int resident(int* blocks, int64_t cols) {
+  constexpr int VEC = vector_width<T>();
+  Cut cut = cut_row(ceil_div(cols, VEC));
+  return cut.in_registers ? MM_RESIDENT(*blocks, (norm_backward<T, VEC, 2, LAYER>), cut.threads)
+                          : MM_RESIDENT(*blocks, (norm_backward<T, VEC, 0, LAYER>), MOST);
+}
+
 // x, r, h, y [rows, cols]; gamma, beta [cols]; mean, rstd [rows] in Acc<T>. beta null: RMSNorm. r null: no residual.
 MM_EXPORT mm_norm_forward(const void* x, const void* r, const void* gamma, const void* beta, void* h, void* y, void* mean,
                           void* rstd, int64_t rows, int64_t cols, double eps, int dtype, void* stream) {
@@ -203,4 +211,11 @@ MM_EXPORT mm_norm_backward(const void* dy, const void* ds, const void* h, const 
     if (mean) return backward<T, true>(dy, ds, h, gamma, mean, rstd, dh, partial, dgamma, dbeta, rows, cols, parts, stream);
     return backward<T, false>(dy, ds, h, gamma, mean, rstd, dh, partial, dgamma, dbeta, rows, cols, parts, stream);
   });
+}
+
+// How many blocks of the backward pass a multiprocessor holds at once; into `blocks`, an int32 of the host.
+MM_EXPORT mm_norm_backward_resident(void* blocks, int64_t cols, int centred, int dtype, void* stream) {
+  if (!blocks || cols < 1) return MM_BAD_ARGUMENT;
+  (void)stream;
+  return MM_BY_DTYPE(dtype, { return centred ? resident<T, true>((int*)blocks, cols) : resident<T, false>((int*)blocks, cols); });
 }
