@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import minimegatron
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.schedule_check import check
 from minimegatron.parallel.schedules import (
@@ -119,6 +122,12 @@ def test_one_communicator_for_a_group_does():
         schedule = build_schedule("interleaved", p, m, v, microbatch_group_size_per_vp_stage=group)
         assert stuck(programs(schedule), "eager"), (p, v, group, m)
     assert sum(bool(stuck(programs(s), "eager", buffered=True)) for s in random_schedules(8)) > 5
+
+
+def test_so_no_group_of_the_package_is_made_with_device_id():
+    for file in Path(minimegatron.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        assert not [call.lineno for call in calls for word in call.keywords if word.arg == "device_id"], file
 
 
 def test_connections_are_made_before_the_first_message_because_in_its_order_they_deadlock():
