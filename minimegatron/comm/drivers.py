@@ -49,7 +49,7 @@ def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mappi
     if cuda is None:
         return (
             f"{there}, and torch {version} is a build for CPUs",
-            f"install a CUDA build of torch: {build_for(driver)}",
+            f"install {build_for(driver)}",
         )
     needs = NEEDS.get(int(cuda.split(".")[0]))
     if needs is not None and _numbers(driver) < _numbers(needs):
@@ -74,6 +74,7 @@ def build_for(driver: str) -> str:
 
 
 def hidden(environ: Mapping[str, str]) -> bool:
+    """Whether somebody has hidden all GPUs on purpose."""
     return environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDDEN
 
 
