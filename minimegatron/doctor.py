@@ -20,11 +20,13 @@ import platform
 import shutil
 import subprocess
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import minimegatron
+from minimegatron.comm.drivers import nvidia_smi, obstacle
 from minimegatron.kernels import toolkit
 
 Facts = dict[str, Any]
@@ -57,7 +59,7 @@ def examine() -> Facts:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": gpus(),
+        "gpus": nvidia_smi(),
         "nvcc": nvcc_version(),
         "browser": next((name for name in BROWSERS if shutil.which(name)), None),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -66,7 +68,7 @@ def examine() -> Facts:
         "broken": [],
     }
     try:
-        facts["torch"] = examine_torch(bool(facts["gpus"]))
+        facts["torch"] = examine_torch(facts["gpus"])
     except Exception as error:  # the doctor's work is to say what is wrong, whatever it is
         facts["torch"] = None
         facts["broken"].append(f"torch: {type(error).__name__}: {error}")
@@ -90,12 +92,6 @@ def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
         return allowed
 
 
-def gpus() -> list[str]:
-    """`name, memory, driver` of every NVIDIA GPU, as the driver reports them; no CUDA context is made."""
-    query = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    return [line.strip() for line in _output(query).splitlines() if line.strip()]
-
-
 def nvcc_version() -> str | None:
     """The CUDA compiler's release and where it comes from, or None without one."""
     found = toolkit.nvcc()
@@ -103,8 +99,8 @@ def nvcc_version() -> str | None:
     return f"{release[0]}.{release[1]}, from {found.origin}: {found.path}" if found and release else None
 
 
-def examine_torch(gpu: bool) -> Facts:
-    """Version and build of torch; whether it sees the GPU is asked only where there is one."""
+def examine_torch(gpus: list[str]) -> Facts:
+    """Version and build of torch; whether it can use the GPU is asked only where there is one, and if not, why."""
     import torch
     import torch.distributed as dist
 
@@ -112,9 +108,12 @@ def examine_torch(gpu: bool) -> Facts:
         build = f"CUDA {torch.version.cuda}"
     else:
         build = f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
-    seen = torch.cuda.device_count() if gpu and torch.version.cuda else 0
+    with warnings.catch_warnings():  # torch's own words about a driver; `obstacle` has the better ones
+        warnings.simplefilter("ignore")
+        seen = torch.cuda.device_count() if gpus and torch.version.cuda and torch.cuda.is_available() else 0
     nccl = dist.is_available() and dist.is_nccl_available()
-    return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl}
+    reason = None if seen else obstacle(gpus, torch.__version__, torch.version.cuda, os.environ)
+    return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl, "obstacle": reason}
 
 
 def examine_kernels() -> Facts:
@@ -180,7 +179,9 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
         return []
     cores, seen, packages = facts["cores"], facts["torch"]["gpus"], facts["packages"]
     if seen and facts["torch"]["nccl"]:
-        ranks = f"NCCL, one GPU a rank: torchrun --nproc-per-node {seen}; more ranks than that: gloo on the CPU"
+        ranks = (
+            f"NCCL, one GPU a rank: torchrun --nproc-per-node {seen}; more ranks than that: --distributed-backend gloo"
+        )
         precision = "fp32, bf16, fp16 on the GPU"
     else:
         ranks = f"gloo on the CPU: torchrun --nproc-per-node {cores} uses every core; more ranks take turns"
@@ -220,8 +221,8 @@ def advice(facts: Facts) -> list[tuple[str, str]]:
         wanted.append(("GPU", "none found, and none is needed; docs/gpu.md is for a machine that has one"))
         return wanted
     if torch is not None and not torch["gpus"]:
-        fix = f"torch's build ({torch['build']}) does not see the GPU: install a CUDA build of torch {torch['version']}"
-        wanted.append(("torch for the GPU", fix))
+        what, fix = torch["obstacle"] or ("CUDA_VISIBLE_DEVICES hides the GPU", "unset it")
+        wanted.append(("torch for the GPU", f"{what}: {fix}"))
     if not facts["nvcc"]:
         wanted.append(("nvcc", toolkit.FIX))
     if not packages["transformer-engine"] or not packages["flash-attn"]:

@@ -25,11 +25,11 @@ Megatron-LM: `pretrain_gpt.py`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from minimegatron.comm.rank import init, run_rank
+from minimegatron.comm import hardware, launchers
+from minimegatron.comm.rank import described, init, run_rank
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
 
@@ -43,8 +43,11 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     Raises:
         MinimegatronError: see the table of this module.
     """
-    run = parse_args(argv, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend)
+    run = parse_args(argv, world_size=launchers.place().world)
+    warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
+    rank, _ = init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend)
+    if rank == 0:
+        print("\n".join(filter(None, [described(), warning])), flush=True)
     trainer = Trainer(run)
     try:
         trainer.train()

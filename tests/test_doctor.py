@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from minimegatron import doctor
+from minimegatron.comm import drivers
 from minimegatron.layers.attention_choice import Machine, in_words
 
 
@@ -49,11 +50,23 @@ def test_without_torch_the_doctor_still_answers(monkeypatch, capsys):
 GPU = {"gpus": ["NVIDIA H200, 143771 MiB, 580.95"], "nvcc": None}
 
 
-def test_a_gpu_that_torch_cannot_see_is_told(facts):
-    said = dict(doctor.advice({**facts, **GPU}))
-    assert "does not see the GPU" in said["torch for the GPU"]
+def test_a_gpu_that_torch_cannot_use_is_told_with_the_reason(facts):
+    torch = {"version": "2.13.0+cu130", "build": "CUDA 13.0", "gpus": 0, "nccl": True}
+    reason = drivers.obstacle(["NVIDIA H100, 81559 MiB, 535.104.05"], torch["version"], "13.0", {})
+    said = dict(doctor.advice({**facts, **GPU, "torch": {**torch, "obstacle": reason}}))
+    assert "CUDA 13.0, which needs driver 580" in said["torch for the GPU"] and "cu126" in said["torch for the GPU"]
     assert "nvcc" in said and said["Transformer Engine, flash-attn"].startswith("make gpu")
     assert "GPU" not in said
+    hidden = dict(doctor.advice({**facts, **GPU, "torch": {**torch, "obstacle": None}}))
+    assert hidden["torch for the GPU"] == "CUDA_VISIBLE_DEVICES hides the GPU: unset it"
+
+
+def test_torch_is_asked_why_where_a_gpu_is_listed():
+    """Here torch is a build for CPUs or sees no GPU, so a GPU that nvidia-smi lists is one that it cannot use."""
+    assert doctor.examine_torch([])["obstacle"] is None
+    assert (
+        "nvidia-smi lists 1 GPU with driver 535.104.05" in doctor.examine_torch(["A, 1 MiB, 535.104.05"])["obstacle"][0]
+    )
 
 
 def test_a_gpu_that_works_is_used(facts):

@@ -35,10 +35,11 @@ RUNS_CODE = {
     ("lab/warm.py", "exec"): LEARNERS_CODE,
     ("lab/workspace.py", "exec"): LEARNERS_CODE,
 }
-GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout"
+GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.outstanding`"
 # (file, call) -> why it needs no deadline of its own. FT-19: nothing waits for ever.
 WAITS = {
     ("comm/collectives.py", "wait"): GROUPS_TIMEOUT,
+    ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
     ("layers/linear.py", "wait"): GROUPS_TIMEOUT,
@@ -53,10 +54,11 @@ LAUNCHER = "a launcher tells ranks who they are through the environment, and pas
 # file -> why it may read the environment. Behaviour is decided by arguments.
 READS_ENVIRONMENT = {
     "jupyter.py": "a command: is there a display, is this a container",
-    "pretrain_gpt.py": "how many ranks the launcher started, to check the command line before they meet",
+    "doctor.py": "whether CUDA_VISIBLE_DEVICES hides the GPUs that nvidia-smi lists",
+    "comm/hardware.py": "the same, and what CUDA itself reads before it begins",
     **{
         f"comm/{name}.py": LAUNCHER
-        for name in ("agent", "blame", "forkclient", "forkserver", "launch", "rank", "workers")
+        for name in ("agent", "blame", "forkclient", "forkserver", "launch", "launchers", "rank", "workers")
     },
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",

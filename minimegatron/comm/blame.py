@@ -27,6 +27,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Collection
@@ -37,8 +38,8 @@ import torch.distributed as dist
 from minimegatron.comm import guard
 from minimegatron.comm.agent import AGENT
 from minimegatron.comm.guard import ranges
-from minimegatron.comm.ledger import INTERRUPTED, Ledger
-from minimegatron.comm.watch import Watch, position
+from minimegatron.comm.ledger import INTERRUPTED, Ledger, Position
+from minimegatron.comm.watch import Overdue, Watch, position
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError
 
 CAUSE_SECONDS = 3.0  # from a broken connection to the note of the one who broke it
@@ -57,7 +58,8 @@ def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, secon
     Returns:
         The exit status for this rank, which should leave now.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
     if ledger is not None:
         try:
             return _fail_with(error, ledger, watch, seconds)
@@ -132,24 +134,44 @@ def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[Base
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    mine = position(trace.tb_frame if trace else None)
+    mine = error.position if isinstance(error, Overdue) else position(trace.tb_frame if trace else None)
     ledger.answer(mine)
     ledger.ask()
     ranks = mine.ranks or tuple(range(ledger.world))
-    found = ledger.answers(ranks, CAUSE_SECONDS)
-    late = [r for r in ranks if r not in found or (found[r].op, found[r].ranks) != (mine.op, mine.ranks)]
-    silent = [r for r in late if r not in found]
+    found = ledger.answers(range(ledger.world), CAUSE_SECONDS)
+    late = [r for r in ranks if _elsewhere(found.get(r), mine)]
+    behind = _behind(late, found)
+    silent = [r for r in [*late, *behind] if r not in found]
     limit = re.search(r"(\d+) ?ms", str(error))
     seconds = int(limit[1]) / 1000 if limit else seconds
     call = f"{mine.op or 'a communication'} over {mine.axis or 'a group'} (ranks {ranges(ranks)})"
     who = f"{_ranks(late)} did not come" if late else "all ranks came, but it did not end"
-    places = [f"rank {r} is at {found[r].line}" if r in found else f"rank {r} does not answer (stopped?)" for r in late]
+    who += f", which wait{'s'[: len(late) == 1]} for {_ranks(behind)}" if behind else ""
+    places = [
+        f"rank {r} is at {found[r].line}" if r in found else f"rank {r} does not answer (stopped?)"
+        for r in [*late, *behind]
+    ]
     missing = DeadlineError(
-        f"{call}: {who} within {seconds:g} s",
+        f"{call}: {who}, within {seconds:g} s" if behind else f"{call}: {who} within {seconds:g} s",
         where="; ".join([*places, f"rank {ledger.rank} waits at {mine.line}"]),
         fix="every rank of a group must make the same calls; a longer wait is timeout_seconds",
     )
     return missing.with_traceback(error.__traceback__), silent
+
+
+def _elsewhere(other: Position | None, mine: Position) -> bool:
+    """Whether a rank does not answer, or is not in the call that this one is in."""
+    return other is None or (other.op, other.ranks) != (mine.op, mine.ranks)
+
+
+def _behind(late: list[int], found: dict[int, Position]) -> list[int]:
+    """Where those that are late wait for others themselves, as along a pipeline: who is at the end of it."""
+    seen, front = set(late), set(late)
+    while True:
+        waited_for = {q for r in front if r in found for q in found[r].ranks if _elsewhere(found.get(q), found[r])}
+        if not (further := waited_for - seen):
+            return sorted(front.difference(late))
+        seen, front = seen | further, further
 
 
 def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:

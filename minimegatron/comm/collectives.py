@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard
+from minimegatron.comm import guard, outstanding
 from minimegatron.comm.mesh import Axis
 from minimegatron.errors import ConfigError
 
@@ -71,7 +71,7 @@ def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: A
     guard.before(name, x, axis, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
-    pending._work = call(async_op=True)
+    pending._work = outstanding.started(name, axis, lambda: call(async_op=True))
     return pending
 
 
@@ -173,7 +173,7 @@ def broadcast(x: torch.Tensor, axis: Axis, src: int = 0) -> torch.Tensor:
 def barrier(axis: Axis) -> None:
     """Return when every rank of the axis has come here."""
     if axis.size > 1:
-        all_reduce(torch.zeros(1, device="cuda" if dist.get_backend(axis.group) == "nccl" else "cpu"), axis)
+        all_reduce(torch.zeros(1, device="cuda" if dist.get_backend(axis.group) == "nccl" else "cpu"), axis).item()
 
 
 def local_part(x: torch.Tensor, axis: Axis, dim: int) -> torch.Tensor:

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
+from minimegatron.comm import outstanding
 from minimegatron.errors import RankError
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def replica_check(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], 
         return
     first = different[0]
     everyone: list[int] = [0] * axis.size
-    dist.all_gather_object(everyone, int(hashes[first]), group=axis.group)
+    with outstanding.blocking("all_gather_object", axis):
+        dist.all_gather_object(everyone, int(hashes[first]), group=axis.group)
     held = ", ".join(f"rank {r}: {h & _MASK:016x}" for r, h in zip(axis.ranks, everyone, strict=True))
     raise RankError(
         f"{len(different)} of {len(named)} tensors differ between replicas, first {list(named)[first]!r} ({held})",
@@ -163,7 +165,8 @@ def gather_objects(item: T, axis: Axis) -> list[T]:
     """What every rank of `axis` passes, by rank; it must be picklable, and small."""
     items: list[T] = [item] * axis.size
     if axis.size > 1:
-        dist.all_gather_object(items, item, group=axis.group)
+        with outstanding.blocking("all_gather_object", axis):
+            dist.all_gather_object(items, item, group=axis.group)
     return items
 
 
@@ -180,7 +183,8 @@ def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:
     result, error = _outcome(fn)
     if axis.size > 1:
         texts: list[str | None] = [None] * axis.size
-        dist.all_gather_object(texts, None if error is None else _text(error), group=axis.group)
+        with outstanding.blocking("all_gather_object", axis):
+            dist.all_gather_object(texts, None if error is None else _text(error), group=axis.group)
         if error is None and (failed := [(r, t) for r, t in zip(axis.ranks, texts, strict=True) if t]):
             raise RankError(f"rank {failed[0][0]} failed: {failed[0][1]}", where=f"axis {axis.name}")
     if error is not None:
@@ -200,7 +204,8 @@ def on_rank_zero(fn: Callable[[], T], axis: Axis) -> T:
     result, error = _outcome(fn) if axis.rank == 0 else (None, None)
     if axis.size > 1:
         box = [(result, None if error is None else _text(error))]
-        dist.broadcast_object_list(box, src=axis.ranks[0], group=axis.group)
+        with outstanding.blocking("broadcast_object_list", axis):
+            dist.broadcast_object_list(box, src=axis.ranks[0], group=axis.group)
         result, text = box[0]
         if text is not None and error is None:
             raise RankError(f"rank {axis.ranks[0]} failed: {text}", where=f"axis {axis.name}")
@@ -267,9 +272,10 @@ def _signed(h: int) -> int:
 def _disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
     """Positions at which the int64 vector differs between ranks: one MAX all-reduce of `(h, ~h)`."""
     both = torch.cat([hashes, ~hashes])
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=axis.group)
-    largest, smallest = both[: len(hashes)], ~both[len(hashes) :]
-    return torch.nonzero(largest != smallest).flatten().tolist()
+    with outstanding.blocking("a comparison", axis):
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=axis.group)
+        largest, smallest = both[: len(hashes)], ~both[len(hashes) :]
+        return torch.nonzero(largest != smallest).flatten().tolist()
 
 
 def _compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
@@ -277,7 +283,8 @@ def _compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
     if not _disagreement(torch.tensor([_signed(_hash(mine))], device=device), axis):
         return
     everyone: list[str] = [""] * axis.size
-    dist.all_gather_object(everyone, mine, group=axis.group)
+    with outstanding.blocking("all_gather_object", axis):
+        dist.all_gather_object(everyone, mine, group=axis.group)
     said: dict[str, list[int]] = {}
     for rank, text in zip(axis.ranks, everyone, strict=True):
         said.setdefault(text, []).append(rank)

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from minimegatron.comm import outstanding
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 
@@ -236,7 +237,8 @@ class Mesh:
             return cls.serial(parallel, device or "cpu")
         rank, world = dist.get_rank(), dist.get_world_size()
         check_grids_agree(parallel, world)
-        timeout = datetime.timedelta(seconds=parallel.distributed_timeout_seconds)
+        timeout = outstanding.group_timeout(parallel.distributed_timeout_seconds, dist.get_backend())
+        outstanding.allow(parallel.distributed_timeout_seconds)
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         axes = {}
         for name, (grid, members) in AXES.items():
@@ -284,9 +286,8 @@ class Mesh:
             groups = {n: self._axes[n].group for n in names}
             for name in alone:  # DeviceMesh wants a real group even where there is nobody to talk to
                 for other in range(self.world.size):
-                    group = dist.new_group(
-                        [other], timeout=datetime.timedelta(seconds=self.parallel.distributed_timeout_seconds)
-                    )
+                    seconds = self.parallel.distributed_timeout_seconds
+                    group = dist.new_group([other], timeout=outstanding.group_timeout(seconds, dist.get_backend()))
                     groups[name] = group if other == self.rank else groups[name]
             self._device_mesh = DeviceMesh.from_group(
                 [groups[n] for n in names],  # type: ignore[misc]

@@ -17,6 +17,15 @@ order: that in which the sender produces.
     rank 0 --- pp_up ---> rank 1 --- pp_up ---> rank 2          and from 0 to 2, when the ring closes, as well
     rank 0 <-- pp_down -- rank 1 <-- pp_down -- rank 2
 
+**On NCCL each directed edge is a communicator of its own.** A communicator has one stream, and a message on it waits
+for those before it. torch makes one for each *pair* of ranks that talk in a group, hence one for each edge here,
+provided that groups are made without `device_id`. With it all messages of a rank in a group share one: "a sender never
+waits" is no longer true, and an interleaved model deadlocks in evaluation, or in training with large groups of
+microbatches. `tests/parallel/nccl_order.py` plays the executor by these rules, and no schedule that `schedule_check`
+accepts deadlocks. Two things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not that
+of its stream) waits for the receive that was posted ahead, whose sender waits for this rank. And
+`CUDA_DEVICE_MAX_CONNECTIONS=1` puts the edges into one line again (`comm/hardware`).
+
 | what travels            | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|
 | an activation           | its elements                   | `send`                                      |
@@ -31,12 +40,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard
+from minimegatron.comm import guard, outstanding
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.errors import ConfigError
 
@@ -48,11 +58,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.in
 class Sending:
     """A message on its way, and its header if it has one; the tensors are kept until they have left."""
 
-    parts: list[tuple[torch.Tensor, dist.Work]]
+    parts: list[tuple[torch.Tensor, Any]]
 
-    def wait(self, deadline: datetime.timedelta) -> None:
+    def wait(self, *deadline: datetime.timedelta) -> None:
         for _, work in self.parts:
-            work.wait(deadline)
+            work.wait(*deadline)
 
 
 class Receiving:
@@ -104,17 +114,17 @@ class Receiving:
 
     def _post(self, x: torch.Tensor) -> None:
         axis = self._mail.edge(self._source, self._mail.pp.rank)
-        work = dist.irecv(x, src=axis.ranks[self._source], group=axis.group)
-        assert work is not None, "both ends are members of the group"
-        self._work = work
+        sender = axis.ranks[self._source]
+        pair = Axis("pp", tuple(sorted((sender, axis.ranks[axis.rank]))), 0)
+        self._note = f"receive {self.what} from rank {sender}", pair
+        self._work = outstanding.started(*self._note, lambda: dist.irecv(x, src=sender, group=axis.group))
 
     def _await(self) -> None:
         mail, sender = self._mail, self._mail.pp.ranks[self._source]
-        pair = Axis("pp", tuple(sorted((sender, mail.pp.ranks[mail.pp.rank]))), 0)
-        guard.note(f"receive {self.what} from rank {sender}", pair)
+        guard.note(*self._note)
         begun = time.monotonic()
         try:
-            self._work.wait(mail.deadline)
+            self._work.wait(*mail.deadline)
         except RuntimeError as error:
             error.add_note(f"while rank {mail.pp.ranks[mail.pp.rank]} waited for {self.what} from rank {sender}")
             raise
@@ -133,7 +143,12 @@ class PointToPoint:
 
     def __init__(self, mesh: Mesh) -> None:
         self.pp, self._up, self._down, self.device = mesh.pp, mesh.pp_up, mesh.pp_down, mesh.device
-        self.deadline = datetime.timedelta(seconds=mesh.parallel.distributed_timeout_seconds)
+        self._nccl = self._up.group is not None and dist.get_backend(self._up.group) == "nccl"
+        limit = datetime.timedelta(seconds=mesh.parallel.distributed_timeout_seconds)
+        # `wait` with a deadline blocks the host on NCCL until the message is here, in naps of a millisecond; without
+        # one it holds up the stream alone, and the deadline is kept by `comm.outstanding`.
+        waits_raise = self._up.group is None or outstanding.waits_raise(dist.get_backend(self._up.group))
+        self.deadline: tuple[datetime.timedelta, ...] = (limit,) if waits_raise else ()
         self._sending: dict[int, list[Sending]] = {}
         self._connected: set[tuple[int, int]] = set()
 
@@ -147,16 +162,19 @@ class PointToPoint:
         NCCL makes a connection at its first message, and *that* waits for the other end: in an order of its own it can
         close a circle of ranks that wait. So it is done once, edge by edge. gloo connects when a group is made.
         """
-        if self._up.group is None or dist.get_backend(self._up.group) != "nccl":
+        if not self._nccl:
             return
         for source, destination in edges:
             if (source, destination) not in self._connected and self.pp.rank in (source, destination):
                 axis, x = self.edge(source, destination), torch.zeros(1, device=self.device)
                 other = axis.ranks[destination if self.pp.rank == source else source]
                 call = dist.isend if self.pp.rank == source else dist.irecv
-                work = call(x, other, group=axis.group)
-                assert work is not None, "both ends are members of the group"
-                work.wait(self.deadline)
+                pair = Axis("pp", tuple(sorted((other, axis.ranks[axis.rank]))), 0)
+                with outstanding.blocking(f"connect ranks {pair.ranks[0]} and {pair.ranks[1]}", pair):
+                    work = call(x, other, group=axis.group)
+                    assert work is not None, "both ends are members of the group"
+                    work.wait()
+                    torch.cuda.current_stream().synchronize()
             self._connected.add((source, destination))
 
     def send(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
@@ -173,7 +191,7 @@ class PointToPoint:
         """
         axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()
         parts = [_header(x).to(self.device), x] if header else [x]
-        self._sending.setdefault(to, []).append(Sending([(part, _isend(part, to, axis)) for part in parts]))
+        self._sending.setdefault(to, []).append(Sending([(part, _isend(part, to, axis, what)) for part in parts]))
         now = time.monotonic()
         trace.emit("send", "comm", now, now, axis="pp", nbytes=x.numel() * x.element_size(), size=2, note=what)
 
@@ -189,7 +207,7 @@ class PointToPoint:
         gloo tells nobody that a send has ended, but a message from a rank proves that it has had all it needed for it.
         """
         for sending in self._sending.get(to, [])[:count]:
-            sending.wait(self.deadline)
+            sending.wait(*self.deadline)
         self._sending[to] = self._sending.get(to, [])[count:]
 
     def kept(self) -> int:
@@ -207,10 +225,11 @@ class PointToPoint:
             self.taken(to, len(self._sending[to]))
 
 
-def _isend(x: torch.Tensor, to: int, axis: Axis) -> dist.Work:
-    work = dist.isend(x, dst=axis.ranks[to], group=axis.group)
-    assert work is not None, "both ends are members of the group"
-    return work
+def _isend(x: torch.Tensor, to: int, axis: Axis, what: str) -> Any:
+    receiver = axis.ranks[to]
+    pair = Axis("pp", tuple(sorted((receiver, axis.ranks[axis.rank]))), 0)
+    note = f"deliver {what} to rank {receiver}"
+    return outstanding.started(note, pair, lambda: dist.isend(x, dst=receiver, group=axis.group))
 
 
 def _header(x: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,14 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
 
 | step         | what happens                                                                                     |
 |--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (who is missing is named), make the group (NCCL with a GPU for each rank, |
-|              | else gloo; loopback only on one machine), leave a note for the launcher, start `comm.watch`      |
+| `init`       | meet through the store (who is missing is named), choose backend and GPU from what all ranks see |
+|              | (`comm.hardware`; loopback only on one machine), leave a note for the launcher, start the watch  |
 | `report(x)`  | a number or a list for the notebook that launched us                                             |
 | `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
 | an exception | `comm.blame`: one traceback for the whole job, the exit status of its class                      |
 | Ctrl-C       | 130, without a word                                                                              |
 
-Environment: torchrun's (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` ...) and the names below.
+Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's (`comm.launchers`), and the names below.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -37,10 +38,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import blame, procs
+from minimegatron.comm import blame, hardware, launchers, outstanding, procs
 from minimegatron.comm.agent import AGENT, RUN_DIR
 from minimegatron.comm.ledger import Ledger
-from minimegatron.comm.watch import Watch
+from minimegatron.comm.watch import Overdue, Watch
 from minimegatron.errors import ConfigError
 
 
@@ -51,6 +52,7 @@ class _Here:
     ledger: Ledger | None = None
     watch: Watch | None = None
     seconds: float = 60.0
+    choice: hardware.Choice | None = None
 
 
 _here = _Here()
@@ -64,37 +66,41 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
 
     Args:
         timeout_seconds: longest wait for another rank, here and in every collective of the default group.
-        backend: "gloo" or "nccl"; default NCCL when this machine has a GPU for each of its ranks.
+        backend: "gloo" or "nccl"; default NCCL where there are GPUs, one for each rank, and gloo where there are none.
 
     Returns:
         (rank, world size).
 
     Raises:
         DeadlineError: some ranks did not come; names them.
-        ConfigError: the environment is incomplete.
+        ConfigError: the environment is incomplete or of an unknown launcher (`comm/launchers`); GPUs are there and
+            cannot be used, or are too few (`comm/hardware`).
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     _here.seconds = timeout_seconds
-    rank, world, local_rank, local_world = _numbers()
+    place = launchers.adopt()
+    rank, world = place.rank, place.world
     faulthandler.enable()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
-    if local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    if local_world == world:
-        _listen_on_loopback()
     store, ledger = _stores(rank, world, timeout_seconds)
     _here.ledger = ledger
     sys.excepthook = _excepthook
     ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
+    ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
     ledger.meet("start", timeout_seconds)
-    if backend is None:
-        enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
-        backend = "nccl" if enough and dist.is_nccl_available() else "gloo"
-    device = torch.device("cuda", local_rank) if backend == "nccl" else None
-    if device is not None:
-        torch.cuda.set_device(device)
+    seen = ledger.store.multi_get([f"sees/{r}" for r in range(world)])
+    choice = _here.choice = hardware.choose(backend, rank, [hardware.Look.from_json(text) for text in seen])
+    backend = choice.backend
+    if choice.local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if choice.local_world == world:
+        _listen_on_loopback()
+    if choice.gpu is not None:
+        # No `device_id` below: it would put all messages of a pipeline's group on one communicator (`comm/p2p`).
+        torch.cuda.set_device(choice.gpu)
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one
     else:
         procs.as_batch_job()
     dist.init_process_group(
@@ -102,11 +108,11 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
         store=store,
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=timeout_seconds),
-        device_id=device,
+        timeout=outstanding.group_timeout(timeout_seconds, backend),
     )
+    outstanding.listen(backend, timeout_seconds)
     if world > 1:
-        _here.watch = Watch(ledger, _siblings(ledger), blame.say)
+        _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
         _here.watch.start()
     if folder := os.environ.get(RUN_DIR):
         Path(folder, f"started.{rank}").touch()
@@ -133,6 +139,11 @@ def finish() -> None:
     else:
         ledger.come("left")
     _here.ledger = _here.watch = None
+
+
+def described() -> str:
+    """Backend, machines, ranks and this rank's GPU, as `init` has chosen them, in one line; "" before."""
+    return _here.choice.said if _here.choice is not None else ""
 
 
 def report(value: Any) -> None:
@@ -176,20 +187,6 @@ def run_rank(main: Callable[[], object]) -> NoReturn:
 # ---------------------------------------------------------------------------------------------------- beginning
 
 
-def _numbers() -> tuple[int, int, int, int]:
-    """(rank, world, local rank, local world) from the launcher's environment; a world of one without."""
-    if "RANK" not in os.environ:
-        return 0, 1, 0, 1
-    try:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return rank, world, int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"RANK is set, but the rest of a launcher's environment is not usable: {error}",
-            fix="start with `torchrun --standalone --nproc-per-node=N script.py`, or unset RANK",
-        ) from None
-
-
 def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
     """The store for the process group, and a ledger on a connection of its own."""
     if "RANK" not in os.environ:
@@ -231,6 +228,11 @@ def _excepthook(_: type[BaseException], error: BaseException, __: TracebackType 
     _leave(_fail(error))
 
 
+def _overdue(error: Overdue) -> NoReturn:
+    """The main thread waits for a communication and cannot raise: `comm.watch` leaves for it."""
+    _leave(_fail(error))
+
+
 def _fail(error: BaseException) -> int:
     return blame.fail(error, _here.ledger or _ledger_of_a_launcher(), _here.watch, _here.seconds)
 
@@ -240,8 +242,8 @@ def _ledger_of_a_launcher() -> Ledger | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        rank, world, _, _ = _numbers()
-        return _ledger(rank, world, blame.CAUSE_SECONDS)
+        place = launchers.place()
+        return _ledger(place.rank, place.world, blame.CAUSE_SECONDS)
     except (dist.DistError, ConfigError):
         return None
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard
+from minimegatron.comm import guard, outstanding
 from minimegatron.comm.mesh import Axis
 
 SHIFT = "ring_shift"
@@ -41,7 +41,7 @@ class Shift:
                 dist.P2POp(dist.isend, x, to, axis.group),
                 dist.P2POp(dist.irecv, self._received, source, axis.group),
             ]
-            self._works = dist.batch_isend_irecv(ops)
+            self._works = outstanding.started(SHIFT, axis, lambda: dist.batch_isend_irecv(ops))
         else:
             works = [
                 dist.isend(x, to, group=axis.group, tag=tag),

@@ -14,6 +14,8 @@ and every half second looks into the ledger: has the job failed, does somebody a
 | the job has failed                | the rank has 10 s to leave by itself, then it is ended with status 5        |
 | Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
 | somebody asks                     | answers with the line, and the collective, that the main thread is in       |
+| a communication that takes longer | asks the others, and leaves with an error that names who is missing         |
+| than it may (`comm.outstanding`)  |                                                                             |
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from minimegatron.comm import guard, procs
+from minimegatron.comm import guard, outstanding, procs
 from minimegatron.comm.ledger import INTERRUPTED, Ledger, Position
 
 TICK_SECONDS = 0.5
@@ -38,17 +40,32 @@ INTERRUPTED_SECONDS = 5.0
 RANK_FAILED = 5  # exit status, as `RankError.exit_code`
 
 
+class Overdue(RuntimeError):
+    """A communication took longer than allowed, and whoever waits for it cannot raise; `position` is theirs."""
+
+    def __init__(self, position: Position, seconds: float) -> None:
+        super().__init__(f"{position.op} timed out after {1000 * seconds:.0f} ms")
+        self.position = position
+
+
 class Watch(threading.Thread):
     """The watch of one rank. Start it from the main thread.
 
     Args:
         siblings: {rank: pid} of the other ranks on this machine.
         say: prints a line for the user.
+        overdue: ends this process, because a communication takes longer than it may (`comm.outstanding`).
     """
 
-    def __init__(self, ledger: Ledger, siblings: dict[int, int], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        siblings: dict[int, int],
+        say: Callable[[str], None],
+        overdue: Callable[[Overdue], None],
+    ) -> None:
         super().__init__(name="minimegatron-watch", daemon=True)
-        self._ledger, self._say = ledger, say
+        self._ledger, self._say, self._overdue = ledger, say, overdue
         self._main = threading.main_thread().ident
         self._leave: tuple[float, int] | None = None  # (when, exit status)
         self.left: set[int] = set()  # siblings that ended with status 0
@@ -121,7 +138,15 @@ class Watch(threading.Thread):
         if self._leave is not None and time.monotonic() > self._leave[0]:
             os._exit(self._leave[1])
         if self._ledger.asked():
-            self._ledger.answer(position(sys._current_frames().get(self._main or 0)), certain=False)
+            self._ledger.answer(self._position(outstanding.oldest()), certain=False)
+        if (late := outstanding.overdue()) is not None:
+            call, seconds = late
+            self._overdue(Overdue(self._position(call), seconds))
+
+    def _position(self, call: outstanding.Call | None) -> Position:
+        """Where the main thread is; the communication is the oldest under way, where a list of them is kept."""
+        found = position(sys._current_frames().get(self._main or 0))
+        return found if call is None else Position(call.op, call.axis, call.ranks, found.line)
 
 
 _WAITING_ROOMS = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))

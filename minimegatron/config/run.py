@@ -150,7 +150,7 @@ class TrainingConfig(Config):
     profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
     profile_dir: str = opt("profile", "folder for the traces")
     distributed_backend: str | None = opt(
-        None, "nccl or gloo; default nccl with one GPU a rank, else gloo", (None, "nccl", "gloo")
+        None, "nccl or gloo; default nccl with a GPU for each rank, gloo where there is none", (None, "nccl", "gloo")
     )
 
     def _check(self) -> None:

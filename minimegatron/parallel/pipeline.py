@@ -4,7 +4,7 @@ The problem in a sentence: GPipe, 1F1B, interleaved 1F1B and the zero-bubble fam
 orders, and three hand-written loops would have three sets of bugs.
 
     for action in schedule.actions[rank]:
-        post the receive of the next input       it travels while this one is computed
+        post the receive of the next action      it travels while this one is computed
         wait for its input                       (it was posted one action ahead)
         F: y  = stage.forward(mb, x)    send y to the stage after
         B: dx = stage.backward(mb, dy)  send dx to the stage before
@@ -140,13 +140,14 @@ class _Executor:
         self.live: set[tuple[int, int]] = set()
         neighbours = range(schedule.p)
         self.edges = {source: schedule.messages(source, rank) for source in neighbours}
-        self.coming = self._next_remote()
+        self.coming = self._one_ahead()
         self.next = dict.fromkeys(neighbours, 0)  # first message of the edge that is not posted
         self.acknowledged = {s: _acknowledged(schedule, rank, s) for s in neighbours if self.edges[s]}
 
     def step(self, index: int) -> None:
         """Do the action at this place of the list."""
         action = self.actions[index]
+        self._post(action)  # first: it may be what the sender of the next input waits for
         self._look_ahead(self.coming[index])  # costs nothing while the input is still on its way
         x = self._input(action)
         self._look_ahead(self.coming[index])  # once more: where shapes were unknown, the input's header has told
@@ -177,6 +178,12 @@ class _Executor:
         """The rank that makes a message."""
         return self.schedule.rank_of(message.to_stage + (-1 if message.kind == "F" else 1))[0]
 
+    def _post(self, action: Action) -> None:
+        """Post the receive of the action's input, if another rank makes it and it is not posted yet."""
+        message = self._wanted(action)
+        if message is not None and (source := self._source(message)) != self.rank:
+            self._post_until(message, source)
+
     def _input(self, action: Action) -> torch.Tensor | None:
         message = self._wanted(action)
         if message is None:
@@ -184,29 +191,28 @@ class _Executor:
         source = self._source(message)
         if source == self.rank:
             return self.local.pop(message)
-        self._post_until(message, source)
         x = self.posted.pop(message).wait()
         assert self.mail is not None, "a message from another rank"
         self.mail.taken(source, self.acknowledged[source].pop(message))
         return x
 
     def _look_ahead(self, message: Message | None) -> None:
-        """Post the receive that the next action with an input from elsewhere will need."""
+        """Post the receive that the next action will need."""
         if message is not None:
             source = self._source(message)
             if self.hidden is not None or self._needs_no_header(message, source):
                 self._post_until(message, source)
 
-    def _next_remote(self) -> list[Message | None]:
-        """For each place of the list the first message from another rank that an action after it needs."""
-        found: list[Message | None] = []
-        coming: Message | None = None
-        for action in reversed(self.actions):
-            found.append(coming)
-            message = self._wanted(action)
-            if message is not None and self._source(message) != self.rank:
-                coming = message
-        return found[::-1]
+    def _one_ahead(self) -> list[Message | None]:
+        """For each place of the list the message that the action after it takes from another rank, if it takes one.
+
+        No further ahead: on a GPU a posted receive is a kernel that spins on some multiprocessors until its message
+        comes. The first rank of GPipe takes nothing from elsewhere before its first gradient, and would compute all
+        forwards beside such a kernel.
+        """
+        wanted = [self._wanted(action) for action in self.actions]
+        remote = [m if m is not None and self._source(m) != self.rank else None for m in wanted]
+        return [*remote[1:], None]
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
         """Whether all receives up to this one can be posted without waiting for a header, or for a shape of ours."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
@@ -35,6 +38,27 @@ def test_messages_keep_their_order_and_their_direction(ranks):
     first, second = ranks(2).run(exchange, 20)
     assert first == [[100.0 + i] * 2 for i in range(20)]
     assert second == [[float(i)] * 2 for i in range(20)]
+
+
+@pytest.mark.parametrize(("backend", "limits"), [("nccl", []), ("gloo", [datetime.timedelta(seconds=30)])])
+def test_only_gloo_waits_with_a_timeout(monkeypatch, backend, limits):
+    """On NCCL `wait(timeout)` would block the host until the message is here; the deadline is `comm.outstanding`'s."""
+    waited = []
+
+    class Work:
+        def wait(self, *timeout):
+            waited.append([*timeout])
+
+    for name, result in (("get_backend", backend), ("irecv", Work()), ("isend", Work())):
+        monkeypatch.setattr(dist, name, lambda *_, result=result, **__: result)
+    parallel = ParallelConfig(pipeline_model_parallel_size=2, distributed_timeout_seconds=30)
+    edge = Axis("pp_up", (0, 1), 1, group=object())
+    mesh = SimpleNamespace(pp=edge, pp_up=edge, pp_down=edge, device=torch.device("cpu"), parallel=parallel)
+    mail = PointToPoint(mesh)
+    mail.receive(0, "x", torch.Size([1]), torch.float32).wait()
+    mail.send(torch.ones(1), 0, "y")
+    mail.drain()
+    assert waited == [limits, limits]
 
 
 def ring(rank: int, world: int) -> list[float]:

@@ -10,9 +10,11 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
@@ -27,11 +29,11 @@ TINY = (
 )
 
 
-def start(line: str, cwd: Path) -> subprocess.Popen[str]:
+def start(line: str, cwd: Path, env: Mapping[str, str] = ENV) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *shlex.split(line)],
         cwd=cwd,
-        env=ENV,
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -39,9 +41,9 @@ def start(line: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def python(line: str, cwd: Path, seconds: float = 120.0) -> tuple[int, str, str]:
+def python(line: str, cwd: Path, seconds: float = 120.0, env: Mapping[str, str] = ENV) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of `python <line>`; the whole process group is killed at the deadline."""
-    process = start(line, cwd)
+    process = start(line, cwd, env)
     try:
         out, err = process.communicate(timeout=seconds)
         return process.returncode, out, err
@@ -107,12 +109,58 @@ def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
         (f"{PRETRAIN} {TINY} --tran-iters 3", 2, "did you mean `--train-iters`?"),
         ("-m minimegatron.pretrain_gpt --data-path no --tokenizer-type NullTokenizer --vocab-size 9", 4, "DataError"),
         (f"{PRETRAIN} {TINY} --init-method-std 1e30", 6, "NumericsError: lm loss is"),
+        (f"{PRETRAIN} {TINY} --distributed-backend nccl", 2, "ConfigError: NCCL needs a GPU for each rank, and rank 0"),
     ],
-    ids=["config", "data", "numerics"],
+    ids=["config", "data", "numerics", "backend"],
 )
 def test_exit_statuses(tmp_path, line, status, words):
     found, _, err = python(line, tmp_path)
     assert found == status and words in err and "Traceback" not in err, err
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a GPU that torch cannot use")
+def test_a_gpu_that_torch_cannot_use_is_refused_unless_the_cpu_is_asked_for(tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559 MiB, 535.104.05'\n")
+    tool.chmod(0o755)
+    env = {name: value for name, value in ENV.items() if name != "CUDA_VISIBLE_DEVICES"}
+    env["PATH"] = f"{tmp_path}{os.pathsep}{env['PATH']}"
+    line = f"{PRETRAIN} {TINY} --train-iters 1"
+    status, _, err = python(line, tmp_path, env=env)
+    assert status == 2 and "nvidia-smi lists 1 GPU with driver 535.104.05" in err and "Traceback" not in err, err
+    for asked, flags, why in [
+        ({}, "--distributed-backend gloo", "as asked"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "", "hides"),
+    ]:
+        status, out, err = python(f"{line} {flags}", tmp_path, env={**env, **asked})
+        assert status == 0 and out.startswith("gloo on the CPU (") and why in out.splitlines()[0], out + err
+
+
+@pytest.mark.thorough
+def test_tasks_of_srun_meet(tmp_path):
+    script = tmp_path / "task.py"
+    script.write_text(
+        "import torch\n"
+        "from minimegatron.comm.collectives import all_reduce\nfrom minimegatron.comm.mesh import Axis\n"
+        "from minimegatron.comm.rank import described, finish, init\n"
+        "rank, world = init(30)\n"
+        "print(rank, all_reduce(torch.ones(1), Axis.world('all')).item(), described())\nfinish()"
+    )
+    step = {
+        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "127.0.0.1", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    tasks = [
+        start(str(script), tmp_path, {**ENV, **step, "SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)}) for r in (0, 1)
+    ]
+    try:
+        said = [task.communicate(timeout=60) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    where = "gloo on the CPU (CUDA_VISIBLE_DEVICES hides all GPUs): 2 ranks on 1 machine"
+    assert [out for out, _ in said] == [f"{r} 2.0 {where}\n" for r in (0, 1)], said
 
 
 def test_sigterm_ends_a_run_with_status_0_after_a_whole_step(tmp_path):

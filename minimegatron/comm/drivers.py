@@ -1,0 +1,82 @@
+"""NVIDIA drivers, and which builds of torch they run; without torch, for who wants to know why torch sees no GPU.
+
+The problem in a sentence: a build of torch brings CUDA with it and needs a driver that is new enough; with an older one
+it sees no GPU, computes on the CPU, and says nothing.
+
+| CUDA of torch's build | driver at least | such builds         |
+|-----------------------|-----------------|---------------------|
+| 13.x                  | 580             | cu130               |
+| 12.x                  | 525.60.13       | cu126, cu128, cu129 |
+| 11.x                  | 450.80.02       | before torch 2.11   |
+
+NVIDIA, "CUDA Toolkit Release Notes", table of minimum driver versions for minor version compatibility.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+NEEDS = {11: "450.80.02", 12: "525.60.13", 13: "580"}  # CUDA's major version -> the first driver that runs it
+HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that mean none
+
+
+def nvidia_smi() -> list[str]:
+    """`name, memory, driver` of every NVIDIA GPU, as the driver's own tool lists them; no CUDA context is made."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):  # it fails where no driver is loaded: then there is no GPU to use
+        return []
+    return [line.strip() for line in said.splitlines() if line.strip()]
+
+
+def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Why torch can use none of the GPUs that `nvidia-smi` lists, and the fix; None where it lists none, or none may
+    be used.
+
+    Args:
+        gpus: lines of `nvidia_smi`.
+        version, cuda: of torch and of the CUDA that it was built with (None: a CPU build).
+    """
+    if not gpus or hidden(environ):
+        return None
+    driver = gpus[0].rpartition(",")[2].strip()
+    there = f"nvidia-smi lists {len(gpus)} GPU{'s'[: len(gpus) > 1]} with driver {driver}"
+    if cuda is None:
+        return (
+            f"{there}, and torch {version} is a build for CPUs",
+            f"install {build_for(driver)}",
+        )
+    needs = NEEDS.get(int(cuda.split(".")[0]))
+    if needs is not None and _numbers(driver) < _numbers(needs):
+        return (
+            f"{there}; torch {version} is built for CUDA {cuda}, which needs driver {needs} or newer",
+            f"install {build_for(driver)}, or a driver of {needs} or newer, or NVIDIA's cuda-compat of CUDA {cuda} "
+            "(data-centre GPUs)",
+        )
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"{there}, and CUDA_VISIBLE_DEVICES={visible} names none of them", "unset it, or name one of them"
+    return f"{there}, new enough for torch {version}, which sees none", "python -c 'import torch; torch.cuda.init()'"
+
+
+def build_for(driver: str) -> str:
+    """The builds of torch that a driver runs, in words."""
+    if _numbers(driver) >= _numbers(NEEDS[13]):
+        return "a build of torch for CUDA 13 or 12 (cu130, cu128, cu126; pytorch.org has the command)"
+    if _numbers(driver) >= _numbers(NEEDS[12]):
+        return "a build of torch for CUDA 12 (cu128 or cu126; pytorch.org has the command)"
+    return f"a driver of {NEEDS[12]} or newer (no build of torch 2.11 or later runs on {driver})"
+
+
+def hidden(environ: Mapping[str, str]) -> bool:
+    """Whether somebody has hidden all GPUs on purpose."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDDEN
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -1,0 +1,217 @@
+"""What NCCL would do with the messages of a pipeline: the executor's calls, played by the rules of ProcessGroupNCCL.
+
+The executor of every rank runs for real, with mail that writes down what it is asked (`programs`). The lists are then
+played (`stuck`) by the rules that torch's process group gives to messages outside of a batch:
+
+* a call returns at once; its kernel runs on the stream of its communicator, after what its rank has computed so far,
+  and after all earlier messages on that communicator;
+* a message passes when both its ends are the first on their streams (`buffered`: when NCCL's own buffers hold all of
+  it, the sender's end passes alone);
+* `wait` holds up what the rank computes, and nothing else.
+
+| mode    | communicators                                                                                      |
+|---------|----------------------------------------------------------------------------------------------------|
+| `eager` | one for a group, so all messages of a rank to higher ranks, both ways, stand in one line           |
+|         | (`init_process_group(device_id=...)`)                                                              |
+| `lazy`  | one for each pair of ranks in a group: with a group for each direction, one for each directed edge |
+
+A communicator of `lazy` is made by its first message, and making it blocks the *host* until both ends have come.
+`connections_stuck` plays that alone: hosts go on past every `wait`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import defaultdict, deque
+from typing import Any, NamedTuple
+
+import torch
+
+from minimegatron.parallel import pipeline
+from minimegatron.parallel.schedules import Schedule
+
+Edge = tuple[int, int]  # positions of sender and receiver
+Key = tuple[Edge, int]  # the how-manieth message of an edge
+
+ONE = torch.zeros(1)
+KNOWN = pipeline.Hidden(ONE.shape, ONE.dtype)
+
+
+class Call(NamedTuple):
+    """One thing that a rank asks for: `what` is connect, post, send, wait, delivered (of a send) or compute."""
+
+    what: str
+    edge: Edge = (-1, -1)
+    number: int = -1
+    action: int = -1  # how many actions of the list have been computed before this call
+
+    @property
+    def key(self) -> Key:
+        return self.edge, self.number
+
+
+class _Mail:
+    """Stands for `PointToPoint`: writes down the calls, has every message at once."""
+
+    def __init__(self, p: int, rank: int, program: list[Call]) -> None:
+        self.pp, self.program = types.SimpleNamespace(size=p, rank=rank), program
+        self.counts: dict[Edge, int] = defaultdict(int)
+        self.kept: dict[int, list[Call]] = defaultdict(list)
+        self.done = 0
+
+    def say(self, what: str, edge: Edge = (-1, -1), number: int = -1) -> Call:
+        call = Call(what, edge, number, self.done)
+        self.program.append(call)
+        return call
+
+    def next(self, what: str, edge: Edge) -> Call:
+        self.counts[edge] += 1
+        return self.say(what, edge, self.counts[edge] - 1)
+
+    def connect(self, edges: list[Edge]) -> None:
+        for edge in edges:
+            if self.pp.rank in edge:
+                self.say("connect", edge)
+
+    def send(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
+        for _ in range(2 if header else 1):
+            self.kept[to].append(self.next("send", (self.pp.rank, to)))
+
+    def receive(self, source: int, what: str, shape: Any = None, dtype: Any = None) -> _Receiving:
+        return _Receiving(self, (source, self.pp.rank), shape is None)
+
+    def taken(self, to: int, count: int) -> None:
+        for call in self.kept[to][:count]:
+            self.say("delivered", call.edge, call.number)
+        self.kept[to] = self.kept[to][count:]
+
+    def drain(self) -> None:
+        for to in sorted(self.kept):
+            self.taken(to, len(self.kept[to]))
+
+
+class _Receiving:
+    """Stands for `p2p.Receiving`: a header, if there is one, is a message of its own, awaited before the tensor's."""
+
+    def __init__(self, mail: _Mail, edge: Edge, header: bool) -> None:
+        self.mail, self.opened = mail, not header
+        self.posted = mail.next("post", edge)
+
+    def open(self) -> None:
+        if not self.opened:
+            self.mail.say("wait", self.posted.edge, self.posted.number)
+            self.posted = self.mail.next("post", self.posted.edge)
+            self.opened = True
+
+    def wait(self) -> torch.Tensor:
+        self.open()
+        self.mail.say("wait", self.posted.edge, self.posted.number)
+        return ONE
+
+
+def programs(schedule: Schedule, hidden: pipeline.Hidden | None = KNOWN) -> list[list[Call]]:
+    """`[rank]` -> what its executor asks for, in order. Without `hidden`, activations travel with headers."""
+    found = []
+    for rank in range(schedule.p):
+        program: list[Call] = []
+        mail = _Mail(schedule.p, rank, program)
+
+        def compute(*_: Any, mail: _Mail = mail) -> torch.Tensor:
+            mail.say("compute")
+            mail.done += 1
+            return ONE
+
+        stage = pipeline.FunctionStage(compute, compute, compute)
+        pipeline.run(schedule, [stage] * schedule.v, mail, hidden, checked=True)  # type: ignore[arg-type]
+        found.append(program)
+    return found
+
+
+def stuck(
+    programs: list[list[Call]], mode: str, *, buffered: bool = False, device_wide: bool = False, one_queue: bool = False
+) -> dict[int, Call]:
+    """{rank: the call that it never gets past}; empty where everything ends.
+
+    Args:
+        mode: "eager" or "lazy".
+        buffered: NCCL's buffers hold every message: a sender needs nobody.
+        device_wide: every stage synchronises its whole device, so it also waits for messages under way.
+        one_queue: `CUDA_DEVICE_MAX_CONNECTIONS=1`: what a rank issues is launched in the order in which it is issued,
+            so a message behind another on its communicator holds up whatever comes after.
+    """
+    streams: dict[tuple, deque[tuple[Key, str]]] = defaultdict(deque)
+    busy: dict[int, int] = defaultdict(int)  # messages under way, by rank
+    passed: set[tuple[Key, str]] = set()
+    at = [0] * len(programs)
+
+    def stream(rank: int, edge: Edge) -> tuple:
+        up = edge[1] > edge[0]
+        return (rank, up) if mode == "eager" else (rank, up, *sorted(edge))
+
+    def go_on(rank: int) -> bool:
+        """Let a rank compute until something holds it up; whether it moved."""
+        begun = at[rank]
+        for call in programs[rank][begun:]:
+            line = streams[stream(rank, call.edge)] if call.what in ("post", "send") else None
+            if call.what in ("wait", "delivered") and (call.key, "rs"[call.what == "delivered"]) not in passed:
+                break
+            if call.what == "compute" and device_wide and busy[rank]:
+                break
+            if line is not None:
+                if one_queue and line:
+                    break
+                line.append((call.key, call.what[0].replace("p", "r")))
+                busy[rank] += 1
+            at[rank] += 1
+        return at[rank] > begun
+
+    def leave(rank: int, edge: Edge) -> None:
+        passed.add(streams[stream(rank, edge)].popleft())
+        busy[rank] -= 1
+
+    def travel(edge: Edge) -> bool:
+        """Let the next message of an edge pass; whether one did."""
+        out, into = streams[stream(edge[0], edge)], streams[stream(edge[1], edge)]
+        sends = bool(out) and out[0][0][0] == edge and out[0][1] == "s"
+        takes = bool(into) and into[0][0][0] == edge and into[0][1] == "r"
+        if buffered and sends:
+            leave(edge[0], edge)
+        elif buffered and takes and (into[0][0], "s") in passed:
+            leave(edge[1], edge)
+        elif sends and takes and not buffered:
+            leave(edge[0], edge)
+            leave(edge[1], edge)
+        else:
+            return False
+        return True
+
+    edges = sorted({call.edge for program in programs for call in program if call.what == "send"})
+    while any([*[go_on(rank) for rank in range(len(programs))], *[travel(edge) for edge in edges]]):
+        pass
+    return {rank: program[i] for rank, program in enumerate(programs) if (i := at[rank]) < len(program)}
+
+
+def connections_stuck(programs: list[list[Call]], *, connect: bool) -> list[int]:
+    """Ranks whose host never gets through its connections, with or without the calls of `connect`."""
+    firsts = []
+    for program in programs:
+        calls = [call.edge for call in program if call.what in (("connect",) if connect else ("post", "send"))]
+        firsts.append(list(dict.fromkeys(calls)))
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(firsts):
+            if row:
+                source, destination = row[0]
+                other = firsts[destination if rank == source else source]
+                if other and other[0] == row[0]:
+                    row.pop(0)
+                    other.pop(0)
+                    moved = True
+    return [rank for rank, row in enumerate(firsts) if row]
+
+
+def ahead(program: list[Call]) -> list[tuple[Key, int, int]]:
+    """(message, action before which its receive was posted, action that waits for it), in the order of the waits."""
+    posted = {call.key: call.action for call in program if call.what == "post"}
+    return [(call.key, posted[call.key], call.action) for call in program if call.what == "wait"]

@@ -1,0 +1,180 @@
+"""The executor under NCCL's rules of order: a communicator for each edge never deadlocks, one for a group does."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import minimegatron
+from minimegatron.errors import ConfigError
+from minimegatron.parallel.schedule_check import check
+from minimegatron.parallel.schedules import (
+    SCHEDULES,
+    Action,
+    Placement,
+    Schedule,
+    build_schedule,
+    forward_only,
+    round_robin,
+    straight,
+    v_shaped,
+)
+from tests.parallel.nccl_order import KNOWN, ahead, connections_stuck, programs, stuck
+
+
+def shipped(p: int) -> Iterator[Schedule]:
+    """The six schedules in several sizes, interleaved also with every group size up to 2p + 1."""
+    for name in SCHEDULES:
+        for v in (2, 3) if name == "interleaved" else (None,):
+            for m in sorted({p, p + 1, 2 * p, 3 * p}):
+                for group in range(p, 2 * p + 2) if name == "interleaved" else (None,):
+                    options = {} if group is None else {"microbatch_group_size_per_vp_stage": group}
+                    try:
+                        yield build_schedule(name, p, m, v, **options)
+                    except ConfigError:  # this group size does not fit m
+                        continue
+
+
+def evaluations(p: int) -> Iterator[Schedule]:
+    for placement in (straight(p), round_robin(p, 2), round_robin(p, 3), v_shaped(p)):
+        for m in (1, 2, p, 2 * p + 1):
+            yield forward_only(p, m, placement)
+
+
+def shuffled(rng: random.Random, placement: Placement, m: int) -> Schedule:
+    """Any order that the data allow, backwards as eager as a coin says; some backwards split."""
+    p, stages = len(placement), sum(map(len, placement))
+    home = {stage: (rank, chunk) for rank, row in enumerate(placement) for chunk, stage in enumerate(row)}
+    rows: list[list[Action]] = [[] for _ in range(p)]
+    done: set[tuple[str, int, int]] = set()
+    late: list[tuple[str, int, int]] = []
+    eager, split = rng.random(), rng.random() < 0.5
+    pairs = [(stage, i) for stage in range(stages) for i in range(m)]
+    while len(done) < 2 * len(pairs) or late:
+        free = [("F", s, i) for s, i in pairs if ("F", s, i) not in done and (s == 0 or ("F", s - 1, i) in done)]
+        back = [
+            ("B", s, i)
+            for s, i in pairs
+            if ("F", s, i) in done and ("B", s, i) not in done and (s == stages - 1 or ("B", s + 1, i) in done)
+        ]
+        pool = back if back and rng.random() < eager else [*free, *back, *late]
+        kind, stage, i = choice = rng.choice(pool)
+        if kind == "W":
+            late.remove(choice)
+        else:
+            done.add(choice)
+            if kind == "B" and split and rng.random() < 0.5:
+                late.append(("W", stage, i))
+        rank, chunk = home[stage]
+        rows[rank].append(Action(kind, i, chunk))
+    return Schedule("shuffled", tuple(map(tuple, rows)), placement)
+
+
+PLACEMENTS = [straight(2), straight(4), round_robin(2, 2), round_robin(3, 2), v_shaped(2), v_shaped(4)]
+
+
+def random_schedules(count: int) -> Iterator[Schedule]:
+    rng = random.Random(7)
+    for placement in PLACEMENTS:
+        for _ in range(count):
+            schedule = shuffled(rng, placement, rng.choice([2, 3, 4]))
+            assert check(schedule) == []
+            yield schedule
+
+
+def require_never_stuck(schedules: Iterator[Schedule]) -> None:
+    count = 0
+    for schedule in schedules:
+        for hidden in (KNOWN, None):
+            calls = programs(schedule, hidden)
+            for buffered in (False, True):
+                assert stuck(calls, "lazy", buffered=buffered) == {}, f"{schedule}\nhidden {hidden}"
+            assert connections_stuck(calls, connect=True) == [], str(schedule)
+        count += 1
+    assert count > 20
+
+
+@pytest.mark.parametrize("p", [2, 3, *(pytest.param(p, marks=pytest.mark.thorough) for p in (4, 6, 8))])
+def test_a_communicator_for_each_edge_never_deadlocks(p):
+    require_never_stuck(shipped(p))
+
+
+def test_nor_does_an_evaluation():
+    require_never_stuck(schedule for p in (2, 3, 4) for schedule in evaluations(p))
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(250, marks=pytest.mark.thorough)])
+def test_nor_any_schedule_that_the_checker_accepts(count):
+    require_never_stuck(random_schedules(count))
+
+
+def test_one_communicator_for_a_group_does():
+    """What `device_id` gives: the known cases, so that this test could see a deadlock of the mode that is used."""
+    for p, v, m in [(3, 2, 1), (4, 2, 1), (4, 2, 2), (3, 2, 4), (3, 3, 1)]:
+        calls = programs(forward_only(p, m, round_robin(p, v)))
+        for buffered in (False, True):
+            assert len(stuck(calls, "eager", buffered=buffered)) > 1, (p, v, m)
+    for p, v, group, m in [(3, 2, 6, 6), (3, 2, 5, 9), (3, 2, 6, 12)]:
+        schedule = build_schedule("interleaved", p, m, v, microbatch_group_size_per_vp_stage=group)
+        assert stuck(programs(schedule), "eager"), (p, v, group, m)
+    assert sum(bool(stuck(programs(s), "eager", buffered=True)) for s in random_schedules(8)) > 5
+
+
+def test_so_no_group_of_the_package_is_made_with_device_id():
+    for file in Path(minimegatron.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        assert not [call.lineno for call in calls for word in call.keywords if word.arg == "device_id"], file
+
+
+def test_connections_are_made_before_the_first_message_because_in_its_order_they_deadlock():
+    calls = programs(forward_only(3, 1, round_robin(3, 2)))
+    assert connections_stuck(calls, connect=False) and not connections_stuck(calls, connect=True)
+
+
+def test_a_stage_that_synchronises_its_whole_device_deadlocks_whatever_the_communicators():
+    """It waits for the receive that was posted ahead, whose sender waits for this rank."""
+    for name in SCHEDULES:
+        calls = programs(build_schedule(name, 2, 4))
+        assert stuck(calls, "lazy", device_wide=True), name
+
+
+def test_one_hardware_queue_is_not_enough():
+    """`CUDA_DEVICE_MAX_CONNECTIONS=1`: a message behind another on its edge keeps the rank from computing."""
+    long = build_schedule("interleaved", 3, 9, 2, microbatch_group_size_per_vp_stage=6)
+    assert stuck(programs(long), "lazy", one_queue=True) and not stuck(programs(long), "lazy")
+
+
+# --------------------------------------------------------------------------------------------- one action ahead
+
+
+@pytest.mark.parametrize("hidden", [KNOWN, None], ids=["known shapes", "headers"])
+def test_a_receive_is_posted_at_most_one_action_before_it_is_needed(hidden):
+    """Or before a later message of the same edge is: receives are posted in the sender's order."""
+    for p in (2, 3, 4):
+        for schedule in [*shipped(p), *evaluations(p)]:
+            for rank, program in enumerate(programs(schedule, hidden)):
+                waits = ahead(program)
+                for (edge, number), posted, _ in waits:
+                    first = min(needed for (other, later), _, needed in waits if other == edge and later >= number)
+                    assert posted in (first - 1, first), f"rank {rank}, message {number} of {edge}, {schedule}"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_and_it_is_posted_one_action_before_so_that_it_travels_meanwhile(name):
+    schedule = build_schedule(name, 4, 8)
+    for program in programs(schedule):
+        waits = ahead(program)
+        assert waits and all(posted < needed for _, posted, needed in waits if needed), name
+
+
+def test_where_the_receiver_takes_messages_in_another_order_the_edge_decides():
+    """Rank 0 sends microbatches 0, 1, 2; rank 1 begins with the last: three receives are posted at once."""
+    rows = ["F0 F1 F2 B2 B1 B0".split(), "F2 F1 F0 B2 B1 B0".split()]
+    schedule = Schedule("reversed", tuple(tuple(map(Action.parse, row)) for row in rows), straight(2))
+    assert check(schedule) == []
+    posted = [posted for _, posted, _ in ahead(programs(schedule)[1])]
+    assert posted == [0, 0, 0] and stuck(programs(schedule), "lazy") == {}
