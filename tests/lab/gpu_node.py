@@ -1,6 +1,6 @@
 """A machine that says it has GPUs, for whoever does not hide them.
 
-`torch.cuda` and NCCL say that they are there, and the first use of either fails: torch here is built for CPUs. So a rank
+`torch.cuda` and NCCL say that they are there, and the first use of either fails: torch is built for CPUs. So a rank
 that should not have seen a GPU ends with an error, and what runs to its end kept to the CPU.
 
 Every process that imports torch is told by way of torch's own entry points (`torch.backends`), read at the end of
