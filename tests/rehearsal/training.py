@@ -1,0 +1,97 @@
+"""Many training runs in one process, or in the ranks of one job: `python -m ... tests.rehearsal.training CASES.json`.
+
+A case is a name and a command line of `pretrain_gpt`. Each is trained by the `Trainer` on this job's device; a single
+rank trains it on the CPU as well. Reported is, for each case, what `outcome` returns, or the error with its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.rank import finish, init, report
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.step import forward_backward
+from minimegatron.training.trainer import Trainer
+from tests.rehearsal.record import RECORD, ROOT
+
+EARLY = "warm"  # the phase of all steps but the last
+PASSES, STEP = "passes", "step"  # the last step: forward and backward passes, and the rest of it
+
+
+def _label(trainer: Trainer) -> None:
+    """Let the last step's phases be told apart; what happens only at first is over by then."""
+    one, iterations = trainer._step, trainer.train_iters
+    graph = trainer.graph
+
+    def step(batches: Any, asks: bool) -> bool:
+        last = trainer.state.iteration == iterations - 1
+        with RECORD.phase(STEP if last else EARLY):
+            return one(batches, asks)
+
+    def passes(*args: Any, **kwargs: Any) -> Any:
+        last = trainer.state.iteration == iterations - 1
+        with RECORD.phase(PASSES if last else EARLY):
+            return (graph or forward_backward)(*args, **kwargs)
+
+    trainer._step, trainer.graph = step, passes  # type: ignore[method-assign, assignment]
+
+
+def outcome(line: str, mesh: Mesh | None, world: int) -> dict[str, Any]:
+    """Train and return losses, gradient norms and the record of the last step."""
+    RECORD.clear()
+    run = parse_args(shlex.split(line), world)
+    with RECORD.phase("build"):
+        trainer = Trainer(run, mesh, quiet=True)
+    _label(trainer)
+    with RECORD.phase("evaluation"):
+        trainer.train()
+    trainer.close()
+    return {
+        "device": str(trainer.mesh.device),
+        "losses": [r.losses for r in trainer.history],
+        "norms": [r.grad_norm for r in trainer.history],
+        "zeros": [r.num_zeros for r in trainer.history],
+        "record": RECORD.to_json(),
+    }
+
+
+@contextlib.contextmanager
+def error_told(into: dict[str, Any]) -> Iterator[None]:
+    """An error becomes a part of the report, with the lines of the project that it came through."""
+    try:
+        yield
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOT)]
+        into["error"] = f"{type(error).__name__}: {error}"
+        into["at"] = [f"{f.filename.removeprefix(ROOT + '/')}:{f.lineno} {f.name}" for f in frames]
+
+
+def main(path: str) -> None:
+    cases: dict[str, str] = json.loads(Path(path).read_text())
+    _, world = init(60.0)
+    results: dict[str, Any] = {}
+    for name, line in cases.items():
+        results[name] = {}
+        with error_told(results[name]):
+            results[name] |= outcome(line, None, world)
+            if world == 1 and torch.cuda.is_available():
+                run = parse_args(shlex.split(line), 1)
+                results[name]["cpu"] = outcome(line, Mesh.serial(run.parallel, device="cpu"), 1)
+        if world > 1 and "error" in results[name]:
+            break  # the others may wait for this rank
+    report(results)
+    finish()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
