@@ -43,7 +43,7 @@ import torch
 
 from benchmarks import gpu_collectives, gpu_decode, gpu_kernels, gpu_layers, gpu_training
 from benchmarks.gpu_cases import Case
-from benchmarks.gpu_parts import Found, Part, Row, Yielded, play_all
+from benchmarks.gpu_parts import Found, Part, Row, Yielded, elsewhere, play_all
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.kernels import build
 from minimegatron.models.zoo import family_config
@@ -228,28 +228,29 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, on the CPU where there is no GPU")
     parser.add_argument("--profile", action="store_true", help="also print where a training step spends its time")
     parser.add_argument("--only", metavar="WORD", default="", help="only the machine and parts with this in their name")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path(), help="for gpu.json, gpu.md; default here")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path("runs/gpu"), help="default runs/gpu")
     parser.add_argument("--seconds", type=float, default=480, help="begin nothing that would take longer; default 480")
     args = parser.parse_args()
-    # A process that has asked CUDA itself cannot be forked; the driver's library may be asked.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    on_gpu = torch.cuda.is_available()
+    on_gpu = elsewhere(torch.cuda.is_available)
     if not args.smoke and not on_gpu:
         parser.error("no GPU here; --smoke runs tiny sizes on the CPU")
     parts = plan(torch.device("cuda" if on_gpu else "cpu"), args.smoke, args.profile)
     parts = [part for part in parts if args.only in part.name or part is parts[0]]
     args.out.mkdir(parents=True, exist_ok=True)
     found, of = Found(), commit()
-    command = f"python -m benchmarks.gpu{' --smoke' if args.smoke else ''}"
+    words = ["python -m benchmarks.gpu", *["--smoke"] * args.smoke, *[f"--only '{args.only}'"] * bool(args.only)]
+
+    def keep() -> None:
+        write(found, args.out, of, " ".join(words))
 
     def say(line: str) -> None:
         print(line, flush=True)
 
     play_all(
         parts, found,
-        lambda: args.seconds - (time.monotonic() - begun), say, lambda: write(found, args.out, of, command),
+        lambda: args.seconds - (time.monotonic() - begun), say, keep,
     )  # fmt: skip
-    write(found, args.out, of, command)
+    keep()
     say(f"{len(found.rows)} rows after {time.monotonic() - begun:.0f} s, in {args.out / 'gpu.json'} and gpu.md")
     for name, reason in found.failed.items():
         say(f"FAILED: {name}: {reason}")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -30,6 +31,7 @@ from typing import Any
 from minimegatron.comm import procs
 
 END_SECONDS = 10.0  # for a process that was told to end
+ANSWER_SECONDS = 60.0  # for the driver's first answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,17 @@ class Part:
     needs: float = 10.0
     limit: float = 90.0
     unless: Callable[[Found], str] = lambda found: ""
+
+
+def elsewhere(question: Callable[[], bool]) -> bool:
+    """What a forked process answers: one that has asked CUDA anything cannot be forked any more."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(int(question())))
+    process.start()
+    process.join(ANSWER_SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join(END_SECONDS)
+    return process.exitcode == 1
 
 
 def play(part: Part, found: Found, limit: float, say: Callable[[str], None], keep: Callable[[], None]) -> None:
@@ -166,8 +179,8 @@ def play_all(
 
 def _child(part: Part, found: Found, limit: float, out: Connection) -> None:
     procs.die_with_parent(signal.SIGKILL)
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(max(0.5, limit - 1.0))
+    faulthandler.enable(2)
+    faulthandler.dump_traceback_later(max(0.5, limit - 1.0), file=2)
     failure = ""
     try:
         for each in part.run(found):

@@ -44,7 +44,7 @@ def files(folder: Path) -> tuple[dict[str, Any], set[str]]:
     """What a run left, and what its rows are of; the rows for RECORDS.md are the same."""
     found = json.loads((folder / "gpu.json").read_text())
     what = [row["what"] for row in found["rows"]]
-    lines = (folder / "gpu.md").read_text().splitlines()
+    lines = (folder / "gpu.md").read_text().split("\n")[:-1]
     assert [line.split(" | ")[4] for line in lines] == what and all(line.count(" | ") == 6 for line in lines)
     return found, set(what)
 

@@ -54,17 +54,49 @@ def cells(source: Path) -> list[tuple[Any, str, str]]:
 ASKING = {options.name: (options, body, lab) for source in SOURCES for options, body, lab in cells(source)}
 
 
-def rehearsed(name: str, folder: Path, *more: tuple[str, str], **options: Any) -> Rehearsal:
-    """Run a cell as on two GPUs, or on as many as it says, with small sizes; `more` is replaced as well."""
-    asked, body, lab = ASKING[name]
-    for old, new in (SMALL[name], *more):
-        assert body.count(old) == 1, f"{old!r} is not in the cell once"
-        body = body.replace(old, new)
-    (folder / "exercises").mkdir()
-    for exercise, text in exercise_cells(lab, solved=True).items():
-        (folder / "exercises" / f"{exercise}.py").write_text(text)
-    prelude = LEARNERS_KERNELS if asked.needs and options.get("kernels", True) else ""
-    return rehearse(f"{prelude}\n{body}", asked.nproc or 2, env={"PYTHONPATH": f"{ROOT}:{folder}"}, **options)
+# Several cells in the same ranks: to import torch takes longer than all of them.
+ONE_AFTER_THE_OTHER = """
+from minimegatron.comm import launch
+(rank, world), finish, report, said = launch.init(), launch.finish, launch.report, {}
+launch.init, launch.finish = lambda: (rank, world), lambda: None
+for name, body in CELLS.items():
+    launch.report = lambda value, name=name: said.update({name: value})
+    exec(compile(body, f"cell {name}", "exec"), {"__name__": "__main__"})
+report(said)
+finish()
+"""
+
+
+def rehearsed(names: list[str], folder: Path, *more: tuple[str, str], **options: Any) -> Rehearsal:
+    """Run cells as on two GPUs, or on as many as they say, with small sizes; `more` is replaced as well."""
+    bodies, prelude = {}, ""
+    for name in names:
+        asked, body, lab = ASKING[name]
+        for old, new in (SMALL[name], *more):
+            assert body.count(old) == 1, f"{old!r} is not in the cell once"
+            body = body.replace(old, new)
+        bodies[name] = body
+        if asked.needs:
+            prelude = LEARNERS_KERNELS if options.get("kernels", True) else ""
+            (folder / "exercises").mkdir()
+            for exercise, text in exercise_cells(lab, solved=True).items():
+                (folder / "exercises" / f"{exercise}.py").write_text(text)
+    script = f"{prelude}\nCELLS = {bodies!r}\n{ONE_AFTER_THE_OTHER}"
+    return rehearse(script, ASKING[names[0]][0].nproc or 2, env={"PYTHONPATH": f"{ROOT}:{folder}"}, **options)
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the cells for two GPUs and more reported, by rank."""
+    names = [name for name, (asked, _, _) in ASKING.items() if asked.nproc is None]
+    return [rank.report for rank in rehearsed(names, tmp_path_factory.mktemp("two")).ranks]
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """The cells for one GPU."""
+    names = [name for name, (asked, _, _) in ASKING.items() if asked.nproc == 1]
+    return rehearsed(names, tmp_path_factory.mktemp("one"))
 
 
 def test_what_is_for_gpus_is_a_cell_that_asks_for_them() -> None:
@@ -76,22 +108,38 @@ def test_what_is_for_gpus_is_a_cell_that_asks_for_them() -> None:
             assert not (own and re.search(r"torch\.cuda|[\"']cuda[\"']", cell.source)), f"{source.stem}: {cell.source}"
 
 
-def test_bandwidth_of_every_size_is_reported(tmp_path: Path) -> None:
-    points = rehearsed("bandwidth", tmp_path).report
+def test_bandwidth_of_every_size_is_reported(on_two: list[dict[str, Any]]) -> None:
+    points = on_two[0]["bandwidth"]
     assert [nbytes for nbytes, _ in points] == [4 << power for power in (10, 12, 14)]
     assert all(rate > 0 for _, rate in points)
 
 
-def test_the_mlp_is_timed_on_one_and_on_two_gpus(tmp_path: Path) -> None:
-    assert [tp for tp, _ in rehearsed("speed", tmp_path).report] == [1, 2]
+def test_the_mlp_is_timed_on_one_and_on_two_gpus(on_two: list[dict[str, Any]]) -> None:
+    assert [tp for tp, _ in on_two[0]["speed"]] == [1, 2]
 
 
-def test_the_pipeline_runs_on_gpus(tmp_path: Path) -> None:
+def test_the_pipeline_runs_on_gpus(on_two: list[dict[str, Any]]) -> None:
     """The events that the figure draws: with p = 2 and 8 microbatches, 8 forward and 8 backward passes a stage."""
-    for rank in rehearsed("gpus", tmp_path, timeout=90).ranks:
-        counts = {name: [e[0] for e in events] for name, events in rank.report.items()}
+    for said in on_two:
+        counts = {name: [e[0] for e in events] for name, events in said["gpus"].items()}
         assert [counts["1f1b"].count(kind) for kind in "FBW"] == [8, 8, 0]
         assert [counts["zb_h1"].count(kind) for kind in "FBW"] == [8, 8, 8]
+
+
+def test_the_long_sequence_runs_on_gpus(on_two: list[dict[str, Any]]) -> None:
+    assert [said["long_sequence"] for said in on_two] == [0, 0], "memory is not simulated"
+
+
+def test_experts_are_timed_one_by_one_and_together(on_one: Rehearsal) -> None:
+    said = on_one.report["grouped"]
+    assert said["rows"] == 128
+    ways = ("a loop", "grouped")
+    assert list(said["times"]) == [f"{n} experts, {way}" for n in (8, 64) for way in ways]
+
+
+def test_the_ladder_runs_on_a_gpu_and_is_right(on_one: Rehearsal) -> None:
+    lines = on_one.stdout.splitlines()
+    assert [line.split()[:3] for line in lines] == [[f"norm_{n}", "right:", "True"] for n in ("rows", "block", "warp")]
 
 
 @pytest.mark.thorough
@@ -99,27 +147,12 @@ def test_a_stage_that_waits_for_every_stream_hangs(tmp_path: Path) -> None:
     """Why the cell waits for the current one: the receive posted ahead waits for what our own products help to make."""
     everything = ("torch.cuda.current_stream().synchronize()", "torch.cuda.synchronize()")
     with pytest.raises(RehearsalFailed):
-        rehearsed("gpus", tmp_path, everything, timeout=60)
+        rehearsed(["gpus"], tmp_path, everything, timeout=60)
 
 
-def test_the_long_sequence_runs_on_gpus(tmp_path: Path) -> None:
-    assert [rank.report for rank in rehearsed("long_sequence", tmp_path).ranks] == [0, 0], "memory is not simulated"
-
-
-def test_experts_are_timed_one_by_one_and_together(tmp_path: Path) -> None:
-    said = rehearsed("grouped", tmp_path).report
-    assert said["rows"] == 128
-    ways = ("a loop", "grouped")
-    assert list(said["times"]) == [f"{n} experts, {way}" for n in (8, 64) for way in ways]
-
-
-def test_the_ladder_runs_on_a_gpu_and_is_right(tmp_path: Path) -> None:
-    lines = rehearsed("on_gpu", tmp_path).stdout.splitlines()
-    assert [line.split()[:3] for line in lines] == [[f"norm_{n}", "right:", "True"] for n in ("rows", "block", "warp")]
-
-
+@pytest.mark.thorough
 def test_without_a_compiler_for_gpus_the_ladder_says_so(tmp_path: Path) -> None:
-    said = rehearsed("on_gpu", tmp_path, kernels=False).stdout
+    said = rehearsed(["on_gpu"], tmp_path, kernels=False).stdout
     assert said == "your kernels cannot be compiled for this GPU: no nvcc on this machine; install nvcc\n"
 
 
