@@ -77,7 +77,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _to_copy(args[0], kwargs)
     if not gpu:
         return _factory(func, what, args, kwargs)
-    if what.name in ("_local_scalar_dense", "is_nonzero", "equal"):
+    if what.name in ("_local_scalar_dense", "is_nonzero", "equal", "allclose"):
         host_waits("item" if what.name == "_local_scalar_dense" else what.name)
         return func(*unwrap(args), **unwrap(kwargs))
     if what.name == "copy_" and isinstance(args[0], CudaTensor) != isinstance(args[1], CudaTensor):

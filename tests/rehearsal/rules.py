@@ -1,4 +1,4 @@
-"""What CUDA refuses, and which operators make the host wait. Each rule has its test in `tests/test_rehearsal.py`.
+"""What CUDA refuses, and which operators make the host wait. Each rule has its test in `tests/rehearsal/test_device.py`.
 
 Sources: `TensorIterator` and the device checks that torch generates for each operator (mixed devices),
 `aten/src/ATen/native/cuda` (sizes that depend on data), `Blas.cpp` (products of integers).
@@ -19,7 +19,7 @@ from tests.rehearsal.tensor import CudaTensor
 NO_CPU_SCALAR = (
     "embedding", "index_select", "gather", "scatter", "scatter_add", "mm", "bmm", "addmm", "baddbmm", "mv", "dot",
     "cat", "stack", "index_add", "index_copy", "native_layer_norm", "_softmax", "_log_softmax", "nll_loss_forward",
-    "topk", "sort",
+    "topk", "sort", "_scaled_mm",
 )  # fmt: skip
 INDEXED = ("index", "index_put", "_index_put_impl", "_unsafe_index", "_unsafe_index_put")
 SIZE_DEPENDS_ON_DATA = (
@@ -96,7 +96,7 @@ def count_waits(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None
         host_waits(f"size depends on data: {name}")
     if name == "repeat_interleave" and func._overloadname == "Tensor" and kwargs.get("output_size") is None:
         host_waits("size depends on data: repeat_interleave without output_size")
-    if name.rstrip("_") in INDEXED:
+    if name.rstrip("_") in INDEXED and not _fills(args):
         for index in args[1]:
             if index is None:
                 continue
@@ -104,3 +104,11 @@ def count_waits(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None
                 host_waits(f"boolean mask in {name.strip('_')}")
             elif not isinstance(index, CudaTensor):
                 host_waits(f"copy from pageable memory: CPU index in {name.strip('_')}")
+
+
+def _fills(args: Any) -> bool:
+    """`x[mask] = 1.0`: one mask and one number of the host, which torch makes a `masked_fill_`."""
+    given = [index for index in args[1] if index is not None]
+    accumulate = len(args) > 3 and args[3]
+    one = len(args) > 2 and args[2].numel() == 1 and not isinstance(args[2], CudaTensor) and not accumulate
+    return one and len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)

@@ -121,6 +121,11 @@ def wrap(x: Any, index: int, known: dict[int, CudaTensor] | None = None) -> Any:
 class Everywhere(TorchDispatchMode):
     """Sends every operator of this thread to `dispatch.run`."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch need not import its compiler to leave us out."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from tests.rehearsal import dispatch
 
