@@ -76,8 +76,9 @@ def wait_for_receives() -> None:
 
 def install() -> None:
     """Put NCCL into `torch.distributed`."""
+    replaced = _replaced()  # once: torch asks whether the `irecv` of a P2POp is its own
     for module in (dist, c10d):
-        for name, function in _replaced().items():
+        for name, function in replaced.items():
             setattr(module, name, function)
     plain_wait = dist.Work.wait
 
