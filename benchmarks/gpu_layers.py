@@ -62,7 +62,9 @@ def layers(config: TransformerConfig) -> Iterator[tuple[str, Callable[[Mesh], to
 
 def check(make: Callable[[Mesh], torch.nn.Module], config: TransformerConfig, device: torch.device) -> float:
     """Largest error of output and gradients, relative to the largest element of each, against fp64 on the CPU."""
-    module, twin = make(Mesh.serial(device=device)).to(device), make(Mesh.serial()).double()
+    with device:
+        module = make(Mesh.serial(device=device))
+    twin = make(Mesh.serial()).double()
     initialize(module, seed=0)
     twin.load_state_dict(module.state_dict())
     x = torch.randn(64, 2, config.hidden_size, generator=torch.Generator().manual_seed(1)).to(config.dtype)
@@ -140,7 +142,8 @@ def time_layers(device: torch.device, smoke: bool, timer: Timer, found: Found) -
         yield dataclasses.replace(row, against=against)
 
     x = torch.randn(s, b, h, device=device, dtype=torch.bfloat16, requires_grad=True)
-    norm, mlp = Norm(config).to(device), MLP(config, mesh).to(device)
+    with device:
+        norm, mlp = Norm(config), MLP(config, mesh)
     initialize(norm, 0)
     initialize(mlp, 0)
     yield from both_ways("RMSNorm layer", norm, (x,), (2.0 * x.nbytes, 3.0 * x.nbytes), COPY, *rest)
