@@ -25,19 +25,28 @@ ROOT = str(Path(__file__).parents[2])
 OUTSIDE = "(outside the project)"
 
 
-def place() -> str:
+COMM = f"{ROOT}/minimegatron/comm/"
+
+
+def place(beyond: str | None = None) -> str:
     """The innermost line of the project (or of a script) that is running: "minimegatron/optim/clip.py:85 norm".
 
     Lines of this package, of torch and of the standard library are passed over. On a thread of the autograd engine that
     is not inside a `torch.autograd.Function` there is none.
+
+    Args:
+        beyond: a folder whose lines are passed over as well, as long as there is another one.
     """
-    frame = sys._getframe(1)
+    frame, inside = sys._getframe(1), OUTSIDE
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((HERE, "<frozen")) and "/site-packages/" not in file and "/lib/python3" not in file:
-            return f"{file.removeprefix(ROOT + '/')}:{frame.f_lineno} {frame.f_code.co_name}"
+            line = f"{file.removeprefix(ROOT + '/')}:{frame.f_lineno} {frame.f_code.co_name}"
+            if beyond is None or not file.startswith(beyond):
+                return line
+            inside = line if inside == OUTSIDE else inside
         frame = frame.f_back  # type: ignore[assignment]
-    return OUTSIDE
+    return inside
 
 
 @dataclasses.dataclass
@@ -47,7 +56,7 @@ class Record:
     Attributes:
         launches: (phase, operator) -> launches.
         waits: (phase, kind, place) -> times that the host waited.
-        messages: (phase, operation, bytes, place) -> calls.
+        messages: (phase, operation, bytes, place) -> calls; the place is who asked `minimegatron.comm` for it.
         choices: (phase, what) -> times.
     """
 
@@ -73,7 +82,7 @@ class Record:
         self.waits[self._phase, kind, place()] += 1
 
     def message(self, operation: str, nbytes: int) -> None:
-        self.messages[self._phase, operation, nbytes, place()] += 1
+        self.messages[self._phase, operation, nbytes, place(COMM)] += 1
 
     def choice(self, what: str) -> None:
         self.choices[self._phase, what] += 1

@@ -1,4 +1,4 @@
-"""What CUDA refuses, and which operators make the host wait. Each rule has its test in `tests/rehearsal/test_device.py`.
+"""What CUDA refuses, and which operators make the host wait. Each rule has its test in `test_device.py`.
 
 Sources: `TensorIterator` and the device checks that torch generates for each operator (mixed devices),
 `aten/src/ATen/native/cuda` (sizes that depend on data), `Blas.cpp` (products of integers).

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rehearsal import RehearsalFailed, rehearse
+from tests.rehearsal import rehearse
 from tests.rehearsal.record import Record, place
 
 # What CUDA refuses -> words of the error. x and host are 4 x 4 of ones on cuda:0 and on the CPU, y is 0..3, i int64.
@@ -185,7 +184,8 @@ ANSWERS: dict[str, Any] = {
 }  # fmt: skip
 CHOICES = {
     "h = torch.ones(1, 2, 4, 8, device='cuda').half(); F.scaled_dot_product_attention(h, h, h)": "attention flash",
-    "h = torch.ones(1, 2, 4, 8, device='cuda'); F.scaled_dot_product_attention(h, h, h)": "attention efficient: float32",
+    "h = torch.ones(1, 2, 4, 8, device='cuda'); "
+    "F.scaled_dot_product_attention(h, h, h)": "attention efficient: float32",
     "h = torch.ones(1, 2, 4, 8, device='cuda').half(); "
     "F.scaled_dot_product_attention(h, h, h, h.new_zeros(4, 4))": "attention efficient: float16, a table",
     "h = torch.ones(1, 2, 4, 8, device='cuda'); "

@@ -1,7 +1,8 @@
 """Many training runs in one process, or in the ranks of one job: `python -m ... tests.rehearsal.training CASES.json`.
 
-A case is a name and a command line of `pretrain_gpt`. Each is trained by the `Trainer` on this job's device; a single
-rank trains it on the CPU as well. Reported is, for each case, what `outcome` returns, or the error with its place.
+A case is a name and a command line of `pretrain_gpt` (or options for `generation.outcome`). Each is trained by the
+`Trainer` on this job's device; a single rank trains it on the CPU as well, unless it is written {"alone": line}.
+Reported is, for each case, what `outcome` returns, or the error with its place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from minimegatron.comm.rank import finish, init, report
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.step import forward_backward
 from minimegatron.training.trainer import Trainer
+from tests.rehearsal import generation
 from tests.rehearsal.record import RECORD, ROOT
 
 EARLY = "warm"  # the phase of all steps but the last
@@ -76,17 +78,28 @@ def error_told(into: dict[str, Any]) -> Iterator[None]:
         into["at"] = [f"{f.filename.removeprefix(ROOT + '/')}:{f.lineno} {f.name}" for f in frames]
 
 
+def both(case: str | dict[str, Any], world: int) -> dict[str, Any]:
+    """On this job's device, and where there is one rank also on the CPU (under "cpu")."""
+    if isinstance(case, dict) and "alone" in case:
+        return outcome(case["alone"], None, world)
+    if isinstance(case, dict):
+        return generation.outcome(case, "cuda") | {"cpu": generation.outcome(case, "cpu")}
+    found = outcome(case, None, world)
+    if world == 1 and torch.cuda.is_available():
+        line = " ".join(word for word in case.split() if word != "--enable-cuda-graph")
+        parallel = parse_args(shlex.split(line), 1).parallel
+        found["cpu"] = outcome(line, Mesh.serial(parallel, device="cpu"), 1)
+    return found
+
+
 def main(path: str) -> None:
-    cases: dict[str, str] = json.loads(Path(path).read_text())
+    cases: dict[str, Any] = json.loads(Path(path).read_text())
     _, world = init(60.0)
     results: dict[str, Any] = {}
-    for name, line in cases.items():
+    for name, case in cases.items():
         results[name] = {}
         with error_told(results[name]):
-            results[name] |= outcome(line, None, world)
-            if world == 1 and torch.cuda.is_available():
-                run = parse_args(shlex.split(line), 1)
-                results[name]["cpu"] = outcome(line, Mesh.serial(run.parallel, device="cpu"), 1)
+            results[name] |= both(case, world)
         if world > 1 and "error" in results[name]:
             break  # the others may wait for this rank
     report(results)

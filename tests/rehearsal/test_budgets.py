@@ -1,0 +1,125 @@
+"""What a layer and a step cost the host: launches, and moments at which it waits for the GPU.
+
+The problem in a sentence: one `.item()` in a layer costs nothing on a CPU and empties a GPU's queue in every layer of
+every microbatch, and nobody sees it.
+
+Counts are linear in layers l and microbatches m, so three short runs (l, m) = (1, 1), (2, 1), (1, 2) give them all:
+
+    in the passes       a + m (b + c l)         c: a layer and microbatch      b: embedding, loss, data
+    outside             d + e l                 e: a layer and step            d: a step
+
+A row of `BUDGETS` is the most that a change may cost, and why it costs that; whoever makes it cheaper lowers the row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.rehearsal import rehearse
+from tests.rehearsal.cases import LLAMA, MOE
+from tests.rehearsal.record import Record
+
+pytestmark = pytest.mark.timeout(900)
+LINES = {
+    "dense": LLAMA + " --bf16",
+    "moe": MOE + " --bf16",
+    "fp8": LLAMA + " --bf16 --fp8-format hybrid --fp8-amax-history-len 16 --fp8-amax-compute-algo max",
+}
+LAYER, MICROBATCH = "a layer and microbatch", "a microbatch"
+LAYER_STEP, STEP = "a layer and step", "a step"
+DATA = "training/datasets.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """At most `most` of `what` for each `unit`.
+
+    Attributes:
+        line: a key of `LINES`.
+        what: "waits" or "launches".
+        unit: see the module docstring.
+        most: the limit.
+        why: what they are.
+    """
+
+    line: str
+    what: str
+    unit: str
+    most: int
+    why: str
+
+
+BUDGETS = [
+    Budget("dense", "waits", LAYER, 0, "nothing in a layer is decided by the host"),
+    Budget("dense", "waits", MICROBATCH, 0, "embedding and loss neither; the data's copies have a row of their own"),
+    Budget("dense", "waits", STEP, 2, "losses, tokens and requests to stop in one message; the norm in another"),
+    Budget("dense", "waits", LAYER_STEP, 0, "the optimizer reads a table"),
+    Budget("dense", "launches", LAYER, 48, "26 kernels and products and their gradients, flash attention, 4 sums"),
+    Budget("dense", "launches", STEP, 40, "norm, AdamW, zeroing, sums of losses: a few launches each"),
+    Budget("dense", "launches", LAYER_STEP, 0, "one table for all parameters"),
+    Budget("moe", "waits", LAYER, 1, "the counts of tokens, which size the messages and products; none in backward"),
+    Budget("moe", "waits", STEP, 3, "as dense, and the load of experts"),
+    Budget("moe", "waits", LAYER_STEP, 0, "loads of all layers come together"),
+    Budget("moe", "launches", LAYER, 208, "a loop over 4 experts, routing and its gradient"),
+    Budget("fp8", "waits", LAYER, 0, "scales stay on the GPU"),
+    Budget("fp8", "waits", STEP, 2, "as dense"),
+    Budget("fp8", "waits", LAYER_STEP, 0, "scales of all layers move together"),
+    Budget("fp8", "launches", LAYER, 144, "casts with the maximum, products, copies of scales"),
+    Budget("fp8", "launches", STEP, 52, "as dense, and about ten that move all scales at once"),
+    Budget("fp8", "launches", LAYER_STEP, 0, "one tensor holds all scales"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    """(line, layers, microbatches) -> the record of its second step."""
+    cases = {
+        f"{name} {layers} {micro}": {"alone": f"{line} --num-layers {layers} --global-batch-size {2 * micro}"}
+        for name, line in LINES.items()
+        for layers, micro in ((1, 1), (2, 1), (1, 2))
+    }
+    path = tmp_path_factory.mktemp("budgets") / "cases.json"
+    path.write_text(json.dumps(cases))
+    result = rehearse("tests.rehearsal.training", args=[str(path)], timeout=800)
+    failed = {name: one["error"] for name, one in result.report.items() if "error" in one}
+    assert not failed, failed
+    return {name: Record.from_json(one["record"]) for name, one in result.report.items()}
+
+
+def measured(runs: dict[str, Record], line: str, what: str) -> dict[str, int]:
+    """Unit -> count, from the three runs; what reads data is left out."""
+
+    def count(layers: int, micro: int, phase: str) -> int:
+        record = runs[f"{line} {layers} {micro}"]
+        return record.count(what, phase) - record.count(what, phase, DATA)
+
+    layer, more = count(2, 1, "passes") - count(1, 1, "passes"), count(1, 2, "passes") - count(1, 1, "passes")
+    layer_step = count(2, 1, "step") - count(1, 1, "step")
+    return {
+        LAYER: layer,
+        MICROBATCH: more - layer,
+        LAYER_STEP: layer_step,
+        STEP: count(1, 1, "passes") - more + count(1, 1, "step") - layer_step,
+    }
+
+
+@pytest.mark.parametrize("row", BUDGETS, ids=lambda row: f"{row.line}: {row.what} of {row.unit}")
+def test_budget(runs: dict[str, Record], row: Budget) -> None:
+    found = measured(runs, row.line, row.what)
+    phase = "passes" if row.unit in (LAYER, MICROBATCH) else "step"
+    table = runs[f"{row.line} 2 1"].table(row.what, phase)
+    assert found[row.unit] <= row.most, (
+        f"{row.line}: {found[row.unit]} {row.what} of {row.unit}, the budget is {row.most} ({row.why}).\n"
+        f"All, with 2 layers and 1 microbatch:\n{table}"
+    )
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_microbatch_is_copied_tensor_by_tensor(runs: dict[str, Record], line: str) -> None:
+    """4 tensors of a microbatch, asked for without a wait."""
+    copies = runs[f"{line} 1 2"].count("waits", "passes", DATA) - runs[f"{line} 1 1"].count("waits", "passes", DATA)
+    assert copies <= 4
+    assert runs[f"{line} 1 1"].count("waits", "passes", "copy from pageable memory ") == 0

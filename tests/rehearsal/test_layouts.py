@@ -1,0 +1,26 @@
+"""Several ranks, each on a simulated GPU of its own, with groups of NCCL: the numbers are those of ranks on CPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rehearsal.cases import LAYOUTS
+from tests.rehearsal.compare import Jobs, differences, errors, parameters
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Jobs:
+    return Jobs(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", parameters(LAYOUTS))
+def test_ranks_on_gpus_train_as_ranks_on_cpus(jobs: Jobs, name: str) -> None:
+    gpus, cpus = jobs.on_gpus(name), jobs.on_cpus(name)
+    assert not errors(gpus), "\n".join(errors(gpus))
+    assert not errors(cpus), "\n".join(errors(cpus))
+    assert [one["device"] for one in gpus] == [f"cuda:{rank}" for rank in range(LAYOUTS[name].nproc)]
+    assert [one["device"] for one in cpus] == ["cpu"] * LAYOUTS[name].nproc
+    for gpu, cpu in zip(gpus, cpus, strict=True):
+        assert not differences(gpu, cpu, LAYOUTS[name].tolerance)

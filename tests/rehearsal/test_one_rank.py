@@ -1,0 +1,57 @@
+"""One rank on a simulated GPU: every path of the trainer, CUDA graphs and generation give the CPU's numbers.
+
+All cases of an ordinary run share a process. What a case needs that CUDA forbids is its error, with file and line.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rehearsal.cases import ONE_RANK
+from tests.rehearsal.compare import Jobs, differences, errors, parameters
+from tests.rehearsal.record import Record
+
+pytestmark = pytest.mark.timeout(1800)
+TRAINED = {name: case for name, case in ONE_RANK.items() if isinstance(case.line, str)}
+GENERATED = {name: case for name, case in ONE_RANK.items() if isinstance(case.line, dict)}
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Jobs:
+    return Jobs(ONE_RANK)
+
+
+@pytest.mark.parametrize("name", parameters(TRAINED))
+def test_a_step_on_a_gpu_is_that_of_a_cpu(jobs: Jobs, name: str) -> None:
+    found = jobs.on_gpus(name)
+    assert not errors(found), "\n".join(errors(found))
+    assert found[0]["device"] == "cuda:0"
+    assert not differences(found[0], found[0]["cpu"], ONE_RANK[name].tolerance)
+    assert found[0]["zeros"] == found[0]["cpu"]["zeros"] or None in found[0]["zeros"] or "kernels" in name
+
+
+@pytest.mark.parametrize("name", parameters({name: case for name, case in TRAINED.items() if "graph" in name}))
+def test_a_recorded_step_is_played(jobs: Jobs, name: str) -> None:
+    record = Record.from_json(jobs.on_gpus(name)[0]["record"])
+    assert record.count("launches", "passes", "graph replay") == 1
+    # besides the graph: batches into their places, numbers out of theirs
+    assert record.count("launches", "passes") <= 30, record.table("launches", "passes")
+
+
+@pytest.mark.parametrize("name", parameters(GENERATED))
+def test_generation_on_a_gpu_is_that_on_a_cpu(jobs: Jobs, name: str) -> None:
+    found = jobs.on_gpus(name)
+    assert not errors(found), "\n".join(errors(found))
+    gpu, cpu = found[0], found[0]["cpu"]
+    assert gpu["tokens"] == cpu["tokens"]
+    for mine, theirs in zip(gpu["log_probs"], cpu["log_probs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    replays = Record.from_json(gpu["record"]).count("launches", "generate", "graph replay")
+    assert (replays > 0) == ("graph" in name)
+
+
+@pytest.mark.parametrize("name", parameters({n: c for n, c in ONE_RANK.items() if c.flash_attn}))
+def test_flash_attn_computes_where_it_is_installed(jobs: Jobs, name: str) -> None:
+    record = Record.from_json(jobs.on_gpus(name)[0]["record"])
+    function = "flash_attn_varlen_func" if "documents" in name else "flash_attn_func"
+    assert record.count("choices", containing=function) > 0, record.table("choices")
