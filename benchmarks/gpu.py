@@ -234,7 +234,7 @@ def main() -> int:
     on_gpu = elsewhere(torch.cuda.is_available)
     if not args.smoke and not on_gpu:
         parser.error("no GPU here; --smoke runs tiny sizes on the CPU")
-    parts = plan(torch.device("cuda" if on_gpu else "cpu"), args.smoke, args.profile)
+    parts = plan(torch.device("cuda:0" if on_gpu else "cpu"), args.smoke, args.profile)
     parts = [part for part in parts if args.only in part.name or part is parts[0]]
     args.out.mkdir(parents=True, exist_ok=True)
     found, of = Found(), commit()
