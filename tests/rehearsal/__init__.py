@@ -1,4 +1,4 @@
-'''A GPU that is not there: real programs on simulated devices, checked and counted.
+"""A GPU that is not there: real programs on simulated devices, checked and counted.
 
 The problem in a sentence: on a machine without a GPU every test computes on the CPU, where a tensor in the wrong place,
 a hidden wait of the host or a launch too many cannot be seen; and a machine with one is where they cost the most.
@@ -9,12 +9,12 @@ compute. Losses come out as on the CPU, to rounding, so a rehearsal is also a te
 
     from tests.rehearsal import rehearse
 
-    result = rehearse("""
+    result = rehearse('''
     import torch
     from minimegatron.comm.rank import report
     x = torch.ones(3, device="cuda")
     report((x + 1).sum().item())
-    """)
+    ''')
     assert result.report == 6
     assert result.record.count("waits", containing="item") == 1
 
@@ -22,22 +22,25 @@ compute. Losses come out as on the CPU, to rounding, so a rehearsal is also a te
 does to its device comes back (`api.py`). `gpus=0` runs the same without a device, for comparison. A script names parts
 of the record by `with RECORD.phase("step")`. Nothing is simulated outside of such processes.
 
-| simulated                                                                              | in                       |
-|----------------------------------------------------------------------------------------|--------------------------|
-| several devices, each rank on its own; the current device of each thread               | `guard.cpp`, `runtime`   |
-| refused: tensors of several devices in one operator, also in the project's kernels     | `rules`, `kernels`       |
-| refused: CPU tensors, tensors with holes, another rank's GPU in a group of NCCL        | `messages`               |
-| refused: `.numpy()`; products of integers; a CPU generator; operands of `_scaled_mm` and `grouped_mm` that do not fit  | `tensor`, `rules`, `operators` |
-| refused: whatever makes the host wait, and messages, while a graph is captured         | `capture`                |
-| counted: launches, by operator                                                         | `dispatch`               |
-| counted: host waits by file and line: `item`, `tolist`, printing, copies to the host and from pageable memory, sizes that depend on data, boolean masks, `synchronize`, `work.wait` with a timeout, barriers | `dispatch`, `rules`, `runtime`, `messages` |
-| pinned memory: a copy with `non_blocking` is no wait, and without it is one            | `guard.cpp`, `dispatch`  |
-| an index out of range is a device-side assert                                          | `dispatch`               |
-| a captured CUDA graph does nothing; played, it does everything again on the same memory | `capture`, `runtime`    |
-| a generator a device: what is drawn on a GPU does not move the CPU's numbers           | `generators`             |
-| `torch.cuda.synchronize()` waits for posted receives, for ever if their sender waits   | `messages`               |
-| which attention kernel a GPU would choose; `flash_attn`'s functions                    | `operators`, `flash_attn`|
-| the project's CUDA kernels, thread by thread                                           | `kernels`                |
+| simulated                                                                               | in                     |
+|-----------------------------------------------------------------------------------------|------------------------|
+| several devices, each rank on its own; the current device of each thread                | `guard.cpp`, `runtime` |
+| refused: tensors of several devices in one operator, also in the project's kernels      | `rules`, `kernels`     |
+| refused: CPU tensors, tensors with holes, another rank's GPU in a group of NCCL         | `messages`             |
+| refused: `.numpy()`; products of integers; a generator of another device                | `tensor`, `rules`      |
+| refused: operands of `_scaled_mm` and `grouped_mm` that do not fit                      | `operators`            |
+| refused: whatever makes the host wait, and messages, while a graph is captured          | `capture`              |
+| counted: launches, by operator                                                          | `dispatch`             |
+| counted: host waits by file and line: `item`, `tolist`, printing, copies to the host    | `dispatch`, `tensor`   |
+| and from pageable memory; sizes that depend on data, boolean masks; `synchronize`,      | `rules`, `runtime`     |
+| `work.wait` with a timeout, barriers, what object collectives do                        | `messages`             |
+| pinned memory: a copy with `non_blocking` is no wait, and without it is one             | `guard.cpp`            |
+| an index out of range is a device-side assert                                           | `dispatch`             |
+| a captured CUDA graph does nothing; played, it does everything again on the same memory | `capture`, `runtime`   |
+| a generator a device: what is drawn on a GPU does not move the CPU's numbers            | `generators`           |
+| `torch.cuda.synchronize()` waits for posted receives, for ever if their sender waits    | `messages`             |
+| which attention kernel a GPU would choose; the functions of `flash_attn`                | `operators`            |
+| the project's CUDA kernels, thread by thread                                            | `kernels`              |
 
 | not simulated            | consequence                                                                               |
 |--------------------------|-------------------------------------------------------------------------------------------|
@@ -47,14 +50,14 @@ of the record by `with RECORD.phase("step")`. Nothing is simulated outside of su
 | speed                    | a launch counts 1, whatever it does; torch may need two kernels for one operator          |
 | rounding                 | the CPU's; sums of a GPU have another order, tensor cores another accumulator             |
 | errors that come later   | an assert on the device is raised at once, a real one at the next wait                    |
-| libraries                | Transformer Engine, cuBLAS and cuDNN beyond the rules above                               |
+| libraries                | Transformer Engine; cuBLAS and cuDNN beyond the rules above                               |
 
 A line of the record is where Python waited. On the autograd engine's thread only Python functions have a line.
 
 How: torch asks a *device guard* and *hooks*, which a CPU build lacks, before autograd may touch a tensor of CUDA;
 `guard.cpp` has both, is compiled once by g++ (`guard.py`) and loaded before torch (`boot.py`). Tensors are a subclass
 with `__torch_dispatch__` (`tensor.py`), and a dispatch mode sends operators without such a tensor there as well.
-'''  # noqa: E501
+"""
 
 from tests.rehearsal.api import Rank, Rehearsal, RehearsalFailed, rehearse
 

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minimegatron.comm import procs
 from tests.rehearsal import guard
 from tests.rehearsal.record import ROOT, Record
 
@@ -107,13 +109,15 @@ def rehearse(
         process = subprocess.Popen(
             command, env=_environment(folder, env), start_new_session=True, stderr=subprocess.PIPE, text=True
         )
+        ended = ""
         try:
             _, boot = process.communicate(timeout=timeout)
-            ended = ""
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            _, boot = process.communicate()
             ended = f"it took longer than {timeout:g} s; "
+        finally:
+            if process.poll() is None:
+                procs.send(process.pid, signal.SIGKILL, group=True)
+                _, boot = process.communicate()
         result = Rehearsal([_read(Path(folder), rank) for rank in range(nproc)])
     if check and (ended or process.returncode):
         said = "\n".join(f"--- rank {i}: {r.status}\n{r.stderr[-4000:]}" for i, r in enumerate(result.ranks))
@@ -133,7 +137,7 @@ def _environment(folder: str, env: Mapping[str, str] | None) -> dict[str, str]:
 def _script(script: str | Path, folder: str) -> str:
     if isinstance(script, str) and "\n" in script:
         path = Path(folder, "script.py")
-        path.write_text(script)
+        path.write_text(textwrap.dedent(script))
         return str(path)
     return str(script)
 

@@ -56,15 +56,14 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
     from tests.rehearsal import messages, operators, runtime, tensor
 
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(x, device="cuda") is made on the host and then copied
-    # module.to("cuda") makes new parameters: torch would put a GPU's memory into those of the CPU
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
     library.loaded().rehearsal_set_devices(runtime.visible(gpus))
     runtime.install()
     messages.install()
-    torch.nn.functional.scaled_dot_product_attention = operators.attention  # type: ignore[assignment]
+    torch.nn.functional.scaled_dot_product_attention = operators.attention
     emulated.install(kernels)
     if flash_attn:
         package.install()
+    tensor.assign_data()
     tensor.on_every_thread()
 
 

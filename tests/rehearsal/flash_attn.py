@@ -88,7 +88,7 @@ def flash_attn_varlen_func(
     for x in (cu_seqlens_q, cu_seqlens_k):
         operators.require(isinstance(x, CudaTensor), "flash_attn: cu_seqlens must be on CUDA")
         operators.require(x.dtype == torch.int32 and x.is_contiguous(), "cu_seqlens must have dtype int32")
-    starts = cu_seqlens_q.inner.tolist()  # type: ignore[attr-defined]
+    starts = cu_seqlens_q.inner.tolist()
     longest = max(b - a for a, b in zip(starts, starts[1:], strict=False))
     operators.require(starts[-1] == q.shape[0], f"cu_seqlens end at {starts[-1]}, there are {q.shape[0]} tokens")
     operators.require(int(max_seqlen_q) >= longest, f"max_seqlen_q {max_seqlen_q} < {longest}")
@@ -101,6 +101,6 @@ def install() -> None:
     """Make `import flash_attn` find this."""
     module = types.ModuleType("flash_attn")
     module.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    module.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
-    module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    module.flash_attn_func = flash_attn_func
+    module.flash_attn_varlen_func = flash_attn_varlen_func
     sys.modules["flash_attn"] = module

@@ -50,4 +50,4 @@ def install(build_them: bool = True) -> None:
         return EmulatedLibrary(found) if target == "cuda" else found
 
     build.compiler = lambda target: real_compiler("emulated") if build_them or target != "cuda" else None
-    launch.library = library  # type: ignore[assignment]
+    launch.library = library

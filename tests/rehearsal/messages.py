@@ -89,7 +89,7 @@ def install() -> None:
             host_waits("work.wait with a timeout")
         return plain_wait(self, timeout)
 
-    dist.Work.wait = wait  # type: ignore[method-assign, assignment]
+    dist.Work.wait = wait
 
 
 def _replaced() -> dict[str, Any]:

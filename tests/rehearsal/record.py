@@ -45,7 +45,7 @@ def place(beyond: str | None = None) -> str:
             if beyond is None or not file.startswith(beyond):
                 return line
             inside = line if inside == OUTSIDE else inside
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return inside
 
 

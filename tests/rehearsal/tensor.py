@@ -23,7 +23,7 @@ class CudaTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int, requires_grad: bool = False) -> CudaTensor:
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -36,23 +36,13 @@ class CudaTensor(torch.Tensor):
         self.inner = inner
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from tests.rehearsal import dispatch
 
         return dispatch.run(func, args, kwargs or {})
-
-    @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
-        return self.detach()
-
-    @data.setter
-    def data(self, other: torch.Tensor) -> None:
-        assert isinstance(other, CudaTensor), f"x.data = y with x on {self.device} and y on {other.device}"
-        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self.inner = other.inner
 
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
@@ -140,5 +130,29 @@ def on_every_thread() -> None:
         with Everywhere():
             run(self)
 
-    threading.Thread.run = with_mode  # type: ignore[method-assign]
+    threading.Thread.run = with_mode
     Everywhere().__enter__()
+
+
+def assign_data() -> None:
+    """Let `x.data = y` move x between the CPU and a GPU: so `module.to("cuda")` keeps its parameters.
+
+    torch exchanges the memory and keeps the object; here the object changes its class as well.
+    """
+    plain = torch.Tensor.data
+
+    def get(self: torch.Tensor) -> torch.Tensor:
+        return self.detach() if isinstance(self, CudaTensor) else plain.__get__(self)
+
+    def put(self: torch.Tensor, other: torch.Tensor) -> None:
+        plain.__set__(self, other)
+        if isinstance(other, CudaTensor):
+            if not isinstance(self, CudaTensor):
+                self._is_param = isinstance(self, torch.nn.Parameter)
+                self.__class__ = CudaTensor
+            self.inner = other.inner
+        elif isinstance(self, CudaTensor):
+            self.__class__ = torch.nn.Parameter if isinstance(self, torch.nn.Parameter) else torch.Tensor
+            del self.inner
+
+    torch.Tensor.data = property(get, put)

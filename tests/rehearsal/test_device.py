@@ -164,6 +164,17 @@ ANSWERS: dict[str, Any] = {
     ),
     "p = torch.nn.Parameter(x); p.data = 5 * p.data; answer = [p.sum().item(), str(p.device)]": [80.0, "cuda:0"],
     "import copy; m = copy.deepcopy(torch.nn.Linear(2, 2).cuda()); answer = str(m.weight.device)": "cuda:0",
+    "m = torch.nn.Linear(2, 2); w = m.weight; w.mark = 1; m.cuda(); m(y[:2]).sum().backward(); "
+    "answer = [w is m.weight, w.mark, isinstance(w, torch.nn.Parameter), str(w.grad.device), w.grad.tolist()]": [
+        True, 1, True, "cuda:0", [[0.0, 1.0], [0.0, 1.0]]
+    ],
+    "m = torch.nn.Linear(2, 2).cuda(); w = m.weight; m(y[:2]).sum().backward(); m.cpu(); "
+    "answer = [w is m.weight, type(w).__name__, str(m.weight.device), str(w.grad.device), m(host[0, :2]).numel()]": [
+        True, "Parameter", "cpu", "cpu", 2
+    ],
+    "m = torch.nn.Linear(2, 2, device='meta').to_empty(device='cuda'); answer = str(m.weight.device)": "cuda:0",
+    "m = torch.nn.Linear(2, 2).cuda(); w = m.weight; m.to('cuda'); m.bfloat16(); "
+    "answer = [w is m.weight, str(m(y[:2].bfloat16()).dtype)]": [True, "torch.bfloat16"],
     # drawing on one device moves no other's numbers
     "torch.manual_seed(1); a = torch.rand(2); torch.manual_seed(1); torch.rand(9, device='cuda'); "
     "answer = torch.equal(a, torch.rand(2))": True,

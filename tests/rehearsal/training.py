@@ -45,7 +45,7 @@ def _label(trainer: Trainer) -> None:
         with RECORD.phase(PASSES if last else EARLY):
             return (graph or forward_backward)(*args, **kwargs)
 
-    trainer._step, trainer.graph = step, passes  # type: ignore[method-assign, assignment]
+    trainer._step, trainer.graph = step, passes
 
 
 def outcome(line: str, mesh: Mesh | None, world: int) -> dict[str, Any]:
