@@ -192,7 +192,9 @@ def plan(device: torch.device, smoke: bool, profile: bool) -> list[Part]:
         Part("kernels beside torch.compile", functools.partial(beside_compiled, *two), 40, 150, lambda _: for_gpus()),
         decoding("decoding, compiled", True, 60, 150),
     ]  # fmt: skip
-    return parts + ([Part("profile", lambda found: profile_step(*two), 20)] if profile else [])
+    parts += [Part("profile", lambda found: profile_step(*two), 20)] if profile else []
+    # A smoke run may be on any machine, beside anything: it takes the time that it takes.
+    return [dataclasses.replace(part, needs=0.0, limit=1200.0) for part in parts] if smoke else parts
 
 
 # ---------------------------------------------------------------------------------------------------- the report

@@ -50,7 +50,7 @@ def files(folder: Path) -> tuple[dict[str, Any], set[str]]:
 
 
 def test_layers_are_right_and_timed_on_a_gpu(tmp_path: Path) -> None:
-    said = rehearse(ON_A_GPU, args=["--smoke", "--only", "layers", "--out", str(tmp_path)], timeout=200)
+    said = rehearse(ON_A_GPU, args=["--smoke", "--only", "layers", "--out", str(tmp_path)], timeout=600)
     found, rows = files(tmp_path)
     assert found["failed"] == {} and said.stdout.count("  error ") == 14 and "WRONG" not in said.stdout
     assert {"copy", "core attention, causal, backward", "cross entropy layer, forward"} <= rows
@@ -60,7 +60,7 @@ def test_layers_are_right_and_timed_on_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_it_runs_to_its_end_on_a_gpu(tmp_path: Path) -> None:
     """On a simulated one: every part but the building of kernels, at small sizes."""
-    said = rehearse(ON_A_GPU, args=["--smoke", "--profile", "--out", str(tmp_path)], timeout=300)
+    said = rehearse(ON_A_GPU, args=["--seconds=10000", "--smoke", "--profile", "--out", str(tmp_path)], timeout=1200)
     found, rows = files(tmp_path)
     assert found["failed"] == {} and "WRONG" not in said.stdout, said.stdout
     assert set(found["left_out"]) == {
@@ -80,8 +80,8 @@ def test_it_runs_to_its_end_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_it_runs_to_its_end_without_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--seconds=10000", "--smoke", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     found, rows = files(tmp_path)
     assert {"training step, FP8 tensorwise", "decode, batch 1", "RMSNorm, backward"} <= rows and found["gpus"] == 0
@@ -129,12 +129,12 @@ def test_a_part_that_fails_leaves_the_others_their_rows() -> None:
         yield f"{sorted(found.rows)} {found.facts}"
         yield row("last")
 
-    parts = [Part("raises", raises), Part("dies", dies), Part("leaves", leaves), Part("hangs", hangs, limit=1.5)]
+    parts = [Part("raises", raises), Part("dies", dies), Part("leaves", leaves), Part("hangs", hangs, limit=4.0)]
     found, said = played(*parts, Part("last", last))
     assert list(found.rows) == ["before", "before it died", "before it hung", "last"]
     assert found.failed == {
         "raises": "RuntimeError: no such GPU", "dies": "was killed by SIGSEGV", "leaves": "left with exit status 3",
-        "hangs": "took longer than 2 s",
+        "hangs": "took longer than 4 s",
     }  # fmt: skip
     assert "  ['before', 'before it died', 'before it hung'] {'micro-batch': 4}" in said
     assert "raises: FAILED, RuntimeError: no such GPU" in said

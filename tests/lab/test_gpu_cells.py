@@ -81,6 +81,7 @@ def rehearsed(names: list[str], folder: Path, *more: tuple[str, str], **options:
             (folder / "exercises").mkdir()
             for exercise, text in exercise_cells(lab, solved=True).items():
                 (folder / "exercises" / f"{exercise}.py").write_text(text)
+    options = {"timeout": 600, **options}
     script = f"{prelude}\nCELLS = {bodies!r}\n{ONE_AFTER_THE_OTHER}"
     return rehearse(script, ASKING[names[0]][0].nproc or 2, env={"PYTHONPATH": f"{ROOT}:{folder}"}, **options)
 
