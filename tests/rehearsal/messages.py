@@ -76,9 +76,8 @@ def wait_for_receives() -> None:
 
 def install() -> None:
     """Put NCCL into `torch.distributed`."""
-    replaced = _replaced()  # once: torch asks whether the `irecv` of a P2POp is its own
-    for module in (dist, c10d):
-        for name, function in replaced.items():
+    for name, function in _replaced().items():
+        for module in (dist, c10d):  # P2POp compares the functions of both
             setattr(module, name, function)
     plain_wait = dist.Work.wait
 
@@ -128,7 +127,7 @@ def _replaced() -> dict[str, Any]:
     def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
         works = []
         for op in ops:
-            works.append(op.op(op.tensor, op.peer, op.group, op.tag))
+            works.append(op.op(op.tensor, group_peer=op.group_peer, group=op.group, tag=op.tag))
         return works
 
     def barrier(group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Any:

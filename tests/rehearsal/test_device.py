@@ -162,6 +162,10 @@ ANSWERS: dict[str, Any] = {
     "x = torch.ones(2, device='cuda:1', requires_grad=True); (x * 3).sum().backward(); answer = str(x.grad.device)": (
         "cuda:1"
     ),
+    "z = y.clone(); z.resize_(6); a = list(z.shape); x[0] = 2.0; x.t_(); y.unsqueeze_(0); "
+    "answer = [a, x[0].tolist(), list(y.shape), (y + 1).tolist()]": [
+        [6], [2.0, 1.0, 1.0, 1.0], [1, 4], [[1.0, 2.0, 3.0, 4.0]]
+    ],
     "p = torch.nn.Parameter(x); p.data = 5 * p.data; answer = [p.sum().item(), str(p.device)]": [80.0, "cuda:0"],
     "import copy; m = copy.deepcopy(torch.nn.Linear(2, 2).cuda()); answer = str(m.weight.device)": "cuda:0",
     "m = torch.nn.Linear(2, 2); w = m.weight; w.mark = 1; m.cuda(); m(y[:2]).sum().backward(); "

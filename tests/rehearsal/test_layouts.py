@@ -6,6 +6,7 @@ import pytest
 
 from tests.rehearsal.cases import LAYOUTS
 from tests.rehearsal.compare import Jobs, differences, errors, parameters
+from tests.rehearsal.record import Record
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,3 +25,9 @@ def test_ranks_on_gpus_train_as_ranks_on_cpus(jobs: Jobs, name: str) -> None:
     assert [one["device"] for one in cpus] == ["cpu"] * LAYOUTS[name].nproc
     for gpu, cpu in zip(gpus, cpus, strict=True):
         assert not differences(gpu, cpu, LAYOUTS[name].tolerance)
+
+
+@pytest.mark.thorough
+def test_all_scales_of_delayed_fp8_travel_in_one_message(jobs: Jobs) -> None:
+    record = Record.from_json(jobs.on_gpus("tp 2, fp8 delayed")[0]["record"])
+    assert record.count("messages", "step", "layers/fp8") == 1, record.table("messages", "step")

@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.rank import finish, init, report
+from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.step import forward_backward
 from minimegatron.training.trainer import Trainer
@@ -52,8 +54,8 @@ def outcome(line: str, mesh: Mesh | None, world: int) -> dict[str, Any]:
     """Train and return losses, gradient norms and the record of the last step."""
     RECORD.clear()
     run = parse_args(shlex.split(line), world)
-    with RECORD.phase("build"):
-        trainer = Trainer(run, mesh, quiet=True)
+    with RECORD.phase("build"), mock.patch.multiple(MockGPTLowLevelDataset, num_documents=3000, max_length=20):
+        trainer = Trainer(run, mesh, quiet=True)  # several documents in a sample
     _label(trainer)
     with RECORD.phase("evaluation"):
         trainer.train()
@@ -73,7 +75,8 @@ def error_told(into: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOT)]
+        package = f"{ROOT}/minimegatron/"
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(package)]
         into["error"] = f"{type(error).__name__}: {error}"
         into["at"] = [f"{f.filename.removeprefix(ROOT + '/')}:{f.lineno} {f.name}" for f in frames]
 
