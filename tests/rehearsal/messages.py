@@ -127,7 +127,7 @@ def _replaced() -> dict[str, Any]:
     def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
         works = []
         for op in ops:
-            works.append(op.op(op.tensor, group_peer=op.group_peer, group=op.group, tag=op.tag))
+            works.append(op.op(op.tensor, op.peer, op.group, op.tag))
         return works
 
     def barrier(group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Any:
