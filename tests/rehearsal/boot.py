@@ -51,9 +51,9 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
     library.load(guard)
     import torch
 
+    from tests.rehearsal import dispatch, messages, operators, runtime, tensor
     from tests.rehearsal import flash_attn as package
     from tests.rehearsal import kernels as emulated
-    from tests.rehearsal import messages, operators, runtime, tensor
 
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(x, device="cuda") is made on the host and then copied
     library.loaded().rehearsal_set_devices(runtime.visible(gpus))
@@ -63,6 +63,7 @@ def install(gpus: int, guard: str | None = None, kernels: bool = True, flash_att
     emulated.install(kernels)
     if flash_attn:
         package.install()
+    dispatch.install()
     tensor.assign_data()
     tensor.on_every_thread()
 

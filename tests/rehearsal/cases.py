@@ -83,12 +83,16 @@ ONE_RANK = {
     # FP8
     "fp8 delayed": Case(LLAMA + FP8 + " --fp8-amax-history-len 16 --fp8-amax-compute-algo max", fast=True),
     "fp8 delayed, kernels": Case(LLAMA + " --bf16 --fp8-format hybrid --fp8-amax-history-len 4"),
-    "fp8 delayed, first and last layer in bf16": Case(
-        LLAMA + FP8 + " --first-last-layers-bf16 --num-layers-at-start-in-bf16 1 --num-layers-at-end-in-bf16 0"
+    "fp8 tensorwise, first layer in bf16": Case(
+        LLAMA + FP8 + " --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-start-in-bf16 1 "
+        "--num-layers-at-end-in-bf16 0"
     ),
     "fp8 tensorwise": Case(LLAMA + FP8 + " --fp8-recipe tensorwise"),
     "fp8 tensorwise, no wgrad": Case(LLAMA + FP8 + " --fp8-recipe tensorwise --no-fp8-wgrad"),
-    "fp8 blockwise": Case(LLAMA + TORCH + " --fp8-format e4m3 --fp8-recipe blockwise"),
+    "fp8 blockwise": Case(
+        LLAMA + TORCH + " --fp8-format e4m3 --fp8-recipe blockwise --hidden-size 128 --ffn-hidden-size 128 "
+        "--seq-length 64"
+    ),
     "fp8 mxfp8": Case(LLAMA + TORCH + " --fp8-format e4m3 --fp8-recipe mxfp8"),
     # experts
     "moe": Case(MOE + TORCH, fast=True, tolerance=1e-2),

@@ -192,3 +192,40 @@ def _copy_between(to: torch.Tensor, source: torch.Tensor, lazy: bool) -> torch.T
     else:
         forbid("copy to the host, which the rehearsal device does not record")
     return to.copy_(unwrap(source))
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+# Threads of the autograd engine know no mode. There torch's own factories and copies come down to these.
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _empty(
+    size: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> CudaTensor:
+    form = torch.contiguous_format if memory_format is None else memory_format
+    return CudaTensor(torch.empty(size, dtype=dtype, device="cpu", memory_format=form), rules.index_of(device))
+
+
+def _empty_strided(
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> CudaTensor:
+    return CudaTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), rules.index_of(device))
+
+
+def _fill_from_host(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`torch.tensor(1.0, device="cuda")` copies with `__torch_dispatch__` switched off."""
+    return _copy_between(to, source, non_blocking)
+
+
+def install() -> None:
+    """Give torch the operators that make memory of a GPU and fill it from the host."""
+    _library.impl("empty.memory_format", _empty, "CUDA")
+    _library.impl("empty_strided", _empty_strided, "CUDA")
+    _library.impl("copy_", _fill_from_host, "CUDA")

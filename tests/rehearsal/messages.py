@@ -23,7 +23,10 @@ from tests.rehearsal.tensor import CudaTensor, unwrap, wrap
 
 _nccl: set[str] = set()  # names of the groups that are NCCL's
 _mixed: set[str] = set()  # those that have gloo for CPU tensors besides
-_posted: list[dist.Work] = []  # receives that may not have come
+# Receives by identity: those that may not have come, and those that a synchronised device has waited for. gloo counts
+# waits: a second one for the same message would wait for another message.
+_posted: dict[int, dist.Work] = {}
+_arrived: dict[int, dist.Work] = {}
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]) -> Any:
@@ -70,8 +73,9 @@ def _check(operation: str, given: list[torch.Tensor], group: dist.ProcessGroup) 
 def wait_for_receives() -> None:
     """A synchronised device has received whatever was posted; a receive whose sender never sends runs into the group's
     deadline."""
-    while _posted:
-        _posted.pop(0).wait()
+    for work in list(_posted.values()):
+        work.wait()
+        _arrived[id(work)] = work
 
 
 def install() -> None:
@@ -82,11 +86,13 @@ def install() -> None:
     plain_wait = dist.Work.wait
 
     def wait(self: dist.Work, timeout: datetime.timedelta | None = None) -> Any:
-        if timeout is None:
-            return plain_wait(self)
-        if _nccl:
+        if timeout is not None and _nccl:
             host_waits("work.wait with a timeout")
-        return plain_wait(self, timeout)
+        if _arrived.pop(id(self), None) is not None:
+            return True
+        done = plain_wait(self) if timeout is None else plain_wait(self, timeout)
+        _posted.pop(id(self), None)
+        return done
 
     dist.Work.wait = wait
 
@@ -121,14 +127,11 @@ def _replaced() -> dict[str, Any]:
     def irecv(*args: Any, **kwargs: Any) -> Any:
         work = real["irecv"](*args, **kwargs)
         if work is not None and _nccl:
-            _posted.append(work)
+            _posted[id(work)] = work
         return work
 
     def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
-        works = []
-        for op in ops:
-            works.append(op.op(op.tensor, op.peer, op.group, op.tag))
-        return works
+        return [op.op(op.tensor, op.peer, group=op.group, tag=op.tag) for op in ops]
 
     def barrier(group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Any:
         if not _is_nccl(group):

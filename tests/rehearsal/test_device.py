@@ -81,6 +81,15 @@ CAPTURED = {
 GRAPH = "with torch.cuda.graph(torch.cuda.CUDAGraph()):\n    "
 REFUSED |= {GRAPH + code: f"not permitted when stream is capturing: {kind}" for code, kind in CAPTURED.items()}
 
+# A backward pass runs on a thread of the autograd engine, a device each.
+IN_BACKWARD = """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a): return 2 * a
+    @staticmethod
+    def backward(ctx, g): {}
+f = lambda a: Twice.apply(a.requires_grad_())
+"""
 # Code -> the kinds of waits that it is.
 WAITS = {
     "x.sum().item()": ["item"],
@@ -133,6 +142,9 @@ WAITS = {
     "torch.zeros(4, device='cuda'); torch.randn(4, device='cuda')": [],
     "x.argsort(); x.topk(2); x.cumsum(0)": [],
     "x.requires_grad_(); (x @ x).sum().backward()": [],
+    IN_BACKWARD.format("return g * torch.zeros(4).cuda() + torch.tensor(2.0, device='cuda')")
+    + "f(x).sum().backward()": ["copy from pageable memory"] * 2,
+    IN_BACKWARD.format("return g * torch.zeros(4, device='cuda')") + "f(x).sum().backward()": [],
     "e = torch.cuda.Event(enable_timing=True); e.record(); e.query()": [],
 }
 # Code -> the launches that it is.

@@ -59,6 +59,12 @@ with RECORD.phase("p2p"):
     for work in dist.batch_isend_irecv(ops):
         work.wait()
 answers["received"] = y.tolist()
+late, z = dist.isend(mine, 1 - rank), torch.empty(3, device=device)
+work = dist.irecv(z, 1 - rank)
+torch.cuda.synchronize()
+answers["synchronised"] = z.tolist()
+work.wait()
+late.wait()
 answers["waits"] = {p: RECORD.count("waits", p) for p in ("all_reduce", "asynchronous", "timeout", "barrier", "p2p")}
 answers["waits"]["objects"] = RECORD.count("waits", "objects")
 answers["bytes"] = sorted(nbytes for p, _, nbytes, _ in RECORD.messages if p == "all_reduce")
@@ -122,7 +128,7 @@ def test_messages_carry_numbers(talk: list[dict[str, Any]]) -> None:
     for rank, answers in enumerate(talk):
         assert answers["sums"] == [6.0] * 3
         assert answers["objects"] == [{"rank": 0}, {"rank": 1}]
-        assert answers["received"] == [float(1 - rank)] * 3
+        assert answers["received"] == answers["synchronised"] == [float(1 - rank)] * 3
         assert answers["bytes"] == [12]
         assert answers["launches"] == 1
 
