@@ -1,4 +1,7 @@
-"""For every test and every notebook under nbval."""
+"""For every test and every notebook under nbval.
+
+Tests and notebooks see no GPU, so that they do the same on a GPU node as on a laptop; `pytest --gpus` lets them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,24 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 # Kernels and ranks of notebooks under nbval inherit these: one thread a rank, plain text, no progress bars.
 os.environ.update(OMP_NUM_THREADS="1", NO_COLOR="1", TQDM_DISABLE="1")
 
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpus", action="store_true", help="tests and notebooks may see this machine's GPUs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before anything has asked for a GPU; kernels, ranks and other processes of tests inherit it."""
+    if not config.getoption("--gpus"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collectstart(collector: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_parts import Found, Row, Yielded
 from benchmarks.gpu_training import LLAMA_1B, TINY, Timer
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import Recorder
@@ -73,9 +74,10 @@ def bytes_of_a_step(model: GPTModel, cache: StaticCache) -> int:
 
 
 def measure(
-    device: torch.device, smoke: bool, timer: Timer, recorders: Callable[[], Recorder] | None
-) -> Iterator[tuple[str, float, float, float | None]]:
-    """(what, milliseconds of a word, bytes a second, times faster than the first way or None).
+    device: torch.device, smoke: bool, timer: Timer, recorders: Callable[[], Recorder] | None, compiled: bool,
+    found: Found,
+) -> Iterator[Yielded]:
+    """A word in each way that is compiled, or in each that is not; the first way comes before either.
 
     Args:
         recorders: makes what records, on a GPU; None leaves the recorded ways out.
@@ -88,19 +90,22 @@ def measure(
     context, repeats = (32, 2) if smoke else (CONTEXT, 20)
     base: float | None = None
     wanted: torch.Tensor | None = None
-    for way, (recorded, compiled) in WAYS.items():
-        if recorded and recorders is None:
+    for way, (recorded, fused) in WAYS.items():
+        if (recorded and recorders is None) or (way and fused != compiled):
             continue
-        stepping = by_torch_alone(model) if compiled else model
-        run = Decoding(stepping, context, recorders() if recorded and recorders is not None else None, compiled)
+        stepping = by_torch_alone(model) if fused else model
+        run = Decoding(stepping, context, recorders() if recorded and recorders is not None else None, fused)
         run()
-        found = torch.cat(run())
-        wanted = found if wanted is None else wanted
-        off = (found - wanted).abs().max().item()
-        if not off <= (TOLERANCE if compiled else 0.0):  # a graph plays the same kernels; compiled ones round elsewhere
-            raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {found.tolist()}, {wanted.tolist()}")
+        said = torch.cat(run())
+        wanted = said if wanted is None else wanted
+        off = (said - wanted).abs().max().item()
+        if not off <= (TOLERANCE if fused else 0.0):  # a graph plays the same kernels; compiled ones round elsewhere
+            raise RuntimeError(f"decode{way}: log-probabilities are off by {off}: {said.tolist()}, {wanted.tolist()}")
         took = timer(run, device, repeats) / STEPS
         base = base or took
-        print(f"decode, batch 1{way}: {1e3 / took:.0f} tokens/s", flush=True)
-        rate = bytes_of_a_step(model, run.cache) / took * 1e3
-        yield f"decode, batch 1{way}", took, rate, base / took if way else None
+        if compiled and not way:
+            continue  # another part's row
+        rate = bytes_of_a_step(model, run.cache) / took / 1e6
+        yield f"{1e3 / took:.0f} tokens/s{way}"
+        against = {"no graph": base / took} if way else {}
+        yield Row(f"decode, batch 1{way}", took, rate, "GB/s", found.share(rate, "copy"), against)

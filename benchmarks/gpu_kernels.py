@@ -8,7 +8,6 @@ are held against: `benchmarks/gpu_cases.py`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,12 +17,14 @@ import torch.nn.functional as F
 
 from benchmarks.gpu_cases import Case, Tensors, liger, normal
 from benchmarks.gpu_cases import cases as cases
+from benchmarks.gpu_parts import Found, Row
 from minimegatron.kernels import ops, reference
 from minimegatron.kernels.optimizer import AdamTable, NormTable
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.linear import ALONE
 
+Timer = Callable[[Callable[[], object], torch.device, int], float]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -68,16 +69,6 @@ def check(case: Case, device: torch.device) -> Iterator[tuple[str, str, float, f
 # ---------------------------------------------------------------------------------------------------- how fast?
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """One direction of a case: milliseconds of each contender, and what ours moves or computes a second."""
-
-    what: str
-    milliseconds: dict[str, float]
-    rate: float
-    unit: str
-
-
 def rotated(make: Callable[[], Tensors], device: torch.device, smoke: bool) -> list[Tensors]:
     """Copies of the inputs that exceed the L2 cache four times together, at least two."""
     first = make()
@@ -96,23 +87,26 @@ def _runs(run: Callable[..., torch.Tensor | Tensors], inputs: Tensors) -> bool:
         return False
 
 
-def time_case(case: Case, device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
-    """Forward, then backward, of ours, torch, torch.compile and Liger (the last two not in a smoke run)."""
+def time_case(
+    case: Case, device: torch.device, smoke: bool, timer: Timer, found: Found, compiled: bool = False
+) -> Iterator[Row]:
+    """Forward, then backward, of ours beside torch and Liger, or beside torch.compile."""
     size, repeats = (case.sizes[1], 2) if smoke else (case.sizes[0], 20)
     inputs = rotated(lambda: case.inputs(size, torch.bfloat16, device), device, smoke)
     for tensors in inputs:
         for t in tensors:
             t.requires_grad_()
-    contenders = {"ours": case.fused, "torch": case.plain}
-    if not smoke:
+    contenders = {"ours": case.fused}
+    if compiled:
         contenders["compiled"] = torch.compile(case.plain, dynamic=False)
-        contenders |= liger(case.name)
+    else:
+        contenders |= {"torch": case.plain, **({} if smoke else liger(case.name))}
     took: dict[str, dict[str, float]] = {"forward": {}, "backward": {}}
     for name, run in contenders.items():
         if name == "Liger" and not _runs(run, inputs[0]):
             continue
         turn = itertools.cycle(inputs)
-        took["forward"][name] = milliseconds(lambda run=run, turn=turn: run(*next(turn)), device, repeats)
+        took["forward"][name] = timer(lambda run=run, turn=turn: run(*next(turn)), device, repeats)
         graphs = [(_outputs(run(*tensors)), tensors) for tensors in inputs]
         dys = [[torch.randn_like(y) for y in outs] for outs, _ in graphs]
         each = itertools.cycle(zip(graphs, dys, strict=True))
@@ -121,15 +115,22 @@ def time_case(case: Case, device: torch.device, smoke: bool, milliseconds: Calla
             (outs, tensors), dy = next(each)
             return torch.autograd.grad(outs, tensors, dy, retain_graph=True)
 
-        took["backward"][name] = milliseconds(backward, device, repeats)
+        took["backward"][name] = timer(backward, device, repeats)
         del graphs, dys, each
-    scale = {"GB/s": 1e6, "TFLOP/s": 1e9}[case.unit]
+    beside = " beside torch.compile" if compiled else ""
     for direction, work in zip(took, case.traffic(inputs[0]), strict=True):
-        times = took[direction]
-        yield Timing(f"{case.name}, {direction}", times, work / times["ours"] / scale, case.unit)
+        yield _row(f"{case.name}, {direction}{beside}", took[direction], work, case.unit, found)
 
 
-def time_optimizer(device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
+def _row(what: str, took: dict[str, float], work: float, unit: str, found: Found) -> Row:
+    """From milliseconds of each contender; `work` in bytes or FLOPs."""
+    ours = took["ours"]
+    rate, of = (work / ours / 1e9, "matrix product") if unit == "TFLOP/s" else (work / ours / 1e6, "copy")
+    others = {name: each / ours for name, each in took.items() if name != "ours"}
+    return Row(what, ours, rate, unit, found.share(rate, of), others)
+
+
+def time_optimizer(device: torch.device, smoke: bool, timer: Timer, found: Found) -> Iterator[Row]:
     """AdamW with fp32 main parameters and bf16 copies, beside torch's fused AdamW with a copy; and the norm."""
     n, count, repeats = (1000, 3, 2) if smoke else (1 << 24, 16, 20)
     shapes = [(n + 4 * i,) for i in range(count)]
@@ -148,19 +149,19 @@ def time_optimizer(device: torch.device, smoke: bool, milliseconds: Callable[...
         torch._foreach_copy_(model, twins)
 
     took = {
-        "ours": milliseconds(lambda: table.step(**numbers), device, repeats),
-        "torch": milliseconds(plain, device, repeats),
+        "ours": timer(lambda: table.step(**numbers), device, repeats),
+        "torch": timer(plain, device, repeats),
     }
-    yield Timing("AdamW, main and bf16", took, 30 * total / took["ours"] / 1e6, "GB/s")
+    yield _row("AdamW, main and bf16", took, 30.0 * total, "GB/s", found)
     norm, out = NormTable(grads), torch.zeros(2, dtype=torch.float64, device=device)
     took = {
-        "ours": milliseconds(lambda: norm.add_to(out), device, repeats),
-        "torch": milliseconds(lambda: torch._foreach_norm(grads, 2.0, dtype=torch.float64), device, repeats),
+        "ours": timer(lambda: norm.add_to(out), device, repeats),
+        "torch": timer(lambda: torch._foreach_norm(grads, 2.0, dtype=torch.float64), device, repeats),
     }
-    yield Timing("squared norm", took, 4 * total / took["ours"] / 1e6, "GB/s")
+    yield _row("squared norm", took, 4.0 * total, "GB/s", found)
 
 
-def time_fp8(device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
+def time_fp8(device: torch.device, smoke: bool, timer: Timer, found: Found) -> Iterator[Row]:
     """Cast to E4M3, its transposed copy and amax."""
     (x,) = normal((64, 96) if smoke else (16384, 8192), dtype=torch.bfloat16, device=device)
     scale, seen = torch.ones((), device=device), torch.zeros((), device=device)
@@ -170,13 +171,11 @@ def time_fp8(device: torch.device, smoke: bool, milliseconds: Callable[..., floa
         return q, q.t().contiguous(), x.abs().amax()
 
     contenders = {"ours": lambda: ops.cast(x, scale, torch.float8_e4m3fn, seen, True), "torch": plain}
-    if not smoke:
-        contenders["compiled"] = torch.compile(plain, dynamic=False)
-    took = {name: milliseconds(run, device, 2 if smoke else 20) for name, run in contenders.items()}
-    yield Timing("FP8 cast, transpose, amax", took, 2 * x.nbytes / took["ours"] / 1e6, "GB/s")
+    took = {name: timer(run, device, 2 if smoke else 20) for name, run in contenders.items()}
+    yield _row("FP8 cast, transpose, amax", took, 2.0 * x.nbytes, "GB/s", found)
 
 
-def time_fp8_linear(device: torch.device, smoke: bool, milliseconds: Callable[..., float]) -> Iterator[Timing]:
+def time_fp8_linear(device: torch.device, smoke: bool, timer: Timer, found: Found) -> Iterator[Row]:
     """All three products of a linear layer with their casts, beside bf16; recipes with one scale a tensor."""
     m, o, i = (32, 48, 64) if smoke else (16384, 4096, 4096)
     x, w, dy = normal((m, i), (o, i), (m, o), dtype=torch.bfloat16, device=device)
@@ -185,9 +184,9 @@ def time_fp8_linear(device: torch.device, smoke: bool, milliseconds: Callable[..
     def both(y: torch.Tensor) -> object:
         return torch.autograd.grad(y, (x, w), dy)
 
-    plain = milliseconds(lambda: both(F.linear(x, w)), device, 2 if smoke else 20)
+    plain = timer(lambda: both(F.linear(x, w)), device, 2 if smoke else 20)
     for kind in ("delayed", "current"):
         axes = dict.fromkeys(("input", "weight", "gradient"), ALONE)
         ours = functools.partial(ParallelFp8(Fp8Recipe(kind), axes).to(device).linear, bias=None, tp=ALONE)
-        took = {"ours": milliseconds(lambda ours=ours: both(ours(x, w)), device, 2 if smoke else 20), "bf16": plain}
-        yield Timing(f"FP8 linear, {kind}, both ways", took, 6.0 * m * o * i / took["ours"] / 1e9, "TFLOP/s")
+        took = {"ours": timer(lambda ours=ours: both(ours(x, w)), device, 2 if smoke else 20), "bf16": plain}
+        yield _row(f"FP8 linear, {kind}, both ways", took, 6.0 * m * o * i, "TFLOP/s", found)

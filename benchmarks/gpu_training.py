@@ -1,8 +1,8 @@
-"""Whole training steps of a Llama with 1.2 B parameters on one GPU, in several ways, one after the other.
+"""Whole training steps of a Llama with 1.2 B parameters on one GPU, in several ways.
 
 Sequence 4096, fp32 main parameters, gradients and moments, no recompute. The micro-batch is the largest of a list that
-fits in bf16; the other ways train on the same. FP8 is compared with bf16 by time: its share is of nothing, for MFU is a
-share of the bf16 peak.
+fits the first way; the others begin with the same. FP8 is compared with bf16 by time: it has no share, for MFU is one
+of the bf16 peak.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_parts import Found, Row, Yielded
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.cuda_graphs import CudaRecorder
@@ -23,7 +24,7 @@ from minimegatron.models.zoo import count_parameters, family_config
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.training.flops import step_flops
+from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.graphs import StepGraph
 from minimegatron.training.step import forward_backward, forward_step, train_step
 
@@ -47,6 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16, one CUDA graph": {},
     "bf16, torch.compile": {"kernels": "torch"},
 }
+FIRST = next(iter(WAYS))
 
 
 class Training:
@@ -79,56 +81,41 @@ class Training:
         return lambda: train_step(forward_step, data, *objects, num_microbatches=accumulation, passes=self.passes)
 
 
-def possible(way: str, device: torch.device) -> bool:
-    """Whether this machine can try it; graphs and torch.compile are not for a smoke run."""
-    if "Transformer Engine" in way:
-        return device.type == "cuda" and importlib.util.find_spec("transformer_engine") is not None
-    return device.type == "cuda" or not ("graph" in way or "compile" in way)
+def why_not(way: str, device: torch.device) -> str:
+    """Why this machine cannot try it; "" when it can."""
+    if device.type != "cuda" and ("graph" in way or "compile" in way or "Engine" in way):
+        return "it is for GPUs"
+    if "Transformer Engine" in way and importlib.util.find_spec("transformer_engine") is None:
+        return "Transformer Engine is not installed"
+    return ""
 
 
-def measure(
-    device: torch.device, smoke: bool, timer: Timer, seconds_left: Callable[[], float]
-) -> Iterator[tuple[str, float, float, float | None]]:
-    """(what, milliseconds, work a second in FLOPs or bytes, times bf16 or None) of the optimizer and of every way."""
-    s, sizes, accumulation, repeats = (64, [2], 2, 2) if smoke else (4096, [8, 4, 2, 1], 4, 6)
-    base, micro = None, 0
-    for way, fields in WAYS.items():
-        if not possible(way, device):
-            continue
-        if base is not None and seconds_left() < 60:
-            print(f"{way}: left out, the time is up", flush=True)
-            continue
-        config = family_config("llama", **(TINY if smoke else LLAMA_1B), params_dtype="bf16", **fields)
-        try:
-            training = Training(config, device, way)
-            if base is None:
-                n = count_parameters(config)
-                print(f"Llama of {n / 1e9:.2f} B parameters, sequence {s}, {accumulation} microbatches", flush=True)
-                took = timer(training.optimizer.step, device, repeats)
-                # norm 4; gradient 4, main 8, moments 16 read and written, bf16 weight 2
-                yield "norm, clip and AdamW", took, 34.0 * n / took * 1e3, None
-                micro, took = _largest(training, sizes, s, accumulation, repeats, timer)
-            else:
-                took = timer(training.step(micro, s, accumulation), device, repeats)
-        except Exception as error:
-            if base is None:  # without the first there is nothing to compare with
-                raise
-            print(
-                f"{way}: FAILED, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", flush=True
-            )
-            continue
-        finally:
-            training = None  # type: ignore[assignment]
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-        base = base or took
-        flops = step_flops(config, micro * accumulation, s) / took * 1e3
-        print(
-            f"{way}: micro-batch {micro}, {1e3 * micro * accumulation * s / took:.0f} tokens/s{_memory(device)}",
-            flush=True,
-        )
-        yield f"training step, {way}", took, flops, None if way == "bf16" else base / took
+def measure(way: str, device: torch.device, smoke: bool, timer: Timer, found: Found) -> Iterator[Yielded]:
+    """The step in one way; in the first way also the optimizer by itself, and the micro-batch that others take too.
+
+    The share of a step in bf16 is MFU: of the dense bf16 peak.
+    """
+    s, sizes, accumulation, repeats = (64, [2], 2, 2) if smoke else (4096, [8, 4, 2, 1], 4, 4)
+    config = family_config("llama", **(TINY if smoke else LLAMA_1B), params_dtype="bf16", **WAYS[way])
+    training = Training(config, device, way)
+    if way == FIRST:
+        n = count_parameters(config)
+        yield f"Llama of {n / 1e9:.2f} B parameters, sequence {s}, {accumulation} microbatches"
+        took = timer(training.optimizer.step, device, repeats)
+        rate = 34e-6 * n / took  # norm 4; gradient 4, main 8, moments 16 read and written, bf16 weight 2
+        yield Row("norm, clip and AdamW", took, rate, "GB/s", found.share(rate, "copy"))
+    largest = found.facts.get("micro-batch", sizes[0])
+    sizes = [size for size in sizes if size <= largest]
+    micro, took = _largest(training, sizes, s, accumulation, repeats, timer)
+    flops = step_flops(config, micro * accumulation, s) / took / 1e9
+    peak = peak_tflops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    if way == FIRST:
+        yield {"micro-batch": micro}
+    base = found.rows.get(f"training step, {FIRST}")
+    against = {FIRST: base.milliseconds / largest / (took / micro)} if base else {}
+    share = flops / peak if peak and "FP8" not in way else None
+    yield f"micro-batch {micro}, {1e3 * micro * accumulation * s / took:.0f} tokens/s{_memory(device)}"
+    yield Row(f"training step, {way}", took, flops, "TFLOP/s", share, against)
 
 
 def _largest(
@@ -139,14 +126,11 @@ def _largest(
         try:
             return micro, timer(training.step(micro, s, accumulation), training.device, repeats)
         except torch.OutOfMemoryError:
-            print(f"micro-batch {micro} does not fit", flush=True)
-            torch.cuda.empty_cache()
-    raise SystemExit("no micro-batch fits")
+            print(f"  micro-batch {micro} does not fit", flush=True)
+        gc.collect()  # outside of the except clause, whose traceback holds the tensors
+        torch.cuda.empty_cache()
+    raise RuntimeError(f"no micro-batch of {sizes} fits")
 
 
 def _memory(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return f", peak memory {peak / 1e9:.1f} GB"
+    return f", peak memory {torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB" if device.type == "cuda" else ""

@@ -55,6 +55,9 @@ print("GPUs that Llama-3 70 B fills before it has computed anything:", need["Lla
 #
 # `%%torchrun -n 4` saves the cell as a file and runs it as you would in a terminal. The command it ran stands above the
 # output, and the file stays, so you can run it again by hand. Equal output of several ranks is shown once.
+#
+# Below the command stands where the ranks ran. In the labs that is the CPU, also on a machine with GPUs: the setting in
+# front of the command hides them. So everybody sees the same. Cells that measure GPUs say `--gpus`.
 
 # %%
 # %%torchrun -n 4 --name hello
@@ -542,47 +545,41 @@ print("more of the communication is hidden behind computation:", hidden["overlap
 # ### Where groups meet real networks
 #
 # On GPUs the same code runs over NCCL. A small message pays latency only; the bandwidth you bought shows with large ones.
-# On a machine with two or more GPUs this cell measures it and plots *bus bandwidth*: the bytes that a ring sends (your
-# formula) over the time. Elsewhere it says so.
+# On a machine with two or more GPUs these cells measure it and plot *bus bandwidth*: the bytes that a ring sends (your
+# formula) over the time. Elsewhere the first says so, and the second does nothing.
 
-# %% tags=["nbval-ignore-output"]
-import torch
-
-MEASURE = """
+# %%
+# %%torchrun --gpus 2 --name bandwidth --out bandwidth
 import time
 
 import torch
 import torch.distributed as dist
 from minimegatron.comm.launch import finish, init, report
 
+LARGEST = 28  # 2**28 numbers are 1 GiB
+
 rank, world = init()
-device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-wait = torch.cuda.synchronize if device == "cuda" else dist.barrier
 points = []
-for power in range(10, 29, 2):
-    x = torch.ones(1 << power, device=device)
+for power in range(10, LARGEST + 1, 2):
+    x = torch.ones(1 << power, device="cuda")
     for timed in (False, True):
-        wait()
+        torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(10):
             dist.all_reduce(x)
-        wait()
+        torch.cuda.synchronize()
     seconds = (time.perf_counter() - start) / 10
     points.append([x.nbytes, 2 * x.nbytes * (world - 1) / world / seconds / 1e9])
 report(points)
 finish()
-"""
 
-gpus = torch.cuda.device_count()
-if gpus >= 2:
-    get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name bandwidth --out bandwidth", MEASURE)
+# %%
+if bandwidth:
     sizes_in_bytes, gigabytes_per_second = zip(*bandwidth.reports[0])
     fig, ax = plt.subplots(figsize=(7, 2.8))
     ax.plot(sizes_in_bytes, gigabytes_per_second, "o-", color="black")
-    ax.set(xscale="log", xlabel="message in bytes", ylabel="GB/s", title=f"All-reduce over {gpus} GPUs")
+    ax.set(xscale="log", xlabel="message in bytes", ylabel="GB/s", title=f"All-reduce over {bandwidth.nproc} GPUs")
     plt.show()
-else:
-    print("fewer than two GPUs here; on a GPU node this cell plots NCCL's bandwidth against the message size")
 
 # %% [markdown]
 # ## 6 · Break it

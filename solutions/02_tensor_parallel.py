@@ -995,48 +995,45 @@ for name in ("wait at once", "yours"):
 
 # %% [markdown]
 # On a CPU both share the same cores, so you see the overlap and hardly a gain. On GPUs the network works by itself.
-# There the next cell measures how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in its column layer.
+# There the next two cells measure how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in its column layer, and plot
+# it.
 
-# %% tags=["nbval-ignore-output"]
-MEASURE = """
+# %%
+# %%torchrun --gpus 2 --name speed --out speed
 import time
 
 import torch
-import torch.distributed as dist
 from minimegatron.comm.launch import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.mlp import MLP
 from minimegatron.models.zoo import family_config
 
+HIDDEN, SEQUENCE = 8192, 4096
+
 rank, world = init()
-on_gpu = dist.get_backend() == "nccl"
-wait = torch.cuda.synchronize if on_gpu else dist.barrier
-h, s = (8192, 4096) if on_gpu else (256, 128)
-config = family_config("gpt2", num_layers=1, hidden_size=h, num_attention_heads=8, vocab_size=256,
-                       params_dtype="bf16" if on_gpu else "fp32")
+config = family_config("gpt2", num_layers=1, hidden_size=HIDDEN, num_attention_heads=8, vocab_size=256,
+                       params_dtype="bf16")  # fmt: skip
 points = []
 for t in (n for n in (1, 2, 4, 8) if n <= world):
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=t))
     with torch.device(mesh.device):
         mlp = MLP(config, mesh)
-        x = torch.randn(s, 1, h, dtype=config.dtype, requires_grad=True)
+        x = torch.randn(SEQUENCE, 1, HIDDEN, dtype=config.dtype, requires_grad=True)
     for p in mlp.parameters():
         torch.nn.init.normal_(p, std=0.02)
     for timed in (False, True):
-        wait()
+        torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(10):
             mlp(x).sum().backward()
-        wait()
+        torch.cuda.synchronize()
     points.append([t, (time.perf_counter() - start) / 10])
 report(points)
 finish()
-"""
 
-gpus = torch.cuda.device_count()
-if gpus >= 2:
-    get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name speed --out speed", MEASURE)
+# %%
+if speed:
     degrees, seconds = zip(*speed.reports[0])
     fig, ax = plt.subplots(figsize=(7, 2.8))
     ax.plot(degrees, [seconds[0] / s for s in seconds], "o-", color="black", label="measured")
@@ -1044,8 +1041,6 @@ if gpus >= 2:
     ax.set(xlabel="tp", ylabel="times as fast", title="One MLP, h = 8192, forward and backward")
     ax.legend()
     plt.show()
-else:
-    print("fewer than two GPUs here; on a GPU node this cell plots the speed of one MLP against tp")
 
 # %% [markdown]
 # ## 6 · Break it

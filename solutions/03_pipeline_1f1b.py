@@ -600,11 +600,14 @@ check("sync_tied")
 # ### On a machine with GPUs
 #
 # Nothing changes but the stages: real matrix products in place of sleep, and NCCL in place of gloo.
+#
+# A GPU works on *streams*: queues, each in its own order. The stage's products are on the current one; a receive that is
+# posted ahead waits on another, for a message that our own products help to make. To time its products a stage waits for
+# the current stream. `torch.cuda.synchronize()` would wait for all of them, so also for that message: the stages would
+# wait for each other for ever.
 
-# %% tags=["nbval-ignore-output"]
-import torch
-
-ON_GPUS = """
+# %%
+# %%torchrun --gpus 2 --name gpus --out on_gpus
 import torch
 from minimegatron import trace
 from minimegatron.comm.launch import finish, init, report
@@ -614,17 +617,19 @@ from minimegatron.config import ParallelConfig
 from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
 from minimegatron.parallel.schedules import build_schedule
 
+SIZE = 4096
+
 rank, world = init()
 mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
-mail, w = PointToPoint(mesh), torch.randn(4096, 4096, device=mesh.device, dtype=torch.bfloat16) / 64
+mail, w = PointToPoint(mesh), torch.randn(SIZE, SIZE, device=mesh.device, dtype=torch.bfloat16) / SIZE**0.5
 
 def work(x, times):
     for _ in range(times):
         x = x @ w
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
     return x
 
-zeros = torch.zeros(4096, 4096, device=mesh.device, dtype=torch.bfloat16)
+zeros = torch.zeros(SIZE, SIZE, device=mesh.device, dtype=torch.bfloat16)
 some = lambda x: zeros if x is None else x
 said = {}
 for name in ("1f1b", "zb_h1"):
@@ -640,21 +645,18 @@ for name in ("1f1b", "zb_h1"):
     said[name] = [(e.name, e.kind, e.rank, e.start, e.end, e.note.partition(".")[0]) for e in did]
 report(said)
 finish()
-"""
 
-gpus = torch.cuda.device_count()
-if gpus >= 2:
+# %%
+if on_gpus:
     from minimegatron.trace import Event
     from minimegatron.viz.timeline import gantt
 
-    get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name gpus --out on_gpus", ON_GPUS)
+    gpus = on_gpus.nproc
     for name in ("1f1b", "zb_h1"):
         events = [Event(*e[:5], note=e[5]) for one in on_gpus.reports for e in one[name]]
         unit = min(e.seconds for e in events if e.name == "F")
         plan = simulate(build_schedule(name, gpus, 4 * gpus))
         display(gantt(events, plan.events(unit), by="name", title=f"{name} on {gpus} GPUs"))
-else:
-    print("fewer than two GPUs here; on a GPU node this cell shows your machine's own timeline")
 
 # %% [markdown]
 # ### Train

@@ -742,10 +742,8 @@ plt.show()
 #
 # On a machine with GPUs the next cell runs the package's attention over 128 k tokens on all of them.
 
-# %% tags=["nbval-ignore-output"]
-import torch
-
-LONG = """
+# %%
+# %%torchrun --gpus 2 --name long_sequence --out long_sequence
 import torch
 from minimegatron.comm.launch import finish, init, report
 from minimegatron.comm.mesh import Mesh
@@ -753,24 +751,23 @@ from minimegatron.config import ParallelConfig
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.models.zoo import family_config
 
+TOKENS, HEADS = 131072, 32
+
 rank, world = init()
-config = family_config("llama", num_layers=1, hidden_size=4096, num_attention_heads=32, num_query_groups=8,
-                       vocab_size=256, params_dtype="bf16")
+config = family_config("llama", num_layers=1, hidden_size=128 * HEADS, num_attention_heads=HEADS, num_query_groups=8,
+                       vocab_size=256, params_dtype="bf16")  # fmt: skip
 mesh = Mesh.build(ParallelConfig(context_parallel_size=world))
-n, core = 131072 // world, CoreAttention(config, mesh)
-q, k, v = (torch.randn(n, 1, a, 128, device=mesh.device, dtype=torch.bfloat16, requires_grad=True) for a in (32, 8, 8))
+n, core = TOKENS // world, CoreAttention(config, mesh)
+q, k, v = (torch.randn(n, 1, a, 128, device=mesh.device, dtype=torch.bfloat16, requires_grad=True)
+           for a in (HEADS, 8, 8))  # fmt: skip
 torch.cuda.reset_peak_memory_stats()
 core(q, k, v).sum().backward()
 report(torch.cuda.max_memory_allocated())
 finish()
-"""
 
-gpus = torch.cuda.device_count()
-if gpus >= 2:
-    get_ipython().run_cell_magic("torchrun", f"-n {gpus} --name long_sequence --out long_sequence", LONG)
-    print(f"peak on each of {gpus} GPUs: {max(long_sequence.reports) / 2**30:.1f} GiB")
-else:
-    print("fewer than two GPUs here; on a GPU node this cell runs attention over 128 k tokens")
+# %%
+if long_sequence:
+    print(f"peak on each of {long_sequence.nproc} GPUs: {max(long_sequence.reports) / 2**30:.1f} GiB")
 
 # %% [markdown]
 # ## 6 · Break it

@@ -851,40 +851,49 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
 #
 # On a machine with a GPU the next cell runs the experts of a rank one after the other, and all in one grouped product.
 
-# %% tags=["nbval-ignore-output"]
+# %%
+# %%torchrun -n 1 --gpus --name grouped --out grouped
 import torch
+from minimegatron.comm.launch import finish, init, report
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TransformerConfig
+from minimegatron.layers.dispatch import Dispatched
+from minimegatron.layers.moe import Experts
+from minimegatron.models.zoo import preset
 
-if torch.cuda.is_available():
-    from minimegatron.comm.mesh import Mesh
-    from minimegatron.layers.dispatch import Dispatched
-    from minimegatron.layers.moe import Experts
+ROWS, HIDDEN = 65536, 2048
 
-    rows, times = 65536, {}
-    for experts in (8, 64):
-        for grouped in (False, True):
-            sizes = {"num_layers": 1, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 256,
-                     "params_dtype": "bf16", "num_experts": experts, "moe_ffn_hidden_size": 768,
-                     "moe_grouped_gemm": grouped}  # fmt: skip
-            with torch.device("cuda"):
-                layer = Experts(TransformerConfig.from_dict({**preset("mixtral-8x7b"), **sizes}), Mesh.serial())
-                sent = Dispatched(torch.randn(rows, 2048, dtype=torch.bfloat16), torch.ones(rows),
-                                  [rows // experts] * experts, None)  # fmt: skip
-            for p in layer.parameters():
-                torch.nn.init.normal_(p, std=0.02)
-            for again in range(4):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
-                start.record()
-                out = layer(sent)
-                out.backward(torch.ones_like(out))
-                end.record()
-                torch.cuda.synchronize()
-            times[f"{experts} experts, {'grouped' if grouped else 'a loop'}"] = start.elapsed_time(end)
+init()
+times = {}
+for experts in (8, 64):
+    for together in (False, True):
+        sizes = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 16, "vocab_size": 256,
+                 "params_dtype": "bf16", "num_experts": experts, "moe_ffn_hidden_size": 768,
+                 "moe_grouped_gemm": together}  # fmt: skip
+        with torch.device("cuda"):
+            layer = Experts(TransformerConfig.from_dict({**preset("mixtral-8x7b"), **sizes}), Mesh.serial())
+            sent = Dispatched(torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16), torch.ones(ROWS),
+                              [ROWS // experts] * experts, None)  # fmt: skip
+        for p in layer.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+        for again in range(4):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
+            start.record()
+            out = layer(sent)
+            out.backward(torch.ones_like(out))
+            end.record()
+            torch.cuda.synchronize()
+        times[f"{experts} experts, {'grouped' if together else 'a loop'}"] = start.elapsed_time(end)
+report({"rows": ROWS, "times": times})
+finish()
+
+# %%
+if grouped:
+    rows, times = grouped.reports[0].values()
     fig, ax = plt.subplots(figsize=(7, 2.2))
     ax.barh(list(times), times.values(), color="0.6", edgecolor="black")
     ax.set(xlabel="ms, forward and backward", title=f"{rows} rows, experts of Qwen3-30B-A3B")
     plt.show()
-else:
-    print("no GPU here; on a GPU node this cell times grouped matrix products")
 
 # %% [markdown]
 # ## 6 · Break it

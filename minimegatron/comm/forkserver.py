@@ -55,6 +55,7 @@ PRELOAD = (
 )
 RANK_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # what has used a GPU cannot be forked, and ranks do the same on every machine
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform.startswith("linux") else "lo0",  # listen on 127.0.0.1 only
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "NO_COLOR": "1",
@@ -68,7 +69,6 @@ class Job(NamedTuple):
     rank: int
     world: int
     store: str
-    backend: str
     timeout: float
     fingerprints: bool
     sys_path: list[str]
@@ -220,14 +220,13 @@ def _join_group(job: Job) -> None:
     the next one differently, and never meets them again: hence `spoiled`.
     """
     dist.init_process_group(
-        job.backend,
+        "gloo",
         store=dist.FileStore(job.store, job.world),
         rank=job.rank,
         world_size=job.world,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
-    if job.backend == "gloo":  # NCCL connects at the first message
-        dist.barrier()
+    dist.barrier()
 
 
 def _failure(error: BaseException) -> Failure:

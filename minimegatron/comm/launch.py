@@ -15,6 +15,9 @@ It runs the real thing (`comm.agent` is `torchrun` in a process of our own); `ru
 a terminal. The script itself needs nothing from here, but with `init()`, `finish()` and `report()` (defined in
 `comm.rank`, exported here) it starts, ends and talks properly.
 
+Ranks see no GPU unless the caller says so (`gpus=True`): what a lab or a test shows is then the same on a laptop and on
+a node with eight GPUs, where `init` would take NCCL, and NCCL refuses the tensors that a script makes on the CPU.
+
 | what can go on for ever                 | what ends it                                                              |
 |-----------------------------------------|---------------------------------------------------------------------------|
 | ranks that wait for each other          | `timeout` seconds after *all have checked in*; each says where it waits   |
@@ -56,6 +59,7 @@ ENVIRONMENT = {
     "NO_COLOR": "1",
     "TQDM_DISABLE": "1",
 }
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.03
 
@@ -66,6 +70,8 @@ class Run:
 
     Attributes:
         cmd: the command line that does the same in a terminal.
+        gpus: whether the ranks saw GPUs.
+        backend: of their process group, "" when nobody called `init`.
         returncode: 0; the status of the rank that failed first (see `errors`), 5 if it has none of ours; 7: a hang.
         seconds: from start to end.
         stdout, stderr: everything a rank wrote.
@@ -79,6 +85,8 @@ class Run:
     script: Path
     nproc: int
     timeout: float
+    gpus: bool = False
+    backend: str = ""
     returncode: int = 0
     seconds: float = 0.0
     stdout: list[str] = dataclasses.field(default_factory=list)
@@ -88,6 +96,12 @@ class Run:
     hung: bool = False
     agent_ended: str = ""
     agent_output: str = ""
+
+    def where(self) -> str:
+        """What the ranks ran on: "4 ranks on CPUs (gloo)"."""
+        device = "GPU" if self.gpus else "CPU"
+        text = f"{self.nproc} ranks on {device}s" if self.nproc > 1 else f"1 rank on a {device}"
+        return f"{text} ({'NCCL' if self.backend == 'nccl' else self.backend})" if self.backend else text
 
     def explain(self, source: str = "") -> str:
         """The failure in a few lines; "" when there was none.
@@ -144,6 +158,7 @@ def launch(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     *,
+    gpus: bool = False,
     start_seconds: float = 180.0,
 ) -> Run:
     """`torchrun --standalone --nproc-per-node=NPROC SCRIPT ARGS`, supervised; prints nothing.
@@ -155,6 +170,7 @@ def launch(
         timeout: seconds the ranks may take once all of them have called `init`.
         args: of the script.
         env: added to the environment of the ranks.
+        gpus: let the ranks see this machine's GPUs; `init` then takes NCCL where there is one for each rank.
         start_seconds: longest time until all have called `init`; for a script that never does, longest time at all
             is `start_seconds + timeout`.
 
@@ -169,15 +185,17 @@ def launch(
         raise ConfigError(f"cannot start {nproc} ranks", fix="ask for at least 1")
     _clear(folder)
     token = f"{agent.TOKEN}={uuid.uuid4().hex}"
-    shown = shlex.join([str(path), *args])
-    run = Run(f"torchrun --standalone --nproc-per-node={nproc} {shown}", path, nproc, timeout)
+    hidden = {} if gpus else NO_GPUS
+    words = [f"{name}={value}" for name, value in hidden.items()]
+    words += ["torchrun", "--standalone", f"--nproc-per-node={nproc}", shlex.join([str(path), *args])]
+    run = Run(" ".join(words), path, nproc, timeout, gpus)
     command = [sys.executable, "-m", "minimegatron.comm.agent", "--standalone", f"--nproc-per-node={nproc}"]
     command += ["--log-dir", str(folder / "logs"), "--redirects", "3", str(path), *args]
     begun = time.monotonic()
     with open(folder / "agent.log", "w") as log:
         process = subprocess.Popen(
             command,
-            env=_environment(folder, token, env or {}),
+            env=_environment(folder, token, {**hidden, **(env or {})}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -281,6 +299,7 @@ def _read(run: Run, folder: Path) -> None:
     if (folder / "agent.json").exists():
         ends = {e["rank"]: agent.RankEnd(**e) for e in json.loads((folder / "agent.json").read_text())}
     run.agent_output = (folder / "agent.log").read_text(errors="replace")
+    run.backend = next(filter(None, (_text(note) for note in folder.glob("started.*"))), "")
     for r in range(run.nproc):
         out, err = (_text(attempts[-1] / str(r) / f"{s}.log" if attempts else None) for s in ("stdout", "stderr"))
         run.stdout.append(out)

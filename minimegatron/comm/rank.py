@@ -115,7 +115,7 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
         _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
         _here.watch.start()
     if folder := os.environ.get(RUN_DIR):
-        Path(folder, f"started.{rank}").touch()
+        Path(folder, f"started.{rank}").write_text(backend)
     return rank, world
 
 

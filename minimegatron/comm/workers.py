@@ -8,7 +8,7 @@ a notebook that starts ranks for every question is unusable::
 
 The ranks are forked from a server that has imported everything and runs nothing (`comm.forkserver`; the first pool of
 a process pays for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its
-import path; results come back as a list by rank.
+import path; results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
 
 | what goes wrong                       | what you see                                                              |
 |---------------------------------------|---------------------------------------------------------------------------|
@@ -55,16 +55,15 @@ class WarmPool:
     Args:
         nranks: number of ranks.
         fingerprints: compare every collective of the package between ranks (see `comm.guard`).
-        backend: of the process group; "nccl" needs a GPU for each rank.
 
     Attributes:
         stdout: what each rank printed in the last job, also when it failed.
     """
 
-    def __init__(self, nranks: int, *, fingerprints: bool = False, backend: str = "gloo") -> None:
+    def __init__(self, nranks: int, *, fingerprints: bool = False) -> None:
         if nranks < 1:
             raise ConfigError(f"a pool of {nranks} ranks", fix="ask for at least 1")
-        self.nranks, self.fingerprints, self.backend = nranks, fingerprints, backend
+        self.nranks, self.fingerprints = nranks, fingerprints
         self._ranks: list[Rank | None] = [None] * nranks
         self._directory = tempfile.TemporaryDirectory(prefix="minimegatron-pool-")
         self.stdout: list[str] = []
@@ -96,7 +95,7 @@ class WarmPool:
         ranks = [r for r in self._ranks if r is not None]
         self._jobs += 1
         store = str(Path(self._directory.name, f"store-{self._jobs}"))
-        job = (self.nranks, store, self.backend, timeout + 2 * REPLY_SECONDS, self.fingerprints)
+        job = (self.nranks, store, timeout + 2 * REPLY_SECONDS, self.fingerprints)
         try:
             for r, rank in enumerate(ranks):
                 rank.start(Job(r, *job, list(sys.path), os.getcwd(), dict(os.environ), call))

@@ -4,8 +4,9 @@
     %%exercise ring_all_reduce                    the learner's code: defined here, and importable by ranks
     %%needs ring_all_reduce                       a plain cell that waits until this is done
     check("ring_all_reduce")                      a small table: not done yet, not right yet, passed
-    %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell
-    %%ranks 4                                     the same on warm ranks, in a fraction of a second
+    %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell; ranks on CPUs, on every machine
+    %%torchrun --gpus 2                           the same on all GPUs of this machine; left out with fewer than 2
+    %%ranks 4                                     the same on warm ranks on CPUs, in a fraction of a second
     progress()                                    all exercises and the sum
 
 | to read                 | its one idea                                                              |

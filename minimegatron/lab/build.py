@@ -31,6 +31,7 @@ from minimegatron.lab.verdict import SIGNS
 _ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|Users|usr|opt|var|private|mnt|work|srv)/[\w./-]*|site-packages")
 _CELL_SECONDS = 300
 _ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",  # what is stored is what every machine shows
     "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0",
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
 }  # fmt: skip

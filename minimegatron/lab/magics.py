@@ -14,6 +14,7 @@ import functools
 import os
 import shlex
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,20 +169,25 @@ class LabMagics(Magics):
     @cell_magic
     @_plain
     def torchrun(self, line: str, cell: str) -> None:
-        """`%%torchrun -n N`: the cell as a script under torchrun."""
+        """`%%torchrun -n N`: the cell as a script under torchrun, its ranks on CPUs.
+
+        With `--gpus LEAST` it runs on all GPUs of this machine, or on as many as `-n` says; with fewer than that it
+        prints a sentence and does nothing.
+        """
         options = self._torchrun.parse_args(shlex.split(line))
-        if self._waits(options.needs):
+        nproc = _with_gpus(options.gpus, options.nproc) if options.gpus else options.nproc or 2
+        if nproc is None or self._waits(options.needs):
+            self._keep(options, None)
             return
         _, work = self.lab_and_work
         script = work.save_script(options.name, f"%%torchrun {line}", cell)
         compile(script.read_text(), script.name, "exec")  # a syntax error is shown once, here, and not by every rank
         with contextlib.chdir(work.root):
             rundir = work.folder / "runs" / options.name
-            run = launch(work.relative(script), options.nproc, rundir, options.timeout, options.args)
+            gpus = bool(options.gpus)
+            run = launch(work.relative(script), nproc, rundir, options.timeout, options.args, gpus=gpus)
         self._keep(options, run)
-        print(f"$ {run.cmd}")
-        if _on_gpus(options.nproc):
-            print(f"(on {options.nproc} GPUs, NCCL)")
+        print(f"$ {run.cmd}\n{run.where()}")
         if text := render(run.stdout):
             print(text)
         self._judge_run("" if run.returncode == 0 else run.explain(script.read_text()), options.expect_failure)
@@ -192,6 +198,7 @@ class LabMagics(Magics):
         """`%%ranks N`: the cell on N warm ranks; it knows `rank`, `world` and `report(value)`."""
         options = self._ranks.parse_args(shlex.split(line))
         if self._waits(options.needs):
+            self._keep(options, None)
             return
         _, work = self.lab_and_work
         script = work.save_script(options.name, f"%%ranks {line}", cell)
@@ -206,7 +213,7 @@ class LabMagics(Magics):
         self._keep(options, list(results))
         self._judge_run(failure, options.expect_failure)
 
-    def _keep(self, options: Any, value: Run | list[Any]) -> None:
+    def _keep(self, options: Any, value: Run | list[Any] | None) -> None:
         if options.out:
             self._names[options.out] = value
 
@@ -219,23 +226,37 @@ class LabMagics(Magics):
             print(failure)
 
 
-def _on_gpus(nproc: int) -> bool:
-    """Whether `init` gives each rank a GPU of its own; else they run on the CPU, with gloo, as on every laptop."""
+def _with_gpus(least: int, nproc: int | None) -> int | None:
+    """How many ranks get a GPU each: `nproc`, else all there are. None, and a sentence, where GPUs are too few."""
     import torch
 
-    return torch.cuda.is_available() and torch.cuda.device_count() >= nproc
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = max(least, nproc or 1)
+    if there < wanted:
+        print(f"○ this cell needs {wanted} GPU{'s' * (wanted > 1)} and finds {there} here; the lab goes on without it")
+        return None
+    return nproc or there
+
+
+def _count(text: str) -> int:
+    """A number of ranks or GPUs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
 
 
 def _torchrun_options() -> MagicArgumentParser:
     parser = _common("%%torchrun")
-    parser.add_argument("-n", "--nproc", type=int, default=2, help="number of ranks")
+    parser.add_argument("-n", "--nproc", type=_count, help="number of ranks; default 2, with --gpus one for each GPU")
+    gpus = "give each rank a GPU of its own; needs at least LEAST of them (default 1)"
+    parser.add_argument("--gpus", nargs="?", type=_count, const=1, metavar="LEAST", help=gpus)
     parser.add_argument("args", nargs="*", help="arguments of the script, after --")
     return parser
 
 
 def _ranks_options() -> MagicArgumentParser:
     parser = _common("%%ranks")
-    parser.add_argument("nproc", type=int, help="number of ranks")
+    parser.add_argument("nproc", type=_count, help="number of ranks")
     return parser
 
 
@@ -244,6 +265,7 @@ def _common(name: str) -> MagicArgumentParser:
     parser.add_argument("--needs", default="", help="exercises, with commas between, that must be done first")
     parser.add_argument("--name", default="cell", help="name of the script that is kept")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds from the moment all ranks have started")
-    parser.add_argument("--out", default="", help="variable that gets the Run (%%ranks: what was reported, by rank)")
+    out = "variable that gets the Run (%%ranks: what was reported, by rank); None where the cell does not run"
+    parser.add_argument("--out", default="", help=out)
     parser.add_argument("--expect-failure", action="store_true", help="print how it failed instead of raising")
     return parser

@@ -62,7 +62,8 @@ def test_a_run_brings_back_output_and_reports_and_nothing_of_an_earlier_run(scri
     assert run.returncode == 0 and run.explain() == "", run.explain()
     assert render(run.stdout) == "[ranks 0-1] sum [1.0, 1.0]"
     assert run.reports == [{"rank": r, "sum": [1.0, 1.0]} for r in range(2)]
-    assert run.cmd == f"torchrun --standalone --nproc-per-node=2 {script} --fast 'a b'"
+    assert run.cmd == f"CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node=2 {script} --fast 'a b'"
+    assert run.where() == "2 ranks on CPUs (gloo)"
     assert not run.hung and run.errors == [None, None] and run.seconds > 0
     assert "".join(run.stderr) + run.agent_output == ""
 

@@ -71,6 +71,7 @@ def test_mistakes_in_calling_are_one_message(kernel: Kernel, tmp_path: Path) -> 
     assert "SyntaxError" in kernel.run("%%torchrun -n 2\nx = = 1").error
     assert "cannot name a cell" in kernel.run("%%torchrun -n 2 --name torch\nx = 1").error
     assert kernel.run("%%torchrun -n 2 --bogus\nx = 1").text == "UsageError: unrecognized arguments: --bogus"
+    assert "'0' is no number of 1 or more" in kernel.run("%%torchrun -n 0\nx = 1").text
     for source in ('check("buble")', "%lab 77_nowhere"):
         assert "Traceback" not in kernel.run(source).error
     with Kernel(tmp_path) as bare:
@@ -90,7 +91,8 @@ def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
     said = kernel.run(cell)
     assert said.error == ""
     assert said.text.splitlines() == [
-        "$ torchrun --standalone --nproc-per-node=2 .work/00_mini/talk.py",
+        "$ CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node=2 .work/00_mini/talk.py",
+        "2 ranks on CPUs (gloo)",
         "[rank 0] together 0.5",
         "[rank 1] together 0.5",
         "[rank 1] alone",

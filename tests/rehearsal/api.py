@@ -126,8 +126,9 @@ def rehearse(
 
 
 def _environment(folder: str, env: Mapping[str, str] | None) -> dict[str, str]:
-    """This process's, without a launcher's or pytest's own."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    """This process's, without a launcher's and without what hides this machine's GPUs from tests."""
+    others = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    kept = {k: v for k, v in os.environ.items() if k not in others}
     path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     mine = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MINIMEGATRON_RUN_DIR": folder}
     return {**kept, **mine, **(env or {})}

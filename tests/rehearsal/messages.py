@@ -131,10 +131,7 @@ def _replaced() -> dict[str, Any]:
         return work
 
     def batch_isend_irecv(ops: list[dist.P2POp]) -> list[Any]:
-        works = []
-        for op in ops:
-            works.append(op.op(op.tensor, group_peer=op.group_peer, group=op.group, tag=op.tag))
-        return works
+        return [op.op(op.tensor, op.peer, group=op.group, tag=op.tag) for op in ops]
 
     def barrier(group: dist.ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None) -> Any:
         if not _is_nccl(group):

@@ -96,7 +96,39 @@ def _grouped_mm(
     return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
 
 
-TABLE: dict[str, Any] = {"mm": _mm, "_scaled_mm": _scaled_mm, "_grouped_mm": _grouped_mm}
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The operator behind `flash`, asked for by name: 16 bits, equally many heads, the last dim dense."""
+    shapes = f"flash attention of {tuple(q.shape)} and {tuple(k.shape)} in {q.dtype}"
+    require(all(x.dtype in HALF and x.stride(-1) == 1 for x in (q, k, v)), f"{shapes}: bf16 or fp16, last dim dense")
+    require(q.shape[1] == k.shape[1] == v.shape[1], f"{shapes}: as many heads of k and v as of q")
+    require(dropout_p == 0.0, f"{shapes}: dropout is not simulated")
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    state, nothing = torch.zeros(2, dtype=torch.uint64), torch.empty(0)
+    return out, lse, nothing, nothing.clone(), q.shape[2], k.shape[2], state, state.clone(), nothing.clone()
+
+
+def _flash_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    cum_q: Any, cum_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, seed: Any, offset: Any, *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Its gradient; the kernel reads the lse as one piece of memory."""
+    require((max_q, max_k) == (q.shape[2], k.shape[2]), f"flash attention backward: lengths {max_q} and {max_k}")
+    require(lse.is_contiguous() and lse.dtype == torch.float32, f"flash attention backward: lse {lse.stride()}")
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return backward(dout, q, k, v, out, lse, 0.0, is_causal, scale=scale)  # type: ignore[no-any-return]
+
+
+TABLE: dict[str, Any] = {
+    "mm": _mm,
+    "_scaled_mm": _scaled_mm,
+    "_grouped_mm": _grouped_mm,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+}
 
 
 # ---------------------------------------------------------------------------------------------------- attention

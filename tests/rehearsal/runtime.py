@@ -225,6 +225,7 @@ def functions() -> dict[str, Any]:
         "memory_allocated": zero, "max_memory_allocated": zero, "memory_reserved": zero, "max_memory_reserved": zero,
         "reset_peak_memory_stats": zero, "mem_get_info": lambda device=None: (TOTAL, TOTAL), "ipc_collect": zero,
         "memory_stats": lambda device=None: {}, "manual_seed": seed, "manual_seed_all": seed_all,
+        "_sleep": zero,
         "get_rng_state": lambda device=None: generators.default(_index(device)).get_state(),
         "set_rng_state": lambda state, device=None: generators.default(_index(device)).set_state(state),
         "initial_seed": lambda: generators.default(_index()).initial_seed(), "check_error": zero,
