@@ -28,6 +28,11 @@ either way, and the two are equal bit for bit.
 The all-gather over etp has parts of different lengths, which gloo refuses; it is an all-to-all in which everybody
 sends the same rows to everybody, and its gradient, summed over the receivers, is the reduce-scatter that belongs to it.
 
+**What the host must know** are counts: how many rows it sends, gets, and hands to each expert. It waits for the device
+once a layer and microbatch, for all of them together; not in the backward pass, and not when the layer is computed
+again (`layers/recompute`). The index of a permutation does not need them: it has T E places, one for each pair that
+could be, and the rows are the first of these.
+
 A rank to which nobody sends gets 0 rows and still takes part in everything: its experts' gradients are zeros.
 
 Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Megatron-LM:
@@ -38,7 +43,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -46,6 +51,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.kernels.switch import kernels
+from minimegatron.layers.recompute import to_host
 from minimegatron.layers.router import Routing
 
 
@@ -58,12 +64,19 @@ class Dispatched:
         probs: [n], the weight of each row.
         counts: rows of each expert of this rank.
         back: [n, h], what the experts made of the rows -> [T, h], summed for every token of this rank.
+        sizes: `counts` on the device, [E'] int64, where the dispatcher has them there.
     """
 
     rows: torch.Tensor
     probs: torch.Tensor
     counts: list[int]
     back: Callable[[torch.Tensor], torch.Tensor]
+    sizes: torch.Tensor | None = None
+
+    def ends(self) -> torch.Tensor:
+        """Behind the last row of each expert, [E'] int32 on the device."""
+        sizes = self.rows.new_tensor(self.counts, dtype=torch.int64) if self.sizes is None else self.sizes
+        return sizes.cumsum(0, dtype=torch.int32)
 
 
 class Dispatcher(Protocol):
@@ -75,36 +88,42 @@ class Dispatcher(Protocol):
 # -------------------------------------------------------------------------------------------- the permutation
 
 
-def permute(tokens: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every pair (expert, token) as a row.
+def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which (token, expert) pair each row is, without knowing how many rows there are.
 
     Args:
-        tokens: [T, h].
-        routing: of these tokens, over some experts [T, E'].
+        wanted: [T, E'] map of some experts.
 
     Returns:
-        Rows [n, h] sorted by expert and then by token; their weights [n]; the token of each row [n].
+        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage behind the last row; and the row
+        of every pair [E', T], garbage where it is not wanted.
     """
-    _, source = routing.map.t().nonzero(as_tuple=True)
-    return tokens[source], routing.probs.t()[routing.map.t()], source
+    tokens, experts = wanted.shape
+    by_expert = wanted.t().flatten()
+    row = by_expert.cumsum(0) - 1
+    numbers = torch.arange(tokens * experts, device=wanted.device).view(tokens, experts).t().flatten()
+    pairs = torch.empty(tokens * experts + 1, dtype=torch.int64, device=wanted.device)
+    pairs.scatter_(0, row.where(by_expert, tokens * experts), numbers)  # what nobody wants is written behind the end
+    return pairs[:-1], row.view(experts, tokens)
 
 
-def places_of(wanted: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same permutation as `kernels/permute.py` wants it.
 
     Args:
         wanted: [T, E'] map of some experts.
+        row: of every pair, see `pairs_of`.
         k: at most so many are wanted by a token.
 
     Returns:
-        slots [n], token times k plus which of its choices, for every row; places [T, k], the row of every choice or -1.
+        slot [T, E'] of every pair, token times k plus which of its choices, garbage where it is not wanted; places
+        [T, k], the row of every choice or -1.
     """
-    choice = wanted.cumsum(1) - 1
-    row = wanted.t().flatten().cumsum(0).view(wanted.shape[1], -1).t() - 1
-    places = row.new_full((len(wanted), k + 1), -1)
-    places.scatter_(1, choice.where(wanted, k), row.where(wanted, -1))  # what nobody wants is written behind the end
-    slots = (torch.arange(len(wanted), device=wanted.device)[:, None] * k + choice).t()[wanted.t()]
-    return slots, places[:, :k].contiguous()
+    tokens = len(wanted)
+    slot = wanted.cumsum(1) + torch.arange(-1, tokens * k - 1, k, device=wanted.device)[:, None]
+    places = torch.full((tokens * k + 1,), -1, dtype=torch.int64, device=wanted.device)
+    places.scatter_(0, slot.where(wanted, tokens * k).flatten(), row.t().flatten())
+    return slot, places[:-1].view(tokens, k)
 
 
 class Permutation:
@@ -114,27 +133,32 @@ class Permutation:
         tokens: [T, h].
         routing: of these tokens, over some experts.
         config: how many experts a token has, and what computes.
-
-    Attributes:
-        rows, weights: see `permute`.
     """
 
     def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
-        self._tokens, self._ops = len(tokens), kernels(config.kernels, "permute", tokens)
+        self._tokens, self._probs = tokens, routing.probs
+        self._ops = kernels(config.kernels, "permute", tokens)
+        self._pairs, row = pairs_of(routing.map)
+        if self._ops is not None:
+            experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
+            # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
+            most = experts if pads else min(config.moe_router_topk, experts)
+            self._slot, self._places = places_of(routing.map, row, most)
+
+    def rows(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The n rows and their weights, see `permute`."""
+        pairs = self._pairs[:n]
+        weights = self._probs.flatten().index_select(0, pairs)
         if self._ops is None:
-            self.rows, self.weights, self._source = permute(tokens, routing)
-            return
-        experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
-        # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
-        most = experts if pads else min(config.moe_router_topk, experts)
-        self._slots, self._places = places_of(routing.map, most)
-        self.rows = self._ops.permute(tokens, self._slots, self._places)
-        self.weights = routing.probs.t()[routing.map.t()]
+            self._source = pairs // self._probs.shape[1]
+            return self._tokens[self._source], weights
+        self._slots = self._slot.flatten().index_select(0, pairs)
+        return self._ops.permute(self._tokens, self._slots, self._places), weights
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [n, h] -> [T, h]: each row added to its token."""
         if self._ops is None:
-            return unpermute(rows, self._source, self._tokens)
+            return unpermute(rows, self._source, len(self._tokens))
         return self._ops.unpermute(rows, self._slots, self._places)  # type: ignore[no-any-return]
 
 
@@ -147,6 +171,43 @@ def regroup(sizes: Sequence[int], order: Sequence[int], device: torch.device) ->
     """The index that puts blocks of `sizes` rows into another `order`: `x[regroup(...)]`."""
     blocks = torch.arange(sum(sizes), device=device).split(list(sizes))
     return torch.cat([blocks[i] for i in order]) if blocks else torch.arange(0, device=device)
+
+
+class Reorder:
+    """Rows that arrive sorted by sender, sorted by expert, and back.
+
+    Args:
+        splits: of one batch.
+        device: of the rows.
+    """
+
+    def __init__(self, splits: _Splits, device: torch.device) -> None:
+        self._there: torch.Tensor | None = None
+        if splits.by_expert != sorted(splits.by_expert):  # one sender or one expert: they are in order
+            self._there = regroup(splits.blocks, splits.by_expert, device)
+            self._back = torch.empty_like(self._there)
+            self._back[self._there] = torch.arange(len(self._there), device=device)
+
+    def there(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, ...] by sender -> by expert."""
+        return x if self._there is None else _Reordered.apply(x, self._there, self._back)  # type: ignore[no-any-return]
+
+    def back(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, ...] by expert -> by sender."""
+        return x if self._there is None else _Reordered.apply(x, self._back, self._there)  # type: ignore[no-any-return]
+
+
+class _Reordered(torch.autograd.Function):
+    """x[there]. The gradient of an index adds up what might be there twice; here it is the inverse index."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0].index_select(0, *ctx.saved_tensors), None, None
 
 
 # ------------------------------------------------------------------------------------------------ the two ways
@@ -171,11 +232,14 @@ class AllGatherDispatcher:
         probs = c.gather_from_sequence_region(routing.probs, self.axis)[:, self.here]
         wanted = c.all_gather(routing.map.to(torch.uint8), self.axis)[:, self.here].bool()
         order = Permutation(tokens, Routing(probs, wanted), self.config)
+        sizes = wanted.sum(0)
+        counts = to_host(sizes)
+        rows, weights = order.rows(sum(counts))
 
         def back(y: torch.Tensor) -> torch.Tensor:
             return c.reduce_scatter_to_sequence_region(order.back(y), self.axis)
 
-        sent = Dispatched(order.rows, order.weights, wanted.sum(0).tolist(), back)
+        sent = Dispatched(rows, weights, counts, back, sizes)
         return lambda: sent
 
 
@@ -197,22 +261,19 @@ class AllToAllDispatcher:
         """tokens [T, h], their routing over all experts -> the rows of this rank's, once the result is called."""
         order = Permutation(tokens, routing, self.config)
         splits = self._splits(routing.map)
-        travelling = [
-            c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in (order.rows, order.weights)
-        ]
+        rows = order.rows(sum(splits.inp))
+        travelling = [c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in rows]
 
         def arrive() -> Dispatched:
             mine, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
-            to_experts = regroup(splits.blocks, splits.by_expert, tokens.device)
-            from_experts = torch.empty_like(to_experts)
-            from_experts[to_experts] = torch.arange(len(to_experts), device=tokens.device)
+            reorder = Reorder(splits, tokens.device)
 
             def back(y: torch.Tensor) -> torch.Tensor:
-                y = _reduce_scatter_uneven(y[from_experts], self.etp, splits.etp)
+                y = _reduce_scatter_uneven(reorder.back(y), self.etp, splits.etp)
                 y = c.all_to_all_region(y, self.ep, splits.inp, splits.out)
                 return order.back(y)
 
-            return Dispatched(mine[to_experts], weights[to_experts], splits.counts, back)
+            return Dispatched(reorder.there(mine), reorder.there(weights), splits.counts, back, splits.sizes)
 
         return arrive
 
@@ -224,10 +285,8 @@ class AllToAllDispatcher:
         first = self.ep.rank * local
         inp = here.view(p, local).sum(1)
         own = everybody[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
-        blocks = own.transpose(0, 1)  # rows arrive as [q, p, expert]
-        lists = torch.cat(
-            [inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), own.sum((0, 1)), blocks.flatten()]
-        ).tolist()
+        blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
+        lists = to_host(torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]))
         ends = [p, 2 * p, 2 * p + q, 2 * p + q + local]
         order = [(j * p + i) * local + e for e in range(local) for i in range(p) for j in range(q)]
         return _Splits(
@@ -237,13 +296,15 @@ class AllToAllDispatcher:
             lists[ends[2] : ends[3]],
             lists[ends[3] :],
             order,
+            sizes,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Splits:
     """Row counts: sent to and received from each ep rank, held by each etp rank, of each expert here, of each block
-    (sender, expert) in the order of arrival; and the blocks in the order of the experts."""
+    (sender, expert) in the order of arrival; the blocks in the order of the experts; and the rows of each expert here,
+    on the device."""
 
     inp: list[int]
     out: list[int]
@@ -251,6 +312,7 @@ class _Splits:
     counts: list[int]
     blocks: list[int]
     by_expert: list[int]
+    sizes: torch.Tensor
 
 
 def _gather_uneven(x: torch.Tensor, axis: Axis, lengths: list[int]) -> torch.Tensor:

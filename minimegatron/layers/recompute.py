@@ -17,6 +17,9 @@ between the two runs: no error, wrong gradients.
 | full, uniform, n     | 1/n of a layer input | every n layers as one function                               |
 | full, block, n       | a layer input for the first n layers of a stage, everything for the rest                     |
 
+What the host has read in the first run (how many rows an expert gets) it knows in the second, and need not wait for
+again: `to_host`.
+
 Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) section 5. Megatron-LM:
 `tensor_parallel/random.py` (`checkpoint`), `transformer/transformer_block.py` (`_checkpointed_forward`).
 """
@@ -24,12 +27,17 @@ Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from minimegatron.comm.random import RngStreams
+
+Numbers = list[int]
+_READ: ContextVar[Callable[[torch.Tensor], Numbers] | None] = ContextVar("how a run reads its device", default=None)
 
 
 def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
@@ -40,9 +48,44 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
         args: its inputs; they are kept.
         rng: the streams it may draw from.
     """
-    if rng is None:
-        return checkpoint(function, *args, use_reentrant=False)
-    before = rng.snapshot()
-    return checkpoint(
-        function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), rng.replay(before))
-    )
+    before = None if rng is None else rng.snapshot()
+    kept: list[Numbers] = []
+
+    def contexts() -> tuple[Any, Any]:
+        return _reading(lambda: _first(kept)), _again(rng, before, kept)
+
+    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+
+
+def to_host(x: torch.Tensor) -> Numbers:
+    """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`."""
+    read = _READ.get()
+    return x.tolist() if read is None else read(x)  # type: ignore[no-any-return]
+
+
+def _first(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
+    def read(x: torch.Tensor) -> Numbers:
+        kept.append(x.tolist())
+        return kept[-1]
+
+    return read
+
+
+def _second(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
+    numbers = iter(kept)
+    return lambda x: next(numbers)
+
+
+@contextlib.contextmanager
+def _reading(how: Callable[[], Callable[[torch.Tensor], Numbers]]) -> Iterator[None]:
+    token = _READ.set(how())
+    try:
+        yield
+    finally:
+        _READ.reset(token)
+
+
+@contextlib.contextmanager
+def _again(rng: RngStreams | None, before: Any, kept: list[Numbers]) -> Iterator[None]:
+    with contextlib.nullcontext() if rng is None else rng.replay(before), _reading(lambda: _second(kept)):
+        yield
