@@ -27,8 +27,9 @@ Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,13 +49,10 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
         args: its inputs; they are kept.
         rng: the streams it may draw from.
     """
-    before = None if rng is None else rng.snapshot()
     kept: list[Numbers] = []
-
-    def contexts() -> tuple[Any, Any]:
-        return _reading(lambda: _first(kept)), _again(rng, before, kept)
-
-    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+    draws: Callable[[], Any] = contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())
+    runs = _Run(partial(_first, kept)), _Run(partial(_second, kept), draws)
+    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: runs)
 
 
 def to_host(x: torch.Tensor) -> Numbers:
@@ -76,16 +74,23 @@ def _second(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
     return lambda x: next(numbers)
 
 
-@contextlib.contextmanager
-def _reading(how: Callable[[], Callable[[torch.Tensor], Numbers]]) -> Iterator[None]:
-    token = _READ.set(how())
-    try:
-        yield
-    finally:
-        _READ.reset(token)
+class _Run:
+    """A run of the function, which may be entered again: a graph that is kept is gone back through more than once.
 
+    Args:
+        reads: makes what `to_host` asks in this run.
+        draws: makes the context of the generators.
+    """
 
-@contextlib.contextmanager
-def _again(rng: RngStreams | None, before: Any, kept: list[Numbers]) -> Iterator[None]:
-    with contextlib.nullcontext() if rng is None else rng.replay(before), _reading(lambda: _second(kept)):
-        yield
+    def __init__(
+        self, reads: Callable[[], Callable[[torch.Tensor], Numbers]], draws: Callable[[], Any] = contextlib.nullcontext
+    ) -> None:
+        self._reads, self._draws = reads, draws
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self._draws())
+        self._stack.callback(_READ.reset, _READ.set(self._reads()))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)

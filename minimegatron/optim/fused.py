@@ -106,7 +106,7 @@ class FusedAdam:
             self._steps[p.main] += 1
             kind = (where[p.main], p.model.dtype if p.is_copy else None, self._steps[p.main])
             together.setdefault(kind, []).append((p, grad))
-        scale = torch.full((), factor, dtype=torch.float64, device=ready[0][0].main.device)  # a copy would be waited for
+        scale = torch.full((), factor, dtype=torch.float64, device=ready[0][0].main.device)  # no copy
         for (index, copy, number), members in together.items():
             self._launch(ops, self.inner.param_groups[index], members, (index, copy), number, scale)
 
