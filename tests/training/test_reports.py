@@ -1,4 +1,4 @@
-"""A step reads its device twice; counts are exact; stages without a loss know its names."""
+"""A step reads its device twice, and its batches do not wait; counts are exact; stages without a loss know its names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.training import reports as module
+from minimegatron.training.datasets import to_device
 from minimegatron.training.reports import reduce_reports
 from minimegatron.training.step import forward_step, loss_func, train_step
 from tests.twin import Case, microbatch, parallel_model
@@ -46,13 +48,23 @@ def test_a_count_beyond_what_fp32_counts():
     assert count == 2**24 + 1 and reports["lm loss"][1] == 2**24 + 1
 
 
+def test_batches_go_to_a_gpu_from_pinned_memory_without_waiting(monkeypatch):
+    done: list[tuple[str, int, Any]] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: done.append(("pin", t.data_ptr(), None)) or t.clone())
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, d, **how: done.append(("copy", t.data_ptr(), (d.type, how))) or t)
+    batch = {"tokens": torch.arange(6), "loss_mask": torch.ones(6)}
+    moved = to_device(batch, torch.device("cuda"))
+    assert moved.keys() == batch.keys() and all(torch.equal(moved[n], batch[n]) for n in batch)
+    assert [what for what, *_ in done] == ["pin", "copy"] * 2
+    for (_, pageable, _), (_, copied, how) in zip(done[::2], done[1::2], strict=True):
+        assert copied != pageable and how == ("cuda", {"non_blocking": True})
+
+
 def in_a_pipeline(rank: int, world: int) -> list[Any]:
     """Four calls: of the last stage's names, of the same, of others, of these."""
     mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2))
     asked: list[Any] = []
     real, names, found = guard.gather_objects, [], []
-    import minimegatron.training.reports as module
-
     module.gather_objects = lambda item, axis: asked.append(item) or real(item, axis)
     try:
         for call in ({"a": 2.0}, {"a": 4.0}, {"b": 6.0, "a": 8.0}, {"b": 1.0, "a": 3.0}):
