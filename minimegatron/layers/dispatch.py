@@ -95,8 +95,8 @@ def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         wanted: [T, E'] map of some experts.
 
     Returns:
-        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage behind the last row; row [E', T]
-        of every pair, garbage where it is not wanted.
+        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage behind the last row; and
+        [E', T], the row of every pair, garbage where it is not wanted.
     """
     tokens, experts = wanted.shape
     by_expert = wanted.t().flatten()

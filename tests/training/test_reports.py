@@ -1,4 +1,4 @@
-"""A step reads its device twice, and its batches do not wait; counts are exact; stages without a loss know its names."""
+"""A step reads its device twice, its batches do not wait, counts are exact, stages without a loss know its names."""
 
 from __future__ import annotations
 
