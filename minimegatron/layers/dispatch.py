@@ -3,8 +3,8 @@
 The problem in a sentence: rank r has T tokens and E/P of the experts; each of its tokens wants k experts, wherever they
 are, and how many will come is known only after everybody has routed.
 
-**Permutation.** Every (expert, token) pair of the routing becomes a row, sorted by expert, then by token: what goes to
-one expert is contiguous. Back again, row i is added to its token. Both are an index; each is the other's gradient.
+On its rank every (expert, token) pair of the routing becomes a row, sorted by expert, then by token
+(`layers/permutation.py`).
 
 **Two ways to travel**, over P ranks of ep, each of whose experts is cut over Q ranks of etp:
 
@@ -30,8 +30,7 @@ sends the same rows to everybody, and its gradient, summed over the receivers, i
 
 **What the host must know** are counts: how many rows it sends, gets, and hands to each expert. It waits for the device
 once a layer and microbatch, for all of them together; not in the backward pass, and not when the layer is computed
-again (`layers/recompute`). The index of a permutation does not need them: it has T E places, one for each pair that
-could be, and the rows are the first of these.
+again (`layers/recompute`).
 
 A rank to which nobody sends gets 0 rows and still takes part in everything: its experts' gradients are zeros.
 
@@ -42,15 +41,15 @@ Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Meg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.kernels.switch import kernels
+from minimegatron.layers.permutation import Permutation, Reorder
 from minimegatron.layers.recompute import to_host
 from minimegatron.layers.router import Routing
 
@@ -83,131 +82,6 @@ class Dispatcher(Protocol):
     """Sends tokens to experts. `dispatch` begins; calling its result ends, so that work can be done in between."""
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]: ...
-
-
-# -------------------------------------------------------------------------------------------- the permutation
-
-
-def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which (token, expert) pair each row is, without knowing how many rows there are.
-
-    Args:
-        wanted: [T, E'] map of some experts.
-
-    Returns:
-        pairs [T E'], t E' + e of every row, sorted by expert and then by token, garbage behind the last row; and
-        [E', T], the row of every pair, garbage where it is not wanted.
-    """
-    tokens, experts = wanted.shape
-    by_expert = wanted.t().flatten()
-    row = by_expert.cumsum(0) - 1
-    numbers = torch.arange(tokens * experts, device=wanted.device).view(tokens, experts).t().flatten()
-    pairs = torch.empty(tokens * experts + 1, dtype=torch.int64, device=wanted.device)
-    pairs.scatter_(0, row.where(by_expert, tokens * experts), numbers)  # what nobody wants is written behind the end
-    return pairs[:-1], row.view(experts, tokens)
-
-
-def places_of(wanted: torch.Tensor, row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same permutation as `kernels/permute.py` wants it.
-
-    Args:
-        wanted: [T, E'] map of some experts.
-        row: of every pair, see `pairs_of`.
-        k: at most so many are wanted by a token.
-
-    Returns:
-        slot [T, E'] of every pair, token times k plus which of its choices, garbage where it is not wanted; places
-        [T, k], the row of every choice or -1.
-    """
-    tokens = len(wanted)
-    slot = wanted.cumsum(1) + torch.arange(-1, tokens * k - 1, k, device=wanted.device)[:, None]
-    places = torch.full((tokens * k + 1,), -1, dtype=torch.int64, device=wanted.device)
-    places.scatter_(0, slot.where(wanted, tokens * k).flatten(), row.t().flatten())
-    return slot, places[:-1].view(tokens, k)
-
-
-class Permutation:
-    """`permute` and `unpermute` of one batch of tokens, by kernels where `config.kernels` has some.
-
-    Args:
-        tokens: [T, h].
-        routing: of these tokens, over some experts.
-        config: how many experts a token has, and what computes.
-    """
-
-    def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
-        self._tokens, self._probs = tokens, routing.probs
-        self._ops = kernels(config.kernels, "permute", tokens)
-        self._pairs, row = pairs_of(routing.map)
-        if self._ops is not None:
-            experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
-            # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
-            most = experts if pads else min(config.moe_router_topk, experts)
-            self._slot, self._places = places_of(routing.map, row, most)
-
-    def rows(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The n rows and their weights, see `permute`."""
-        pairs = self._pairs[:n]
-        weights = self._probs.flatten().index_select(0, pairs)
-        if self._ops is None:
-            self._source = pairs // self._probs.shape[1]
-            return self._tokens[self._source], weights
-        self._slots = self._slot.flatten().index_select(0, pairs)
-        return self._ops.permute(self._tokens, self._slots, self._places), weights
-
-    def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [n, h] -> [T, h]: each row added to its token."""
-        if self._ops is None:
-            return unpermute(rows, self._source, len(self._tokens))
-        return self._ops.unpermute(rows, self._slots, self._places)  # type: ignore[no-any-return]
-
-
-def unpermute(rows: torch.Tensor, source: torch.Tensor, tokens: int) -> torch.Tensor:
-    """rows [n, h] -> [tokens, h]: each row added to its token, in the order of the rows."""
-    return rows.new_zeros((tokens, rows.shape[1])).index_add(0, source, rows)
-
-
-def regroup(sizes: Sequence[int], order: Sequence[int], device: torch.device) -> torch.Tensor:
-    """The index that puts blocks of `sizes` rows into another `order`: `x[regroup(...)]`."""
-    blocks = torch.arange(sum(sizes), device=device).split(list(sizes))
-    return torch.cat([blocks[i] for i in order]) if blocks else torch.arange(0, device=device)
-
-
-class Reorder:
-    """Rows that arrive sorted by sender, sorted by expert, and back.
-
-    Args:
-        splits: of one batch.
-        device: of the rows.
-    """
-
-    def __init__(self, splits: _Splits, device: torch.device) -> None:
-        self._there: torch.Tensor | None = None
-        if splits.by_expert != sorted(splits.by_expert):  # one sender or one expert: they are in order
-            self._there = regroup(splits.blocks, splits.by_expert, device)
-            self._back = torch.empty_like(self._there)
-            self._back[self._there] = torch.arange(len(self._there), device=device)
-
-    def there(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, ...] by sender -> by expert."""
-        return x if self._there is None else _Reordered.apply(x, self._there, self._back)  # type: ignore[no-any-return]
-
-    def back(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, ...] by expert -> by sender."""
-        return x if self._there is None else _Reordered.apply(x, self._back, self._there)  # type: ignore[no-any-return]
-
-
-class _Reordered(torch.autograd.Function):
-    """x[there]. The gradient of an index adds up what might be there twice; here it is the inverse index."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(back)
-        return x.index_select(0, there)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return grads[0].index_select(0, *ctx.saved_tensors), None, None
 
 
 # ------------------------------------------------------------------------------------------------ the two ways
@@ -266,7 +140,7 @@ class AllToAllDispatcher:
 
         def arrive() -> Dispatched:
             mine, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
-            reorder = Reorder(splits, tokens.device)
+            reorder = Reorder(splits.blocks, splits.by_expert, tokens.device)
 
             def back(y: torch.Tensor) -> torch.Tensor:
                 y = _reduce_scatter_uneven(reorder.back(y), self.etp, splits.etp)

@@ -12,7 +12,8 @@ from minimegatron import trace
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Permutation, dispatch_bytes
+from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
+from minimegatron.layers.permutation import Permutation
 from minimegatron.layers.router import Routing
 
 E, H = 8, 6

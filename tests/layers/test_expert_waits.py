@@ -48,6 +48,24 @@ def test_a_layer_waits_for_its_counts(kind, dispatcher):
     assert x.grad is not None and x.grad.any() and layer.router.weight.grad is not None
 
 
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
+@pytest.mark.parametrize("kind", ["plain", "capacity", "padded"])
+def test_kernels_move_the_same_rows(kind, dispatcher):
+    found = []
+    for wish in ("torch", "emulated"):
+        layer = MoELayer(config(dispatcher, activation="swiglu", kernels=wish, **KINDS[kind]), Mesh.serial())
+        initialize(layer, 1)
+        x = torch.randn(4, 2, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        with waits() as forward:
+            y = layer(x)
+        with waits() as backward:
+            y.square().sum().backward()
+        assert forward.count("tolist") == 1 and not [w for w in forward + backward if "mask" in w or "nonzero" in w]
+        found.append([y.detach(), x.grad, *(p.grad for p in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_what_is_computed_again_is_not_read_again():
     made = config(num_layers=2, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
     ids = torch.randint(0, 32, (2, 8), generator=torch.Generator().manual_seed(0))
