@@ -3,8 +3,8 @@
 The problem in a sentence: rank r has T tokens and E/P of the experts; each of its tokens wants k experts, wherever they
 are, and how many will come is known only after everybody has routed.
 
-**Permutation.** Every (expert, token) pair of the routing becomes a row, sorted by expert, then by token: what goes to
-one expert is contiguous. Back again, row i is added to its token. Both are an index; each is the other's gradient.
+On its rank every (expert, token) pair of the routing becomes a row, sorted by expert, then by token
+(`layers/permutation.py`).
 
 **Two ways to travel**, over P ranks of ep, each of whose experts is cut over Q ranks of etp:
 
@@ -28,6 +28,10 @@ either way, and the two are equal bit for bit.
 The all-gather over etp has parts of different lengths, which gloo refuses; it is an all-to-all in which everybody
 sends the same rows to everybody, and its gradient, summed over the receivers, is the reduce-scatter that belongs to it.
 
+**What the host must know** are counts: how many rows it sends, gets, and hands to each expert. It waits for the device
+once a layer and microbatch, for all of them together; not in the backward pass, and not when the layer is computed
+again (`layers/recompute`).
+
 A rank to which nobody sends gets 0 rows and still takes part in everything: its experts' gradients are zeros.
 
 Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Megatron-LM:
@@ -37,7 +41,7 @@ Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Meg
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -45,7 +49,8 @@ import torch
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
-from minimegatron.kernels.switch import kernels
+from minimegatron.layers.permutation import Permutation, Reorder
+from minimegatron.layers.recompute import to_host
 from minimegatron.layers.router import Routing
 
 
@@ -58,95 +63,25 @@ class Dispatched:
         probs: [n], the weight of each row.
         counts: rows of each expert of this rank.
         back: [n, h], what the experts made of the rows -> [T, h], summed for every token of this rank.
+        sizes: `counts` on the device, [E'] int64, where the dispatcher has them there.
     """
 
     rows: torch.Tensor
     probs: torch.Tensor
     counts: list[int]
     back: Callable[[torch.Tensor], torch.Tensor]
+    sizes: torch.Tensor | None = None
+
+    def ends(self) -> torch.Tensor:
+        """Behind the last row of each expert, [E'] int32 on the device."""
+        sizes = self.rows.new_tensor(self.counts, dtype=torch.int64) if self.sizes is None else self.sizes
+        return sizes.cumsum(0, dtype=torch.int32)
 
 
 class Dispatcher(Protocol):
     """Sends tokens to experts. `dispatch` begins; calling its result ends, so that work can be done in between."""
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]: ...
-
-
-# -------------------------------------------------------------------------------------------- the permutation
-
-
-def permute(tokens: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every pair (expert, token) as a row.
-
-    Args:
-        tokens: [T, h].
-        routing: of these tokens, over some experts [T, E'].
-
-    Returns:
-        Rows [n, h] sorted by expert and then by token; their weights [n]; the token of each row [n].
-    """
-    _, source = routing.map.t().nonzero(as_tuple=True)
-    return tokens[source], routing.probs.t()[routing.map.t()], source
-
-
-def places_of(wanted: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same permutation as `kernels/permute.py` wants it.
-
-    Args:
-        wanted: [T, E'] map of some experts.
-        k: at most so many are wanted by a token.
-
-    Returns:
-        slots [n], token times k plus which of its choices, for every row; places [T, k], the row of every choice or -1.
-    """
-    choice = wanted.cumsum(1) - 1
-    row = wanted.t().flatten().cumsum(0).view(wanted.shape[1], -1).t() - 1
-    places = row.new_full((len(wanted), k + 1), -1)
-    places.scatter_(1, choice.where(wanted, k), row.where(wanted, -1))  # what nobody wants is written behind the end
-    slots = (torch.arange(len(wanted), device=wanted.device)[:, None] * k + choice).t()[wanted.t()]
-    return slots, places[:, :k].contiguous()
-
-
-class Permutation:
-    """`permute` and `unpermute` of one batch of tokens, by kernels where `config.kernels` has some.
-
-    Args:
-        tokens: [T, h].
-        routing: of these tokens, over some experts.
-        config: how many experts a token has, and what computes.
-
-    Attributes:
-        rows, weights: see `permute`.
-    """
-
-    def __init__(self, tokens: torch.Tensor, routing: Routing, config: TransformerConfig) -> None:
-        self._tokens, self._ops = len(tokens), kernels(config.kernels, "permute", tokens)
-        if self._ops is None:
-            self.rows, self.weights, self._source = permute(tokens, routing)
-            return
-        experts, pads = routing.map.shape[1], config.moe_pad_expert_input_to_capacity
-        # padding puts a token into experts that it has not chosen, with weight 0: into all of them at most
-        most = experts if pads else min(config.moe_router_topk, experts)
-        self._slots, self._places = places_of(routing.map, most)
-        self.rows = self._ops.permute(tokens, self._slots, self._places)
-        self.weights = routing.probs.t()[routing.map.t()]
-
-    def back(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows [n, h] -> [T, h]: each row added to its token."""
-        if self._ops is None:
-            return unpermute(rows, self._source, self._tokens)
-        return self._ops.unpermute(rows, self._slots, self._places)  # type: ignore[no-any-return]
-
-
-def unpermute(rows: torch.Tensor, source: torch.Tensor, tokens: int) -> torch.Tensor:
-    """rows [n, h] -> [tokens, h]: each row added to its token, in the order of the rows."""
-    return rows.new_zeros((tokens, rows.shape[1])).index_add(0, source, rows)
-
-
-def regroup(sizes: Sequence[int], order: Sequence[int], device: torch.device) -> torch.Tensor:
-    """The index that puts blocks of `sizes` rows into another `order`: `x[regroup(...)]`."""
-    blocks = torch.arange(sum(sizes), device=device).split(list(sizes))
-    return torch.cat([blocks[i] for i in order]) if blocks else torch.arange(0, device=device)
 
 
 # ------------------------------------------------------------------------------------------------ the two ways
@@ -171,11 +106,14 @@ class AllGatherDispatcher:
         probs = c.gather_from_sequence_region(routing.probs, self.axis)[:, self.here]
         wanted = c.all_gather(routing.map.to(torch.uint8), self.axis)[:, self.here].bool()
         order = Permutation(tokens, Routing(probs, wanted), self.config)
+        sizes = wanted.sum(0)
+        counts = to_host(sizes)
+        rows, weights = order.rows(sum(counts))
 
         def back(y: torch.Tensor) -> torch.Tensor:
             return c.reduce_scatter_to_sequence_region(order.back(y), self.axis)
 
-        sent = Dispatched(order.rows, order.weights, wanted.sum(0).tolist(), back)
+        sent = Dispatched(rows, weights, counts, back, sizes)
         return lambda: sent
 
 
@@ -197,22 +135,19 @@ class AllToAllDispatcher:
         """tokens [T, h], their routing over all experts -> the rows of this rank's, once the result is called."""
         order = Permutation(tokens, routing, self.config)
         splits = self._splits(routing.map)
-        travelling = [
-            c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in (order.rows, order.weights)
-        ]
+        rows = order.rows(sum(splits.inp))
+        travelling = [c.all_to_all_region_start(x, self.ep, splits.out, splits.inp) for x in rows]
 
         def arrive() -> Dispatched:
             mine, weights = (_gather_uneven(end(), self.etp, splits.etp) for end in travelling)
-            to_experts = regroup(splits.blocks, splits.by_expert, tokens.device)
-            from_experts = torch.empty_like(to_experts)
-            from_experts[to_experts] = torch.arange(len(to_experts), device=tokens.device)
+            reorder = Reorder(splits.blocks, splits.by_expert, tokens.device)
 
             def back(y: torch.Tensor) -> torch.Tensor:
-                y = _reduce_scatter_uneven(y[from_experts], self.etp, splits.etp)
+                y = _reduce_scatter_uneven(reorder.back(y), self.etp, splits.etp)
                 y = c.all_to_all_region(y, self.ep, splits.inp, splits.out)
                 return order.back(y)
 
-            return Dispatched(mine[to_experts], weights[to_experts], splits.counts, back)
+            return Dispatched(reorder.there(mine), reorder.there(weights), splits.counts, back, splits.sizes)
 
         return arrive
 
@@ -224,10 +159,8 @@ class AllToAllDispatcher:
         first = self.ep.rank * local
         inp = here.view(p, local).sum(1)
         own = everybody[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
-        blocks = own.transpose(0, 1)  # rows arrive as [q, p, expert]
-        lists = torch.cat(
-            [inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), own.sum((0, 1)), blocks.flatten()]
-        ).tolist()
+        blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
+        lists = to_host(torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]))
         ends = [p, 2 * p, 2 * p + q, 2 * p + q + local]
         order = [(j * p + i) * local + e for e in range(local) for i in range(p) for j in range(q)]
         return _Splits(
@@ -237,13 +170,15 @@ class AllToAllDispatcher:
             lists[ends[2] : ends[3]],
             lists[ends[3] :],
             order,
+            sizes,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Splits:
     """Row counts: sent to and received from each ep rank, held by each etp rank, of each expert here, of each block
-    (sender, expert) in the order of arrival; and the blocks in the order of the experts."""
+    (sender, expert) in the order of arrival; the blocks in the order of the experts; and the rows of each expert here,
+    on the device."""
 
     inp: list[int]
     out: list[int]
@@ -251,6 +186,7 @@ class _Splits:
     counts: list[int]
     blocks: list[int]
     by_expert: list[int]
+    sizes: torch.Tensor
 
 
 def _gather_uneven(x: torch.Tensor, axis: Axis, lengths: list[int]) -> torch.Tensor:

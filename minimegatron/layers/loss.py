@@ -104,7 +104,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
         z = logits - top.unsqueeze(-1)  # the one large tensor; what follows happens inside it
         spread = z[..., :real].sum(-1) if smoothing else None
         weights = z.exp_()
-        weights[..., real:] = 0.0
+        weights[..., real:].zero_()
         sums = [picked, weights.sum(-1)] + ([spread] if spread is not None else [])
         picked, partition, *rest = c.all_reduce(torch.stack(sums), tp).unbind(0)
         loss, eps = _loss(partition.log(), picked, rest, target, total, smoothing)

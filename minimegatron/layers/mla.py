@@ -186,7 +186,7 @@ class MultiLatentAttention(nn.Module):
 
     def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         assert context.rotary is not None, "the config has checked that there is RoPE"
-        return apply_rotary(x, *context.rotary, self.config.rotary_interleaved)
+        return apply_rotary(x, *context.rotary, self.config.rotary_interleaved, self.config.kernels)
 
     def absorbed(self, q: torch.Tensor, latent: torch.Tensor, k_r: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Attention that never makes a key or a value: what generation computes from its cache.

@@ -19,7 +19,8 @@ other tokens (with tp > 1 only under sequence parallelism, which is therefore re
 over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias and does not mind: the rows
 that travel back are finished, and the gradient of p is a dot product on the spot.
 
-**One after the other, or grouped.** The loop multiplies each expert's rows by its matrix. `moe_grouped_gemm` does all
+**One after the other, or grouped.** The loop multiplies each expert's rows by its matrix; what comes between the two
+matrices is one operator for the rows of all. `moe_grouped_gemm` does all
 of them in one call (`torch.nn.functional.grouped_mm`), whose groups may have any length, 0 too.
 
 **The gradient of an expert** comes from the tokens of all ranks that it serves: those of its own ep group have arrived
@@ -47,6 +48,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
+from minimegatron.kernels.switch import kernels
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
 from minimegatron.layers.linear import ALONE
 from minimegatron.layers.mlp import ACTIVATIONS, MLP
@@ -72,6 +74,7 @@ class Experts(nn.Module):
         super().__init__()
         assert config.num_experts is not None
         self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
+        self.kind, self.kernels = config.activation, config.kernels
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -91,21 +94,12 @@ class Experts(nn.Module):
     def forward(self, sent: Dispatched) -> torch.Tensor:
         """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
         if self.grouped:
-            ends = torch.tensor(sent.counts, device=sent.rows.device).cumsum(0).to(torch.int32)
+            ends = sent.ends()
             return _grouped(self._inner(_grouped(sent.rows, self.weight1, ends), sent.probs), self.weight2, ends)
         # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
-        parts = zip(
-            sent.rows.split(sent.counts),
-            sent.probs.split(sent.counts),
-            self.weight1.unbind(),
-            self.weight2.unbind(),
-            strict=True,
-        )
-        made = []
-        for i, (x, p, w1, w2) in enumerate(parts):
-            fc1, fc2 = self._products(i, len(x))
-            made.append(fc2(self._inner(fc1(x, w1), p), w2))
-        return torch.cat(made)
+        each = [self._products(i, n) for i, n in enumerate(sent.counts)]
+        inner = self._inner(_product([fc1 for fc1, _ in each], sent.rows, self.weight1, sent.counts), sent.probs)
+        return _product([fc2 for _, fc2 in each], inner, self.weight2, sent.counts)
 
     def _products(self, expert: int, rows: int) -> tuple[Product, Product]:
         """How the two products of an expert are computed; of no rows there is nothing to quantise."""
@@ -123,12 +117,21 @@ class Experts(nn.Module):
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        if self.gated:
+        ops = kernels(self.kernels, "activation", y) if self.kind == "swiglu" else None
+        if ops is not None:
+            y = ops.swiglu(y)
+        elif self.gated:
             gate, up = y.chunk(2, -1)
             y = self.activation(gate) * up
         else:
             y = self.activation(y)
         return (y * probs[:, None]).to(y.dtype)
+
+
+def _product(each: list[Product], x: torch.Tensor, weights: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Rows of every expert by its matrix, one expert after the other: [n, i], [E', o, i] -> [n, o]."""
+    parts = zip(each, x.split(counts), weights.unbind(), strict=True)
+    return torch.cat([product(rows, w) for product, rows, w in parts])
 
 
 def _grouped(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

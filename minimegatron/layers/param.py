@@ -14,9 +14,10 @@ ranks hold copies, or parts, looks at `experts`.
 
 From this one description follow
 
-* initialisation that is equal in every layout: the logical tensor is drawn from a generator seeded by (seed,
-  name) and each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter; experts
-  are drawn one by one, from their number in the whole model, so that a rank draws those alone that it holds;
+* initialisation that is equal in every layout: the logical tensor is drawn from generators seeded by (seed, name) and
+  each rank keeps its part (`initialize`), so tp, pp, dp and the order of construction cannot matter; large matrices are
+  drawn in tiles (`layers/noise.py`) and experts one by one, from their number in the whole model, so that a rank draws
+  little but what it holds;
 * loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
@@ -34,7 +35,6 @@ Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 
@@ -44,8 +44,8 @@ from torch import nn
 from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.layers.noise import Ranges, is_tiled, one_stream, tiles
 
-Ranges = tuple[tuple[int, int], ...]
 _WRAPPERS = re.compile(r"^(module\.)?(chunks\.\d+\.)?")
 
 
@@ -172,26 +172,32 @@ def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
     """The logical tensor's initial values in fp32, a function of (seed, name, logical shape) alone."""
-    if layout.experts is not None:
-        return torch.stack([draw(f"{name}.{e}", layout.one_expert, seed) for e in range(layout.shape[0])])
-    shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
-    if layout.init.std == 0.0:
-        values = torch.full(shape, layout.init.value, device="cpu")
-    else:
-        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
-        values = torch.randn(shape, generator=generator, device="cpu") * layout.init.std
-    if layout.rows is not None and layout.rows < layout.shape[0]:
-        values = torch.cat([values, values.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
-    return values
+    experts = None if layout.experts is None else (0, layout.shape[0])
+    return draw_part(name, dataclasses.replace(layout, dim=None, parts=(), experts=experts), seed)
 
 
 def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
-    """This rank's part of `draw`; of a stack of experts no others are drawn."""
-    if layout.experts is None:
-        return layout.take(draw(name, layout, seed))
-    one = layout.one_expert
-    return torch.stack([one.take(draw(f"{name}.{e}", one, seed)) for e in range(*layout.experts)])
+    """This rank's part of `draw`: of a stack of experts no others are drawn, of a large matrix no other tiles."""
+    if layout.experts is not None:
+        return torch.stack([draw_part(f"{name}.{e}", layout.one_expert, seed) for e in range(*layout.experts)])
+    shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+    if layout.init.std == 0.0:
+        return layout.take(_padded(torch.full(shape, layout.init.value, device="cpu"), layout))
+    if not is_tiled(shape):
+        return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))
+    here: list[Ranges] = [((0, length),) for length in layout.shape]
+    if layout.dim is not None:
+        here[layout.dim] = layout.parts[layout.rank]
+    rows = tuple((min(a, shape[0]), min(b, shape[0])) for a, b in here[0])
+    assert all(b - a == d - c for (a, b), (c, d) in zip(here[0][:-1], rows[:-1], strict=True)), "padding is at the end"
+    values = tiles(name, seed, (shape[0], shape[1]), rows, here[1]).mul_(layout.init.std)
+    return _padded(values, layout, layout.local_shape[0])
+
+
+def _padded(values: torch.Tensor, layout: ParamLayout, rows: int | None = None) -> torch.Tensor:
+    """Zeros behind `values`, up to the rows of the layout or to `rows`."""
+    missing = (layout.shape[0] if rows is None else rows) - len(values) if values.dim() else 0
+    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]) if missing else values
 
 
 @torch.no_grad()

@@ -17,6 +17,9 @@ between the two runs: no error, wrong gradients.
 | full, uniform, n     | 1/n of a layer input | every n layers as one function                               |
 | full, block, n       | a layer input for the first n layers of a stage, everything for the rest                     |
 
+What the host has read in the first run (how many rows an expert gets) it knows in the second, and need not wait for
+again: `to_host`.
+
 Chen et al. 2016 (arXiv 1604.06174); Korthikanti et al. 2022 (arXiv 2205.05198) section 5. Megatron-LM:
 `tensor_parallel/random.py` (`checkpoint`), `transformer/transformer_block.py` (`_checkpointed_forward`).
 """
@@ -25,11 +28,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from minimegatron.comm.random import RngStreams
+
+Numbers = list[int]
+_READ: ContextVar[Callable[[torch.Tensor], Numbers] | None] = ContextVar("how a run reads its device", default=None)
 
 
 def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
@@ -40,9 +49,48 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
         args: its inputs; they are kept.
         rng: the streams it may draw from.
     """
-    if rng is None:
-        return checkpoint(function, *args, use_reentrant=False)
-    before = rng.snapshot()
-    return checkpoint(
-        function, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), rng.replay(before))
-    )
+    kept: list[Numbers] = []
+    draws: Callable[[], Any] = contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())
+    runs = _Run(partial(_first, kept)), _Run(partial(_second, kept), draws)
+    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: runs)
+
+
+def to_host(x: torch.Tensor) -> Numbers:
+    """The numbers of `x` [n], of integers. The host waits for the device, but not in the second run of `recompute`."""
+    read = _READ.get()
+    return x.tolist() if read is None else read(x)  # type: ignore[no-any-return]
+
+
+def _first(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
+    def read(x: torch.Tensor) -> Numbers:
+        kept.append(x.tolist())
+        return kept[-1]
+
+    return read
+
+
+def _second(kept: list[Numbers]) -> Callable[[torch.Tensor], Numbers]:
+    numbers = iter(kept)
+    return lambda x: next(numbers)
+
+
+class _Run:
+    """A run of the function, which may be entered again: a graph that is kept is gone back through more than once.
+
+    Args:
+        reads: makes what `to_host` asks in this run.
+        draws: makes the context of the generators.
+    """
+
+    def __init__(
+        self, reads: Callable[[], Callable[[torch.Tensor], Numbers]], draws: Callable[[], Any] = contextlib.nullcontext
+    ) -> None:
+        self._reads, self._draws = reads, draws
+
+    def __enter__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self._draws())
+        self._stack.callback(_READ.reset, _READ.set(self._reads()))
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)

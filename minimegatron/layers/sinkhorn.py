@@ -21,6 +21,9 @@ evaluation, which may have one token, takes the k best by the weights.
 A microbatch is one assignment, whatever shares its tokens, so the routing does not depend on the layout. *Difference
 from Megatron-LM*, where each rank deals out its own tokens: the same for tp = cp = 1.
 
+The host looks whether it is done after 4, 8, 16 ... sweeps: to look after each is to wait for the device after each.
+What had stopped moving by then has been left as it was, so the result is that of a look after every sweep.
+
 Every row of C is divided by its largest element first. r takes that up, S stays as it is, and nothing overflows.
 
 Sinkhorn & Knopp 1967; Clark et al. 2022 (arXiv 2202.01169), S-BASE. Megatron-LM: `sinkhorn` in
@@ -35,7 +38,8 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis
 
 TOLERANCE = 1e-4
-SWEEPS = 1000  # far more than it takes; a row of NaN ends it after one
+SWEEPS = 1024  # far more than it takes; a row of NaN ends it at once
+LOOK = 4
 TINY = 1e-8
 
 
@@ -54,11 +58,15 @@ def sinkhorn(logits: torch.Tensor, axis: Axis, tol: float = TOLERANCE) -> torch.
     tokens, experts = len(logits) * axis.size, logits.shape[1]
     wide = logits.double()
     c = (wide - wide.amax(1, keepdim=True)).exp()
-    columns = c.new_ones(experts)
-    for _ in range(SWEEPS):
-        rows = 1 / (tokens * ((c @ columns) + TINY))
-        before, columns = columns, 1 / (experts * (all_reduce(rows @ c, axis) + TINY))
-        if not (columns - before).abs().mean() > tol:
+    columns, rows = c.new_ones(experts), c.new_empty(len(c))
+    moving = torch.ones((), dtype=torch.bool, device=c.device)
+    for sweep in range(1, SWEEPS + 1):
+        new_rows = 1 / (tokens * ((c @ columns) + TINY))
+        new = 1 / (experts * (all_reduce(new_rows @ c, axis) + TINY))
+        far = (new - columns).abs().mean() > tol
+        rows, columns = torch.where(moving, new_rows, rows), torch.where(moving, new, columns)
+        moving = moving & far
+        if sweep >= LOOK and sweep & (sweep - 1) == 0 and not moving:
             break
     return rows[:, None] * c * columns
 

@@ -174,7 +174,7 @@ class _Beside(torch.autograd.Function):
         block, shares = ctx.block, []
         for k, losses in enumerate(ctx.saved_tensors, 1):
             weights = block.weights(grads[0].contiguous(), k, ctx.document_ids)
-            block.tally[k - 1] += torch.stack([(weights * losses).sum(), weights.sum()]).double()
+            block.tally[k - 1] += torch.stack([(weights * losses).sum().double(), weights.sum(dtype=torch.float64)])
             shares.append(block.factor * weights)
         return grads[0], None, None, *shares
 

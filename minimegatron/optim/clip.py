@@ -38,6 +38,7 @@ over tp x pp (over the world with a distributed optimizer) and finds infinities 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -111,18 +112,21 @@ def grad_stats(
     device = device or (grads[0][0].device if grads else torch.device("cpu"))
     total = torch.zeros(3, dtype=torch.float64, device=device)
     largest = torch.zeros(1, dtype=torch.float64, device=device)
-    total[1] = 0.0 if count_zeros else math.nan
+    if not count_zeros:
+        total[1].fill_(math.nan)
+    sizes = tuple((g.numel(), counts) for g, counts in grads)
     read = reader.read([g for g, _ in grads]) if reader is not None and grads and norm_type == 2.0 else None
     if read is not None:
-        squares, broken, of = read
+        squares, broken, order = read
+        of, here = _pieces(sizes, order, device)
         total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
-        total[0] = squares[torch.tensor([counts for _, counts in grads], device=device)[of]].sum()
+        total[0] = squares[here].sum()
     elif grads:
-        pieces = [(piece, i) for i, (g, _) in enumerate(grads) for piece in g.reshape(-1).split(PIECE)]
-        norms = torch.stack(torch._foreach_norm([piece for piece, _ in pieces], norm_type, dtype=torch.float64))
-        of = torch.tensor([i for _, i in pieces], device=device)
+        of, here = _pieces(sizes, tuple(range(len(grads))), device)
+        flat = [piece for g, _ in grads for piece in g.reshape(-1).split(PIECE)]
+        norms = torch.stack(torch._foreach_norm(flat, norm_type, dtype=torch.float64))
         total[2] = (total.new_zeros(len(grads)).index_add_(0, of, (~norms.isfinite()).double()) > 0).sum()
-        counted = norms[torch.tensor([grads[i][1] for _, i in pieces], device=device)]
+        counted = norms[here]
         if counted.numel():
             total[0] = counted.square().sum()
             largest[0] = counted.max()
@@ -133,6 +137,25 @@ def grad_stats(
     all_reduce(total, axis)
     norm = total[0].sqrt() if norm_type == 2.0 else all_reduce(largest, axis, op="max")[0]
     return GradStats(torch.where(total[2] > 0, math.inf, norm), total[1], total[2])
+
+
+@functools.lru_cache(maxsize=16)
+def _pieces(
+    sizes: tuple[tuple[int, bool], ...], order: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two indices over the pieces of all gradients, made once: to make one on a GPU is to wait for it.
+
+    Args:
+        sizes: elements of each gradient, and whether this rank counts it.
+        order: gradients in the order in which their pieces come.
+        device: of the result.
+
+    Returns:
+        The gradient of each piece; the numbers of the pieces that count.
+    """
+    of = [i for i in order for _ in range(-(-sizes[i][0] // PIECE))]
+    here = [n for n, i in enumerate(of) if sizes[i][1]]
+    return torch.tensor(of, dtype=torch.int64, device=device), torch.tensor(here, dtype=torch.int64, device=device)
 
 
 def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor:

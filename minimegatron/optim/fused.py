@@ -44,35 +44,28 @@ class NormReader:
 
     def __init__(self, wish: str) -> None:
         self._wish = wish
-        self._tables: dict[torch.dtype, tuple[Key, Any, torch.Tensor]] = {}
+        self._tables: dict[torch.dtype, tuple[Key, Any]] = {}
 
-    def read(self, grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Of every piece: sum of squares, elements that are not finite (fp64), and the gradient it is of.
+    def read(self, grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None:
+        """Of every piece: sum of squares, elements that are not finite (fp64); and the order of the gradients in them.
 
         None where torch is to compute: a wish that says so, or tensors that kernels do not take.
         """
         ops = kernels(self._wish, "optimizer", grads[0])
         if ops is None or not all(kernels(self._wish, "optimizer", g) and g.is_contiguous() for g in grads):
             return None
-        found = []
+        found, order = [], []
         for dtype in dict.fromkeys(g.dtype for g in grads):
             mine = [i for i, g in enumerate(grads) if g.dtype == dtype]
             key = _key([grads[i] for i in mine])
             if self._tables.get(dtype, (None,))[0] != key:
-                self._tables[dtype] = key, *_norm_table(ops, grads, mine)
-            _, table, of = self._tables[dtype]
-            table.add_to(torch.zeros(2, dtype=torch.float64, device=of.device))
-            squares, broken = table.partial.view(-1, 2).unbind(1)
-            found.append((squares, broken, of))
-        squares, broken, of = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return squares, broken, of
-
-
-def _norm_table(ops: ModuleType, grads: Sequence[torch.Tensor], mine: list[int]) -> tuple[Any, torch.Tensor]:
-    chunks = [-(-grads[i].numel() // ops.CHUNK) for i in mine]
-    device = grads[mine[0]].device
-    of = torch.tensor(mine, device=device).repeat_interleave(torch.tensor(chunks, device=device))
-    return ops.NormTable([grads[i] for i in mine]), of
+                self._tables[dtype] = key, ops.NormTable([grads[i] for i in mine])
+            table = self._tables[dtype][1]
+            table.add_to(torch.zeros(2, dtype=torch.float64, device=table.device))
+            found.append(table.partial.view(-1, 2))
+            order += mine
+        squares, broken = torch.cat(found).unbind(1)
+        return squares, broken, tuple(order)
 
 
 class FusedAdam:
@@ -113,7 +106,7 @@ class FusedAdam:
             self._steps[p.main] += 1
             kind = (where[p.main], p.model.dtype if p.is_copy else None, self._steps[p.main])
             together.setdefault(kind, []).append((p, grad))
-        scale = torch.tensor(factor, dtype=torch.float64, device=ready[0][0].main.device)
+        scale = torch.full((), factor, dtype=torch.float64, device=ready[0][0].main.device)  # no copy
         for (index, copy, number), members in together.items():
             self._launch(ops, self.inner.param_groups[index], members, (index, copy), number, scale)
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -72,24 +73,29 @@ class ExpertLoad:
 
     Args:
         layers: numbers of the layers with experts.
-        table: [layers, ...] as in `TopKRouter.tally`, summed over all ranks.
+        table: [layers, ...] as in `TopKRouter.tally`, in fp64, summed over all ranks.
         config: the model, for the coefficients.
     """
 
     def __init__(self, layers: list[int], table: torch.Tensor, config: TransformerConfig) -> None:
-        self._layers, self._table = layers, table
+        self._layers, self.table = layers, table
         self._named = [(BALANCING[kind], weight) for kind, weight in config.balancing_losses] or [("", 0.0)]
         self._named.append(("z_loss", config.moe_z_loss_coeff or 0.0))
         self._experts = config.num_experts or 0
 
     def tokens(self, layer: int) -> torch.Tensor:
         """How many tokens asked for each expert of a layer, [E] in fp64."""
-        return self._table[self._layers.index(layer), : self._experts]
+        return self.table[self._layers.index(layer), : self._experts]
 
     def to_host(self) -> list[LayerLoad]:
         """One entry for each layer with experts; waits for the device."""
-        found = []
-        for layer, row in zip(self._layers, self._table.tolist(), strict=True):
+        return self.rows(self.table.flatten().tolist())
+
+    def rows(self, numbers: Sequence[float]) -> list[LayerLoad]:
+        """The same from the numbers of the table, in order, that somebody else has read."""
+        found, width = [], self.table.shape[1]
+        for i, layer in enumerate(self._layers):
+            row = numbers[i * width : (i + 1) * width]
             counts, (dropped, tokens, *sums) = row[: self._experts], row[self._experts :]
             *balance, z = means = [total / max(tokens, 1.0) for total in sums]
             named = {name: mean / w for (name, w), mean in zip(self._named, means, strict=True) if w}

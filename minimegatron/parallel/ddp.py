@@ -58,6 +58,8 @@ class DistributedDataParallel(nn.Module):
         buffer: of all parameters but experts.
         grad_buffers: (buffer, axis over which it is summed), experts last where there are some.
         expert_load: what the routers did in the last finished step (`parallel/balance.py`); None without experts.
+        loss_names: of the losses that the last pipeline stage reports (`training/reports.py`): in an evaluation and in
+            a step; empty until it has said them.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class DistributedDataParallel(nn.Module):
         self.buffer = GradBuffer(dense, size, grad_dtype)
         self.grad_buffers = [(self.buffer, mesh.dp_cp)]
         self.expert_load: ExpertLoad | None = None
+        self.loss_names: tuple[list[str], list[str]] = ([], [])
         if experts:
             self.grad_buffers.append((GradBuffer(experts, size, grad_dtype), mesh.edp))
         self._names = {param: name for name, param in trainable}

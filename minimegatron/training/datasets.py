@@ -137,4 +137,16 @@ def microbatches(
     loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
     for batch in loader:
         mine = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in mine.items()}
+        yield to_device(mine, device)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the host on a device, without waiting for what the device has still to do.
+
+    A GPU copies by itself only from memory that cannot be swapped out (pinned); else the host stands by until the copy
+    has been made, behind everything that was launched before. torch keeps pinned memory until the copy is done, and
+    then for the next batch, so nobody here needs to hold it.
+    """
+    if device.type != "cuda":
+        return {name: tensor.to(device) for name, tensor in batch.items()}
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}

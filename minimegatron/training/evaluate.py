@@ -24,7 +24,8 @@ from minimegatron.data.masking import Batch
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.pipelined import forward_only
-from minimegatron.training.step import ForwardStep, on_every_stage, reduce_reports
+from minimegatron.training.reports import reduce_reports
+from minimegatron.training.step import ForwardStep
 
 
 @torch.no_grad()
@@ -61,4 +62,4 @@ def evaluate(
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return reduce_reports(on_every_stage(reports, mesh), mesh)[0]
+    return reduce_reports(reports, mesh, names=model.loss_names[False]).means

@@ -16,7 +16,7 @@ would divide 0 by 0; here it contributes 0 to both sums.
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
 | token count (finalize)              | `dp_cp` | 8; in a pipeline over `pp` too    |
-| names of the losses                 | `pp`    | a few, in a pipeline              |
+| names of the losses                 | `pp`    | a few, at a pipeline's first step |
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
 | FP8 magnitudes, delayed scaling     | `tp_dp_cp` | 4 a tensor, one message        |
@@ -48,11 +48,8 @@ from typing import Any
 import torch
 
 from minimegatron import trace
-from minimegatron.comm.collectives import all_gather, all_reduce
-from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
-from minimegatron.errors import NumericsError
 from minimegatron.layers.fp8_model import keeping_weights, move_scales
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
@@ -64,6 +61,7 @@ from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training import pipelined
 from minimegatron.training.metrics import StepReport
+from minimegatron.training.reports import check_finite, reduce_reports
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]
@@ -82,8 +80,8 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
     """
     counted = output_tensor.masked_fill(loss_mask == 0, 0.0)  # the label of a token that does not count may be no word
     loss = (counted * loss_mask).sum()
-    num_tokens = loss_mask.sum()
-    return loss, num_tokens, {"lm loss": torch.stack([loss.detach(), num_tokens.to(loss.dtype)])}
+    num_tokens = loss_mask.sum(dtype=torch.float64)  # fp32 knows no odd number above 2^24
+    return loss, num_tokens, {"lm loss": torch.stack([loss.detach().double(), num_tokens])}
 
 
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
@@ -136,53 +134,6 @@ def forward_backward(
     return tokens, reports
 
 
-def on_every_stage(reports: dict[str, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
-    """The reports, and on pipeline stages that have none, zeros under the last stage's names."""
-    if mesh.pp.size == 1:
-        return reports
-    names = next((found for found in gather_objects(list(reports), mesh.pp) if found), [])
-    zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-    return {name: reports.get(name, zero) for name in names}
-
-
-def reduce_reports(
-    reports: dict[str, torch.Tensor], mesh: Mesh, asks_to_stop: bool = False
-) -> tuple[dict[str, float], bool]:
-    """Add up [sum, count] pairs over the world, in one message.
-
-    Args:
-        reports: name -> [sum, count] of this rank, fp64; the same names on all ranks (`on_every_stage`).
-        mesh: the layout.
-        asks_to_stop: this rank wants the run to end (a signal, the time is up).
-
-    Returns:
-        name -> mean over all counted tokens (0 when none counted), and whether any rank asked to stop.
-    """
-    stop = torch.tensor([float(asks_to_stop)], dtype=torch.float64, device=mesh.device)
-    *numbers, stops = all_reduce(torch.cat([pair.double() for pair in reports.values()] + [stop]), mesh.world).tolist()
-    means = {name: numbers[2 * i] / (numbers[2 * i + 1] or 1.0) for i, name in enumerate(reports)}
-    return means, stops > 0
-
-
-def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mesh: Mesh) -> None:
-    """Raise on every rank when a loss is not finite, naming the ranks whose own sum is not.
-
-    Raises:
-        NumericsError: nothing has moved yet.
-    """
-    bad = [name for name, value in losses.items() if not math.isfinite(value)]
-    if not bad:
-        return
-    mine = torch.stack([pair[0] for pair in reports.values()]).isfinite().all()
-    flags = all_gather((~mine).to(torch.uint8).reshape(1), mesh.world).tolist()
-    ranks = [str(rank) for rank, flag in zip(mesh.world.ranks, flags, strict=True) if flag]
-    raise NumericsError(
-        f"{' and '.join(bad)} is {losses[bad[0]]}; nothing has moved",
-        where=f"rank {', '.join(ranks)}" if ranks else "no rank alone: the sum of finite losses overflowed",
-        fix="look at that rank's batch, or lower the rate; --no-check-for-nan-in-loss-and-grad skips such steps",
-    )
-
-
 def train_step(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
@@ -227,8 +178,11 @@ def train_step(
     num_tokens = finalize_model_grads(model, mesh, tokens)
     if unit != 1.0:
         model.scale_gradients(unit)
-    reports = on_every_stage(reports | depth_losses(model, scale), mesh)
-    losses, stop = reduce_reports(reports, mesh, asks_to_stop)
+    reports, load = reports | depth_losses(model, scale), model.expert_load
+    beside = [num_tokens] if load is None else [num_tokens, load.table]
+    losses, stop, [[counted], *loads] = reduce_reports(
+        reports, mesh, asks_to_stop, names=model.loss_names[True], beside=beside
+    )
     if trace.recording():
         now = time.monotonic()
         trace.emit("losses", "mark", now, now, note=", ".join(f"{name} {value:.6E}" for name, value in losses.items()))
@@ -236,18 +190,18 @@ def train_step(
         check_finite(losses, reports, mesh)
     result = optimizer.step()
     move_scales(model, mesh)
-    if model.expert_load is not None:
-        move_biases(model, model.expert_load)
+    if load is not None:
+        move_biases(model, load)
     if result.successful:
         scheduler.step(increment)
     report = StepReport(
         losses,
-        num_tokens=int(num_tokens.item()),
+        num_tokens=int(counted),
         grad_norm=result.grad_norm,
         learning_rate=scheduler.lr,
         loss_scale=result.loss_scale,
         skipped=not result.successful,
         num_zeros=result.num_zeros,
-        experts=tuple(model.expert_load.to_host()) if model.expert_load else (),
+        experts=tuple(load.rows(loads[0])) if load is not None else (),
     )
     return report, stop

@@ -12,7 +12,8 @@ from minimegatron import trace
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, dispatch_bytes, permute, unpermute
+from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, dispatch_bytes
+from minimegatron.layers.permutation import Permutation
 from minimegatron.layers.router import Routing
 
 E, H = 8, 6
@@ -108,11 +109,12 @@ def test_there_and_back(ranks, world, layout, load):
 def test_permutation_and_its_inverse():
     route = Routing(torch.rand(5, 3), torch.tensor([[1, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]).bool())
     x = torch.arange(5.0)[:, None].expand(5, 2)
-    rows, probs, source = permute(x, route)
-    assert source.tolist() == [0, 3, 4, 0, 2, 4], "by expert, then by token; expert 1 gets nothing"
+    order = Permutation(x, route, config("alltoall"))
+    source = [0, 3, 4, 0, 2, 4]  # by expert, then by token; expert 1 gets nothing
+    rows, probs = order.rows(len(source))
     assert torch.equal(rows, x[source])
     assert torch.equal(probs, route.probs[source, torch.tensor([0, 0, 0, 2, 2, 2])])
-    assert torch.equal(unpermute(rows, source, 5), x * route.map.sum(1, keepdim=True))
+    assert torch.equal(order.back(rows), x * route.map.sum(1, keepdim=True))
 
 
 def measured(rank: int, world: int, layout: dict[str, Any], dispatcher: str) -> tuple[dict[str, int], dict[str, int]]:

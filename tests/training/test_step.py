@@ -56,7 +56,7 @@ def batches(case: Case, replicas: list[int], steps: int) -> Iterator[dict[str, t
 
 
 def logical(ddp: DistributedDataParallel, mesh: Mesh) -> dict[str, torch.Tensor]:
-    return {n: gather_logical(p.detach(), layout_of(p), mesh.tp).clone() for n, p in logical_parameters(ddp)}
+    return {n: gather_logical(p.detach(), layout_of(p), mesh).clone() for n, p in logical_parameters(ddp)}
 
 
 class Poison:
@@ -236,6 +236,32 @@ FP16 = Case(model={"params_dtype": "fp16"}, seq_length=64, micro_batch_size=4)
 def test_the_unit_changes_exponents_and_nothing_else():
     a, b = (run_steps(Mesh.serial(), Case(accumulation=2), ADAM, [0], unit=unit) for unit in (1.0, 32.0))
     assert a.reports == b.reports and same_weights(a.after, b.after)
+
+
+EXPERTS = {
+    "num_experts": 4,
+    "moe_ffn_hidden_size": 24,
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": 0.5,
+    "moe_z_loss_coeff": 0.1,
+    "mtp_num_layers": 1,
+}
+
+
+def test_the_unit_reaches_penalties_depths_and_gradients_of_experts():
+    case = Case(model=EXPERTS, accumulation=2)
+    a, b = (run_steps(Mesh.serial(), case, ADAM, [0], unit=unit) for unit in (1.0, 32.0))
+    assert a.reports == b.reports and same_weights(a.after, b.after)
+    assert all(load.balancing_loss > 0 for r in a.reports for load in r.experts) and "mtp_1 loss" in a.reports[0].losses
+
+
+def test_experts_that_are_cut_take_the_steps_of_one_process(ranks):
+    """Copies are on other ranks than those of the rest: other sums, other counts in the norm, one division."""
+    layout = {TP: 2, SP: True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}
+    case = Case(layout, EXPERTS, accumulation=2, double=True)
+    serial = run_steps(Mesh.serial(), dataclasses.replace(case, layout={}), SGD, [0, 1], unit=4.0)
+    for trained in ranks(4).run(on_ranks, case, SGD, unit=4.0):
+        assert difference(trained, serial) < 1e-9
 
 
 def test_fp16_with_the_loss_scale_of_a_mean():

@@ -1,0 +1,105 @@
+"""What a step tells its host: losses summed over all ranks, in one message and one read of the device.
+
+The problem in a sentence: whenever the host reads a number, it waits until the GPU has done all that was asked of it,
+and the GPU then waits until the host has asked for more; a step that reads four numbers one after the other is idle
+four times.
+
+So counts and sums stay on the device until the step needs them to decide, and then come together:
+
+    [ sum, count of each loss ..., asks to stop ]      summed over `world`; in a pipeline also: has new names
+    [ token count, loads of experts ... ]              known by then, read along
+
+| the host waits                                          | how often               |
+|---------------------------------------------------------|-------------------------|
+| here                                                    | once a step, evaluation |
+| for norm, zeros, non-finite tensors (`optim/optimizer`) | once a step             |
+| for the counts of experts (`layers/dispatch`)           | once a layer and pass   |
+
+**Names.** Only the last stage of a pipeline has losses, and every rank must send as many numbers as it does. It says
+their names once, in a message of their own, and they stay what they are. Should it ever have others, the number
+`has new names` tells all ranks, and all of them ask again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from minimegatron.comm.collectives import all_gather, all_reduce
+from minimegatron.comm.guard import gather_objects
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import NumericsError
+
+
+class Totals(NamedTuple):
+    """What `reduce_reports` has read; equal on all ranks.
+
+    Attributes:
+        means: name -> mean over all counted tokens; 0 when none counted.
+        stop: whether any rank asked to stop.
+        beside: the tensors that were read along, as flat lists.
+    """
+
+    means: dict[str, float]
+    stop: bool
+    beside: list[list[float]]
+
+
+def reduce_reports(
+    reports: dict[str, torch.Tensor],
+    mesh: Mesh,
+    asks_to_stop: bool = False,
+    *,
+    names: list[str] | None = None,
+    beside: Sequence[torch.Tensor] = (),
+) -> Totals:
+    """Add up [sum, count] pairs over the world, in one message, and read them; waits for the device, once.
+
+    Args:
+        reports: name -> [sum, count] of this rank, fp64; the same names on all ranks, or none on pipeline stages
+            before the last.
+        mesh: the layout.
+        asks_to_stop: this rank wants the run to end (a signal, the time is up).
+        names: of the losses, as an earlier call has left them there; empty at first. For pipelines.
+        beside: more fp64 tensors, equal on all ranks, to be read along.
+    """
+    names = [] if names is None else names
+    if mesh.pp.size == 1:
+        names[:] = reports
+    elif not names:
+        names[:] = next((found for found in gather_objects(list(reports), mesh.pp) if found), [])
+    flags = [asks_to_stop] if mesh.pp.size == 1 else [asks_to_stop, bool(reports) and list(reports) != names]
+    zero = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+    pairs = [reports.get(name, zero).double() for name in names]
+    # made by the device: for a number of the host's it would be waited for
+    raised = [torch.full((1,), float(flag), dtype=torch.float64, device=mesh.device) for flag in flags]
+    sums = all_reduce(torch.cat(pairs + raised), mesh.world)
+    flat = torch.cat([sums, *(tensor.double().flatten() for tensor in beside)]).tolist()
+    numbers, (stops, *strange), rest = flat[: 2 * len(names)], flat[2 * len(names) : len(sums)], iter(flat[len(sums) :])
+    if any(strange):
+        names.clear()
+        return reduce_reports(reports, mesh, asks_to_stop, names=names, beside=beside)
+    means = {name: numbers[2 * i] / (numbers[2 * i + 1] or 1.0) for i, name in enumerate(names)}
+    return Totals(means, stops > 0, [[next(rest) for _ in range(tensor.numel())] for tensor in beside])
+
+
+def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mesh: Mesh) -> None:
+    """Raise on every rank when a loss is not finite, naming the ranks whose own sum is not.
+
+    Raises:
+        NumericsError: nothing has moved yet.
+    """
+    bad = [name for name, value in losses.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    mine = torch.stack([pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]).isfinite().all()
+    flags = all_gather((~mine).to(torch.uint8).reshape(1), mesh.world).tolist()
+    ranks = [str(rank) for rank, flag in zip(mesh.world.ranks, flags, strict=True) if flag]
+    raise NumericsError(
+        f"{' and '.join(bad)} is {losses[bad[0]]}; nothing has moved",
+        where=f"rank {', '.join(ranks)}" if ranks else "no rank alone: the sum of finite losses overflowed",
+        fix="look at that rank's batch, or lower the rate; --no-check-for-nan-in-loss-and-grad skips such steps",
+    )
