@@ -191,6 +191,7 @@ def properties(device: Any = None) -> SimpleNamespace:
         name=NAME, major=9, minor=0, total_memory=TOTAL, multi_processor_count=132, L2_cache_size=50 << 20,
         warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
         shared_memory_per_block=49152, shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472,
+        uuid=f"GPU-rehearsal-{_index(device)}",
     )  # fmt: skip
 
 

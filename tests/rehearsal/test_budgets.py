@@ -74,7 +74,7 @@ BUDGETS = [
     Budget("fp8", "waits", LAYER_STEP, 0, "scales of all layers move together"),
     Budget("fp8", "launches", LAYER, 60, "as dense, and a cast for each of 3 tensors of 4 matrices"),
     Budget("fp8", "launches", STEP, 52, "as dense, and about ten that move all scales at once"),
-    Budget("fp8", "launches", LAYER_STEP, 0, "one tensor holds all scales"),
+    Budget("fp8", "launches", LAYER_STEP, 4, "each of its weights is cast once; one tensor holds all scales"),
     Budget("tensorwise", "waits", LAYER, 0, "scales stay on the GPU"),
     Budget("tensorwise", "launches", LAYER, 72, "as dense, and two for each of 3 tensors of 4 matrices"),
 ]
