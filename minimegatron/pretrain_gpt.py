@@ -5,12 +5,13 @@
     torchrun --nproc-per-node 4 -m minimegatron.pretrain_gpt --tensor-model-parallel-size 2 --sequence-parallel ...
 
 The flags are Megatron-LM's; `--help` lists them. The command line is checked against every rule before the ranks meet,
-so a mistake costs a second and not a place in a queue.
+so a mistake costs a second and not a place in a queue. When they meet, they compare what they were given.
 
 | exit status | when                                                                                       |
 |-------------|--------------------------------------------------------------------------------------------|
 | 0           | done, or stopped as asked: `--exit-interval`, `--exit-duration-in-mins`, SIGTERM           |
-| 2           | a flag, or flags that do not fit together or this number of ranks                          |
+| 2           | a flag, or flags that do not fit together or this number of ranks; ranks that were given   |
+|             | different flags, versions or data                                                          |
 | 3           | a checkpoint                                                                               |
 | 4           | the data                                                                                   |
 | 5           | a rank failed, died, or its replicas differ                                                |
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 
 from minimegatron.comm.rank import init, run_rank
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.facts import run_facts
 from minimegatron.training.trainer import Trainer
 
 
@@ -44,7 +46,9 @@ def pretrain(argv: Sequence[str]) -> Trainer:
         MinimegatronError: see the table of this module.
     """
     run = parse_args(argv, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend)
+    init(
+        run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend, facts=run_facts(run)
+    )
     trainer = Trainer(run)
     try:
         trainer.train()

@@ -9,8 +9,9 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
 
 | step         | what happens                                                                                     |
 |--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (who is missing is named), make the group (NCCL with a GPU for each rank, |
-|              | else gloo; loopback only on one machine), leave a note for the launcher, start `comm.watch`      |
+| `init`       | meet through the store (who is missing is named), compare what each was given (`comm.agreement`),|
+|              | make the group (NCCL with a GPU for each rank, else gloo; loopback only on one machine), leave a |
+|              | note for the launcher, start `comm.watch`                                                        |
 | `report(x)`  | a number or a list for the notebook that launched us                                             |
 | `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
 | an exception | `comm.blame`: one traceback for the whole job, the exit status of its class                      |
@@ -37,7 +38,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import blame, procs
+from minimegatron.comm import agreement, blame, procs
 from minimegatron.comm.agent import AGENT, RUN_DIR
 from minimegatron.comm.ledger import Ledger
 from minimegatron.comm.watch import Watch
@@ -56,7 +57,9 @@ class _Here:
 _here = _Here()
 
 
-def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[int, int]:
+def init(
+    timeout_seconds: float = 60.0, *, backend: str | None = None, facts: agreement.Facts | None = None
+) -> tuple[int, int]:
     """Become a rank: join the process group that the launcher's environment describes.
 
     Started without a launcher, this is the only rank of a world of one. Where a group exists already (a warm rank of a
@@ -65,13 +68,14 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
     Args:
         timeout_seconds: longest wait for another rank, here and in every collective of the default group.
         backend: "gloo" or "nccl"; default NCCL when this machine has a GPU for each of its ranks.
+        facts: what this rank was given and every rank must have (see `comm.agreement`).
 
     Returns:
         (rank, world size).
 
     Raises:
         DeadlineError: some ranks did not come; names them.
-        ConfigError: the environment is incomplete.
+        ConfigError: the environment is incomplete, or the facts of the ranks differ.
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -89,6 +93,8 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
     sys.excepthook = _excepthook
     ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
     ledger.meet("start", timeout_seconds)
+    if facts is not None:
+        agreement.agree(ledger, facts, timeout_seconds)
     if backend is None:
         enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
         backend = "nccl" if enough and dist.is_nccl_available() else "gloo"
