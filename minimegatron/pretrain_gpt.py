@@ -19,7 +19,9 @@ so a mistake costs a second and not a place in a queue. When they meet, they com
 | 7           | a rank did not come in time                                                                |
 | 130         | Ctrl-C                                                                                     |
 
-(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status.)
+(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status. At
+Ctrl-C ranks print nothing; the 30 lines that end in `SignalException` are torchrun's. With `minimegatron.comm.agent` in
+the place of `torch.distributed.run` there are none, and the status is a rank's.)
 
 Megatron-LM: `pretrain_gpt.py`.
 """
@@ -30,10 +32,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from minimegatron.comm.rank import init, run_rank
-from minimegatron.training.arguments import parse_args
-from minimegatron.training.facts import run_facts
-from minimegatron.training.trainer import Trainer
+try:
+    from minimegatron.comm.rank import init, run_rank
+    from minimegatron.training.arguments import parse_args
+    from minimegatron.training.facts import run_facts
+    from minimegatron.training.trainer import Trainer
+except KeyboardInterrupt:  # the imports of a rank take seconds, and nobody wants to read where Ctrl-C has met them
+    if __name__ == "__main__":
+        sys.exit(130)
+    raise
 
 
 def pretrain(argv: Sequence[str]) -> Trainer:
@@ -46,9 +53,7 @@ def pretrain(argv: Sequence[str]) -> Trainer:
         MinimegatronError: see the table of this module.
     """
     run = parse_args(argv, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    init(
-        run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend, facts=run_facts(run)
-    )
+    init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend, facts=run_facts(run))
     trainer = Trainer(run)
     try:
         trainer.train()

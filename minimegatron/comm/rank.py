@@ -26,6 +26,7 @@ import dataclasses
 import datetime
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ import torch.distributed as dist
 from minimegatron.comm import agreement, blame, procs
 from minimegatron.comm.agent import AGENT, RUN_DIR
 from minimegatron.comm.ledger import Ledger
+from minimegatron.comm.patience import Starting
 from minimegatron.comm.watch import Watch
 from minimegatron.errors import ConfigError
 
@@ -66,7 +68,8 @@ def init(
     notebook), nothing happens.
 
     Args:
-        timeout_seconds: longest wait for another rank, here and in every collective of the default group.
+        timeout_seconds: longest wait for another rank, here (one that visibly starts is waited for, see
+            `comm.patience`) and in every collective of the default group.
         backend: "gloo" or "nccl"; default NCCL when this machine has a GPU for each of its ranks.
         facts: what this rank was given and every rank must have (see `comm.agreement`).
 
@@ -84,6 +87,7 @@ def init(
     faulthandler.enable()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
+        procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
     if local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     if local_world == world:
@@ -92,7 +96,7 @@ def init(
     _here.ledger = ledger
     sys.excepthook = _excepthook
     ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
-    ledger.meet("start", timeout_seconds)
+    ledger.meet("start", timeout_seconds, Starting(lambda: _not_here_yet(ledger)).gained)
     if facts is not None:
         agreement.agree(ledger, facts, timeout_seconds)
     if backend is None:
@@ -176,6 +180,8 @@ def run_rank(main: Callable[[], object]) -> NoReturn:
             raise
     except BaseException as error:
         _leave(_fail(error))
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # Python itself joins its own at the exit
+        procs.end_descendants(spare=[child.pid for child in multiprocessing.active_children() if child.pid])
     sys.exit(0)
 
 
@@ -230,6 +236,12 @@ def _siblings(ledger: Ledger) -> dict[int, int]:
     return {r: pid for r, (host, pid) in homes.items() if host == socket.gethostname() and r != ledger.rank}
 
 
+def _not_here_yet(ledger: Ledger) -> set[int]:
+    """Processes of our launcher that have not written down who they are: ranks that are still importing."""
+    here = [json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world) if ledger.store.check([f"pid/{r}"])]
+    return set(procs.children(os.getppid())) - {pid for host, pid in here if host == socket.gethostname()}
+
+
 # -------------------------------------------------------------------------------------------------------- ending
 
 
@@ -256,4 +268,6 @@ def _leave(code: int) -> NoReturn:
     """Exit without unwinding: destructors of a broken process group may wait for the other side."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.end_descendants()
     os._exit(code)
