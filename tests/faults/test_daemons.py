@@ -100,6 +100,7 @@ def test_a_daemon_does_not_keep_the_caller_waiting_for_a_dead_rank(ranks: Any) -
 
 OWNER = """
 import sys
+from minimegatron.comm.workers import WarmPool
 from tests.faults.test_daemons import stay
 WarmPool(2).run(stay, sys.argv[1], timeout=600)
 """
