@@ -111,7 +111,8 @@ def stay(rank: int, world: int, folder: str) -> None:
     time.sleep(1000)
 
 
-def test_a_killed_pool_leaves_no_daemon_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.thorough
+def test_a_killed_pool_leaves_no_rank_no_daemon_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "a temporary folder"
     place.mkdir()
     monkeypatch.setenv("TMPDIR", str(place))
@@ -120,7 +121,7 @@ def test_a_killed_pool_leaves_no_daemon_and_no_file(tmp_path: Path, monkeypatch:
         assert list(place.glob("minimegatron-*")), "the ranks meet somewhere"
         owner.kill()
         owner.wait(5)
-        helpers.everything_gone(token)
+        helpers.everything_gone(token)  # ranks and their server
         gone(pids)
         helpers.wait_for(lambda: not list(place.glob("minimegatron-*")), 5, "the folder of the pool to go")
 
