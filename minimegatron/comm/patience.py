@@ -8,9 +8,9 @@ process has had on a processor, which the kernel counts (`/proc/PID/stat`):
 
 | the process                                     | its processor time                    | it is             |
 |-------------------------------------------------|---------------------------------------|-------------------|
-| starts, on whatever machine                     | grows, and is below `ENOUGH` seconds  | waited for        |
+| starts, on whatever machine                     | grows, or is asked for; below `ENOUGH`| waited for        |
 | waits for a lock, a file, another process       | stands still                          | missing           |
-| loops for ever                                  | grows, and is soon above `ENOUGH`     | missing           |
+| loops for ever                                  | grows, and is soon above `ENOUGH` s   | missing           |
 
 So a wait of `seconds` ends `seconds` after the last sign of progress, and in any case after `LONGEST * seconds`. Where
 there is no `/proc` (macOS), nothing is seen to grow, and the deadline is the clock's.
@@ -29,13 +29,13 @@ ENOUGH = 60.0  # seconds of a processor; the imports of a rank take 5 to 10
 LONGEST = 10.0
 
 
-def cpu_seconds(pid: int) -> float:
-    """How long a process has been on a processor; 0 where that cannot be seen."""
+def cpu_seconds(pid: int) -> tuple[float, bool]:
+    """How long a process has been on a processor, and whether it wants one now; (0, False) where that is not told."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0, False
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
 
 
 class Starting:
@@ -49,10 +49,13 @@ class Starting:
         self._pids, self._seen = pids, dict[int, float]()
 
     def gained(self) -> bool:
-        """Whether one of them has got on since the last look, and has not had enough for a start."""
-        trees = {pid: sum(map(cpu_seconds, (pid, *procs.descendants(pid)))) for pid in self._pids()}
-        before, self._seen = self._seen, trees
-        return any(before.get(pid, now) < now < ENOUGH for pid, now in trees.items())
+        """Whether one of them has got on since the last look, or waits for a processor, and is not done starting."""
+        before, self._seen, gains = self._seen, dict[int, float](), False
+        for pid in self._pids():
+            seconds, wants = zip(*map(cpu_seconds, (pid, *procs.descendants(pid))), strict=True)
+            self._seen[pid] = total = sum(seconds)
+            gains |= total < ENOUGH and (any(wants) or before.get(pid, total) < total)
+        return gains
 
 
 class Patience:

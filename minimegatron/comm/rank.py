@@ -237,8 +237,9 @@ def _siblings(ledger: Ledger) -> dict[int, int]:
 
 
 def _not_here_yet(ledger: Ledger) -> set[int]:
-    """Processes of our launcher that have not written down who they are: ranks that are still importing."""
-    here = [json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world) if ledger.store.check([f"pid/{r}"])]
+    """Processes of our launcher that have not come to the first meeting: ranks that are still importing."""
+    come = [r for r in range(ledger.world) if ledger.store.check([f"met/start/{r}"])]
+    here = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
     return set(procs.children(os.getppid())) - {pid for host, pid in here if host == socket.gethostname()}
 
 

@@ -16,6 +16,7 @@ from minimegatron.comm import patience, procs
 from minimegatron.comm.ledger import Ledger
 from minimegatron.comm.patience import LONGEST, Patience, Starting, cpu_seconds
 from minimegatron.errors import DeadlineError
+from tests.faults import helpers
 
 
 @pytest.fixture
@@ -58,8 +59,10 @@ def test_processor_time_tells_who_starts_from_who_hangs(monkeypatch: pytest.Monk
         starting = Starting(lambda: [process.pid])
         starting.gained()
         assert process.stdout is not None and process.stdout.readline() == b"1\n"
-        assert cpu_seconds(process.pid) >= 0.25
+        assert cpu_seconds(process.pid)[0] >= 0.25
         assert starting.gained(), "it got on"
+        helpers.wait_for(lambda: not cpu_seconds(process.pid)[1], 20, "it sleeps")
+        starting.gained()
         assert not starting.gained(), "it sleeps"
         starting._seen[process.pid] -= 0.1
         monkeypatch.setattr(patience, "ENOUGH", 0.2)
@@ -69,6 +72,14 @@ def test_processor_time_tells_who_starts_from_who_hangs(monkeypatch: pytest.Monk
         process.communicate(timeout=5)
 
 
+def test_who_waits_for_a_processor_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(lambda: [1])
+    for state in ((5.0, True), (5.0, False), (patience.ENOUGH, True)):
+        monkeypatch.setattr(patience, "cpu_seconds", lambda pid, state=state: state if pid == 1 else (0.0, False))
+        starting._seen = {1: state[0]}
+        assert starting.gained() == (state == (5.0, True))
+
+
 def test_a_wrapper_is_looked_at_with_what_it_started() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], timeout=60)"
     busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ntime.sleep(1000)"
@@ -76,9 +87,9 @@ def test_a_wrapper_is_looked_at_with_what_it_started() -> None:
     try:
         starting = Starting(lambda: [process.pid])
         starting.gained()
-        before = cpu_seconds(process.pid)
+        before = cpu_seconds(process.pid)[0]
         assert process.stdout is not None and process.stdout.readline() == b"1\n"
-        starting._seen[process.pid] = max(before, cpu_seconds(process.pid))
+        starting._seen[process.pid] = max(before, cpu_seconds(process.pid)[0])
         assert starting.gained()
     finally:
         for pid in procs.descendants(process.pid):
@@ -92,7 +103,7 @@ def test_without_proc_nothing_is_seen_to_grow(monkeypatch: pytest.MonkeyPatch) -
         raise FileNotFoundError(self)
 
     monkeypatch.setattr(Path, "read_text", no_file)
-    assert cpu_seconds(os.getpid()) == 0.0
+    assert cpu_seconds(os.getpid()) == (0.0, False)
     starting = Starting(lambda: [os.getpid()])
     assert not starting.gained() and not starting.gained()
 
