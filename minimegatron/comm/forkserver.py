@@ -123,11 +123,11 @@ def serve(sock: socket.socket, preload: list[str]) -> None:
 def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
     ranks, statuses = set[int](), dict[int, int]()
     while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
-        ready = select.select([sock, deaths[0]], [], [], 2.0)[0]
+        ready = select.select([sock.fileno(), deaths[0]], [], [], 2.0)[0]
         if deaths[0] in ready:
             os.read(deaths[0], 4096)
         _reap(ranks, statuses)
-        if sock not in ready:
+        if sock.fileno() not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
         if not message:

@@ -140,7 +140,7 @@ def shake(model: torch.nn.Module, seed: int) -> None:
         layout = layout_of(param)
         if layout.init.std == 0.0:
             noise = dataclasses.replace(layout, init=Init(std=SHAKE))
-            param += draw_part(f"{name} shaken", noise, seed).to(param)
+            param.add_(draw_part(f"{name} shaken", noise, seed).to(param))
 
 
 def _logical_shape(param: torch.Tensor) -> tuple[int, ...]:
