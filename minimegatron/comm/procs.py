@@ -124,9 +124,9 @@ def _parents() -> dict[int, int]:
     """{pid: pid of its parent} of every process; asked of `ps` where there is no `/proc`."""
     found = {}
     if not os.path.isdir("/proc/self"):
-        listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, timeout=10).stdout
-        pairs = [line.split() for line in listing.splitlines()]
-        return {int(pid): int(parent) for pid, parent in pairs}
+        with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as asked:
+            pairs = [line.split() for line in asked.communicate(timeout=10)[0].splitlines()]
+        return {int(pid): int(parent) for pid, parent in pairs if int(pid) != asked.pid}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             found[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
