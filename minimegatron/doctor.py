@@ -22,11 +22,11 @@ import subprocess
 import textwrap
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import minimegatron
 from minimegatron.comm.drivers import nvidia_smi, obstacle
+from minimegatron.comm.procs import limits, usable_cores
 from minimegatron.kernels import toolkit
 
 Facts = dict[str, Any]
@@ -63,6 +63,7 @@ def examine() -> Facts:
         "nvcc": nvcc_version(),
         "browser": next((name for name in BROWSERS if shutil.which(name)), None),
         "packages": {name: _version(name) for name in PACKAGES},
+        "limits": limits(),
         "kernels": None,
         "attention": None,
         "broken": [],
@@ -82,14 +83,6 @@ def examine() -> Facts:
     return facts
 
 
-def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores this process may use: the affinity mask, cut by a container's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return allowed
 
 
 def nvcc_version() -> str | None:
@@ -196,6 +189,7 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     tests = "make test" if packages["nbval"] else "not installed; make test does it"
     return [
         ("ranks", ranks),
+        ("ends of ranks", "; ".join(facts["limits"]) or "a job leaves no process behind, however it ends"),
         ("precision", precision),
         ("attention", facts["attention"]),
         ("kernels", fused),

@@ -5,12 +5,13 @@
     torchrun --nproc-per-node 4 -m minimegatron.pretrain_gpt --tensor-model-parallel-size 2 --sequence-parallel ...
 
 The flags are Megatron-LM's; `--help` lists them. The command line is checked against every rule before the ranks meet,
-so a mistake costs a second and not a place in a queue.
+so a mistake costs a second and not a place in a queue. When they meet, they compare what they were given.
 
 | exit status | when                                                                                       |
 |-------------|--------------------------------------------------------------------------------------------|
 | 0           | done, or stopped as asked: `--exit-interval`, `--exit-duration-in-mins`, SIGTERM           |
-| 2           | a flag, or flags that do not fit together or this number of ranks                          |
+| 2           | a flag, or flags that do not fit together or this number of ranks; ranks that were given   |
+|             | different flags, versions or data                                                          |
 | 3           | a checkpoint                                                                               |
 | 4           | the data                                                                                   |
 | 5           | a rank failed, died, or its replicas differ                                                |
@@ -18,7 +19,9 @@ so a mistake costs a second and not a place in a queue.
 | 7           | a rank did not come in time                                                                |
 | 130         | Ctrl-C                                                                                     |
 
-(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status.)
+(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status. At
+Ctrl-C ranks print nothing; the 30 lines that end in `SignalException` are torchrun's. With `minimegatron.comm.agent` in
+the place of `torch.distributed.run` there are none, and the status is a rank's.)
 
 Megatron-LM: `pretrain_gpt.py`.
 """
@@ -28,10 +31,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from minimegatron.comm import hardware, launchers
-from minimegatron.comm.rank import described, init, run_rank
-from minimegatron.training.arguments import parse_args
-from minimegatron.training.trainer import Trainer
+try:
+    from minimegatron.comm import hardware, launchers
+    from minimegatron.comm.rank import described, init, run_rank
+    from minimegatron.training.arguments import parse_args
+    from minimegatron.training.facts import run_facts
+    from minimegatron.training.trainer import Trainer
+except KeyboardInterrupt:  # the imports of a rank take seconds, and nobody wants to read where Ctrl-C has met them
+    if __name__ == "__main__":
+        sys.exit(130)
+    raise
 
 
 def pretrain(argv: Sequence[str]) -> Trainer:
@@ -45,7 +54,8 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     """
     run = parse_args(argv, world_size=launchers.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
-    rank, _ = init(run.parallel.distributed_timeout_seconds, backend=run.training.distributed_backend)
+    seconds = run.parallel.distributed_timeout_seconds
+    rank, _ = init(seconds, backend=run.training.distributed_backend, facts=run_facts(run))
     if rank == 0:
         print("\n".join(filter(None, [described(), warning])), flush=True)
     trainer = Trainer(run)

@@ -113,6 +113,14 @@ def test_what_computes_attention_is_told(facts, capability, installed, wanted):
     assert dict(doctor.ways({**facts, "attention": wanted}))["attention"] == wanted
 
 
+def test_what_a_system_without_proc_cannot_do_is_told(facts, monkeypatch):
+    assert dict(doctor.ways(facts))["ends of ranks"] == "a job leaves no process behind, however it ends"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    elsewhere = {**facts, "limits": doctor.limits()}
+    assert "a daemon that a rank has started outlives the job" in dict(doctor.ways(elsewhere))["ends of ranks"]
+    assert max(map(len, doctor.report(elsewhere).splitlines())) <= 80
+
+
 def test_a_quota_cuts_the_cores(tmp_path):
     everything = doctor.usable_cores(tmp_path)
     (tmp_path / "cpu.max").write_text("max 100000\n")

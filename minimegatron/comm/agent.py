@@ -9,6 +9,7 @@ takes the arguments of `torchrun`, calls the function behind `torchrun`, and dif
 | survives the death of whoever started it                | gets SIGHUP then, and passes it on to the ranks        |
 | its key-value stores listen on all interfaces           | on 127.0.0.1, with `--standalone`                      |
 | Ctrl-C: SIGINT to ranks that may block in C; tracebacks | SIGTERM, which ends those too; 130, silent             |
+| daemons of ranks outlive the job                        | are adopted, and ended with it                         |
 | a failed rank: a table of 15 lines, exit status 1       | "rank 1 was killed by SIGKILL" (an exception has been  |
 |                                                         | printed by its rank); the rank's status, or 5          |
 
@@ -65,6 +66,7 @@ def main(argv: list[str]) -> int:
     if launcher := os.environ.get(LAUNCHER):
         procs.die_with_parent(signal.SIGHUP, int(launcher))
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    procs.adopt_orphans()
     os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault(TOKEN, uuid.uuid4().hex)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,7 +87,9 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + signals[0]
     finally:
-        procs.end_marked(f"{TOKEN}={os.environ[TOKEN]}")  # what the ranks have started: loaders, compilers
+        # What the ranks have started: loaders, compilers, daemons.
+        procs.end_marked(f"{TOKEN}={os.environ[TOKEN]}")
+        procs.end_descendants()
     return 0
 
 

@@ -7,7 +7,7 @@ serves many jobs must look to each of them as if it had just been born.
   anomaly mode, signal handlers, streams, warning filters, umask; and by the next job: environment, working directory,
   `sys.path`, process group.
 * Forgotten: user modules (neither Python's, nor installed, nor this package's), so that they are imported anew.
-* Not curable, so the rank is replaced: a thread or a child left running, process groups that something still holds
+* Not curable, so the rank is replaced: a thread or a process left running, process groups that something still holds
   (each has a thread that wakes a hundred times a second), a library function replaced, a library module removed, a
   global module hook left behind, a trace still recording.
 """
@@ -102,8 +102,9 @@ class CleanState:
                     return f"{name}.{key} replaced"
         if threads := [t.name for t in threading.enumerate() if t not in self.threads]:
             return f"thread {threads[0]} left running"
+        procs.reap()
         if procs.children(os.getpid()):
-            return "a child process left running"
+            return "a process left running"
         if torch.nn.modules.module._has_any_global_hook():
             return "a global module hook left behind"
         return "a trace left recording" if trace.recording() else ""

@@ -32,12 +32,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from minimegatron.comm import procs
 from minimegatron.comm.forkserver import RANK_ENVIRONMENT, Failure, Job
+from minimegatron.comm.patience import Patience, Starting
 from minimegatron.errors import RankError
 
 if TYPE_CHECKING:
     from minimegatron.comm.workers import WarmPool
 
-START_SECONDS = 120.0  # for the imports of the server, on a machine that does something else
+START_SECONDS = 120.0  # for the imports of the server, without progress; for its answers
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
 # Where this package keeps what ranks work with.
 ROOMS = tuple(f"minimegatron.{room}." for room in "kernels data layers parallel optim models training".split())
@@ -125,11 +126,16 @@ class Server:
 
     Args:
         preload: modules that it imports once, instead of every rank for itself.
+
+    Attributes:
+        folder: where ranks meet; the server removes it when it ends, hence also when this process was killed.
     """
 
     def __init__(self, preload: Iterable[str]) -> None:
-        self.sock, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(START_SECONDS)
+        # One message is under way at a time, so a stream does where there are no packets (macOS).
+        kind = socket.SOCK_SEQPACKET if sys.platform.startswith("linux") else socket.SOCK_STREAM
+        self.sock, far = socket.socketpair(socket.AF_UNIX, kind)
+        self.sock.settimeout(1.0)
         self.lock = threading.Lock()
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
@@ -144,10 +150,8 @@ class Server:
                     stderr=log,
                     start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
                 )
-            try:
-                ready = self.sock.recv(4096)
-            except OSError:
-                ready = b""
+            ready = self._first_words()
+            self.sock.settimeout(START_SECONDS)
             if not ready:
                 self.close()
                 log.seek(0)
@@ -156,6 +160,19 @@ class Server:
                     where=log.read()[-2000:].decode(errors="replace"),
                     fix="minimegatron doctor says what this machine lacks",
                 )
+        self.folder: str = json.loads(ready)["folder"]
+
+    def _first_words(self) -> bytes:
+        """What the server says when it has imported everything; b"" when it has ended or stands still."""
+        patience = Patience(START_SECONDS, Starting(lambda: [self.process.pid]).gained)
+        while not patience.is_over():
+            try:
+                return self.sock.recv(4096)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        return b""
 
     def fork(self, *fds: int) -> int:
         """Fork a rank with these descriptors (channel, stdout, stderr); its pid."""

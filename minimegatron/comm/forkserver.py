@@ -28,9 +28,11 @@ import os
 import pickle
 import random
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
@@ -100,52 +102,84 @@ class Failure(NamedTuple):
 
 
 def serve(sock: socket.socket, preload: list[str]) -> None:
-    """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies."""
+    """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies; leave nothing behind.
+
+    The first message says in which folder the ranks of a job may meet.
+    """
     for name in (*PRELOAD, *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
-    sock.send(b"{}")
-    parent, ended = os.getppid(), dict[int, int]()
+    parent, folder = os.getppid(), tempfile.mkdtemp(prefix="minimegatron-pool-")
+    procs.adopt_orphans()
+    try:
+        sock.send(json.dumps({"folder": folder}).encode())
+        _obey(sock, parent, _deaths())
+    finally:
+        procs.end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
+    ranks, statuses = set[int](), dict[int, int]()
     while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
-        if not select.select([sock], [], [], 2.0)[0]:
-            _reap(ended)
+        ready = select.select([sock.fileno(), deaths[0]], [], [], 2.0)[0]
+        if deaths[0] in ready:
+            os.read(deaths[0], 4096)
+        _reap(ranks, statuses)
+        if sock.fileno() not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
         if not message:
             return
-        _reap(ended)
         request = json.loads(message)
         answer: dict[str, int | None] = {}
         if request["do"] == "fork":
-            answer["pid"] = _fork(sock, *fds)
+            answer["pid"] = pid = _fork([sock.fileno(), *deaths], *fds)
+            ranks.add(pid)
             for fd in fds:
                 os.close(fd)
-        elif request["do"] == "kill" and request["pid"] not in ended:
+        elif request["do"] == "kill" and request["pid"] in ranks:
             os.kill(request["pid"], signal.SIGKILL)
         elif request["do"] == "status":
-            answer["status"] = ended.pop(request["pid"], None)
+            answer["status"] = statuses.pop(request["pid"], None)
         sock.send(json.dumps(answer).encode())
 
 
-def _reap(ended: dict[int, int]) -> None:
-    """Note how ranks ended, and end what they have started. Only while it is a zombie is a pid surely still theirs."""
-    with contextlib.suppress(ChildProcessError):
-        while zombie := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            procs.send(zombie.si_pid, signal.SIGKILL, group=True)
-            pid, status = os.waitpid(zombie.si_pid, os.WNOHANG)
-            ended[pid] = os.waitstatus_to_exitcode(status)
+def _deaths() -> tuple[int, int]:
+    """A pipe that becomes readable when a child ends."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler is not written to the pipe
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return read, write
 
 
-def _fork(sock: socket.socket, channel: int, out: int, err: int) -> int:
+def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
+    """Note how ranks ended, and end what they have started: its parent gone, it has become a child of this process.
+
+    Until then a daemon may hold the channel of its rank, and nobody would see the end of that file.
+    """
+    for pid, status in procs.reap().items():
+        if pid in ranks:
+            ranks.remove(pid)
+            statuses[pid] = status
+    procs.end_descendants(spare=ranks)
+
+
+def _fork(ours: list[int], channel: int, out: int, err: int) -> int:
     server = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
-        sock.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in ours:
+            os.close(fd)
         procs.die_with_parent(signal.SIGKILL, server)
-        os.setpgid(0, 0)  # so that a rank can be ended together with what it started
+        os.setpgid(0, 0)  # a signal to the group of the server is not for its ranks
+        procs.adopt_orphans()  # so that `comm.clean` sees what a job leaves behind
         os.dup2(out, 1)
         os.dup2(err, 2)
         for fd in (out, err):

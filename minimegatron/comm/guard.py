@@ -1,8 +1,8 @@
-"""Turning silence into an error: mismatched collectives, diverged replicas, one rank that failed alone.
+"""Turning silence into an error: mismatched collectives, one rank that failed alone.
 
 The problem in a sentence: when ranks disagree, nothing tells you. Two all-reduces of the same shape in swapped order
-return wrong numbers; float32 against int32 returns numbers; replicas that drift apart train on happily; and a rank that
-raises leaves the others waiting.
+return wrong numbers; float32 against int32 returns numbers; and a rank that raises leaves the others waiting. (How
+copies of a weight that drift apart are found is in `comm/replicas`.)
 
 *Fingerprints.* Before each collective every rank hashes what it is about to do: name, dtype, shape, axis, and the how-
 manieth call on that axis. The ranks then compare 16 bytes with one MAX all-reduce of the pair `(h, ~h)`: since
@@ -10,21 +10,12 @@ manieth call on that axis. The ranks then compare 16 bytes with one MAX all-redu
 all-reduces of one shape would pass. It costs about 1.3 ms a collective on two gloo ranks: on in tests and labs, off in
 benchmarks.
 
-*Replica check.* A tensor's bits, read as integers `b_i`, are summed with odd weights modulo 2^64::
-
-    h = sum_i (2 i + 1) * b_i
-
-One flipped bit changes one term by an odd multiple of a power of two, hence always changes `h`; the weights make a
-swap of two elements visible. A norm would miss 92 of 100 single flipped bits, a float sum 39, this none. It finds a
-*missing* sum; a wrong *scale* is the same on all replicas, and only the serial twin finds it.
-
 | what                      | sent per call                  | axis                     |
 |---------------------------|--------------------------------|--------------------------|
 | `before` (fingerprints on)| 16 bytes                       | the collective's own     |
-| `replica_check` of n tensors | 16 + 16 n bytes             | `dp`, `dp_cp`, `tp` ...  |
 | `on_all_ranks`, `on_rank_zero` | the pickled outcomes      | the caller's             |
 
-Megatron-LM has the second as `--check-weight-hash-across-dp-replicas-interval` (a hash of the bytes) and no first.
+Megatron-LM has no such comparison.
 """
 
 from __future__ import annotations
@@ -33,7 +24,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -109,56 +100,7 @@ def before(op: str, x: torch.Tensor, axis: Axis, extra: str = "", *, comparable:
     number = _state.calls[key] = _state.calls.get(key, 0) + 1
     shape = str(tuple(x.shape)) if comparable else "uneven"
     mine = " ".join(filter(None, (op, str(x.dtype).removeprefix("torch."), shape, extra)))
-    _compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
-
-
-def replica_check(tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], axis: Axis) -> None:
-    """Raise unless every rank of `axis` holds the same tensors, bit for bit.
-
-    Args:
-        tensors: of any dtype and shape; a mapping names them in the message.
-        axis: the ranks that should be replicas of each other.
-
-    Raises:
-        RankError: the lists differ, or some tensors do; the first of these is named with each rank's hash.
-    """
-    named = dict(tensors) if isinstance(tensors, Mapping) else {f"tensor {i}": t for i, t in enumerate(tensors)}
-    if axis.size == 1 or not named:
-        return
-    device = next(iter(named.values())).device
-    listing = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in named.items()]
-    _compare(f"{len(named)} tensors, digest {_hash(chr(10).join(listing)):x}", axis, device, "replica_check")
-    hashes = torch.tensor([_signed(bit_sum(t)) for t in named.values()], device=device)
-    if not (different := _disagreement(hashes, axis)):
-        return
-    first = different[0]
-    everyone: list[int] = [0] * axis.size
-    with outstanding.blocking("all_gather_object", axis):
-        dist.all_gather_object(everyone, int(hashes[first]), group=axis.group)
-    held = ", ".join(f"rank {r}: {h & _MASK:016x}" for r, h in zip(axis.ranks, everyone, strict=True))
-    raise RankError(
-        f"{len(different)} of {len(named)} tensors differ between replicas, first {list(named)[first]!r} ({held})",
-        where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
-        fix="look for a gradient that is not reduced over this axis, or for replicas initialised from different seeds",
-    )
-
-
-def bit_sum(tensor: torch.Tensor, chunk: int = 1 << 20) -> int:
-    """`sum_i (2 i + 1) * bits_i` modulo 2^64 over the elements in row-major order.
-
-    Args:
-        tensor: any dtype; complex numbers count as pairs.
-        chunk: elements converted at a time, so that the int64 copies stay small.
-    """
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    flat = real.detach().reshape(-1)
-    bits = flat.view(_INTEGER[flat.element_size()])
-    total = 0
-    for start in range(0, bits.numel(), chunk):
-        piece = bits[start : start + chunk].to(torch.int64)
-        weights = torch.arange(2 * start + 1, 2 * (start + piece.numel()) + 1, 2, device=piece.device)
-        total += int((piece * weights).sum())  # int64 wraps around, which is the modulus we want
-    return total & _MASK
+    compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
 
 
 def gather_objects(item: T, axis: Axis) -> list[T]:
@@ -245,8 +187,6 @@ _LOST = re.compile(
 _TIMED_OUT = re.compile(
     r"Timed out waiting|[Ww]ait timeout|Socket Timeout|timed out after \d+ *ms|collective operation timeout"
 )
-_MASK = (1 << 64) - 1
-_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _outcome(fn: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -260,16 +200,16 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _hash(text: str) -> int:
+def hash_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _signed(h: int) -> int:
+def signed(h: int) -> int:
     """The int64 with the same 64 bits."""
     return h - (1 << 64) if h >> 63 else h
 
 
-def _disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
+def disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
     """Positions at which the int64 vector differs between ranks: one MAX all-reduce of `(h, ~h)`."""
     both = torch.cat([hashes, ~hashes])
     with outstanding.blocking("a comparison", axis):
@@ -278,9 +218,9 @@ def _disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
         return torch.nonzero(largest != smallest).flatten().tolist()
 
 
-def _compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
+def compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
     """Raise on all ranks of the axis unless all pass the same text."""
-    if not _disagreement(torch.tensor([_signed(_hash(mine))], device=device), axis):
+    if not disagreement(torch.tensor([signed(hash_of(mine))], device=device), axis):
         return
     everyone: list[str] = [""] * axis.size
     with outstanding.blocking("all_gather_object", axis):

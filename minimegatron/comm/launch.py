@@ -21,7 +21,7 @@ a node with eight GPUs, where `init` would take NCCL, and NCCL refuses the tenso
 | what can go on for ever                 | what ends it                                                              |
 |-----------------------------------------|---------------------------------------------------------------------------|
 | ranks that wait for each other          | `timeout` seconds after *all have checked in*; each says where it waits   |
-| ranks that never start                  | `start_seconds`                                                           |
+| ranks that never start                  | `start_seconds` without progress                                          |
 | this process killed, a kernel restarted | the kernel tells the agent (SIGHUP), the agent the ranks                  |
 | the agent killed                        | the ranks carry `PR_SET_PDEATHSIG`; we kill whatever else bears our token |
 | Ctrl-C here                             | SIGTERM to all, SIGKILL after 5 s or at the second Ctrl-C                 |
@@ -46,6 +46,7 @@ from typing import Any
 
 from minimegatron.comm import agent, procs
 from minimegatron.comm.guard import is_consequence, ranges
+from minimegatron.comm.patience import Patience, Starting
 from minimegatron.comm.rank import finish, init, report, run_rank
 from minimegatron.errors import ConfigError
 
@@ -171,8 +172,8 @@ def launch(
         args: of the script.
         env: added to the environment of the ranks.
         gpus: let the ranks see this machine's GPUs; `init` then takes NCCL where there is one for each rank.
-        start_seconds: longest time until all have called `init`; for a script that never does, longest time at all
-            is `start_seconds + timeout`.
+        start_seconds: longest time until all have called `init`, counted from the last sign that they are starting
+            (`comm.patience`); a script that never does has `timeout` from then on.
 
     Raises:
         ConfigError: no such script, or no ranks.
@@ -254,13 +255,13 @@ def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str
 
 def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_seconds: float) -> None:
     """Return when the agent has ended, or when the ranks have been ended because they hang."""
-    started = time.monotonic()
+    patience = Patience(start_seconds, Starting(lambda: [process.pid]).gained)
     checked_in: float | None = None
     while process.poll() is None:
         now = time.monotonic()
         if checked_in is None:
             everybody = all((folder / f"started.{r}").exists() for r in range(run.nproc))
-            checked_in = now if everybody or now - started > start_seconds else None
+            checked_in = now if everybody or patience.is_over() else None
         elif now - checked_in > run.timeout:
             run.hung = True
             _dump_and_end(process.pid)
@@ -274,8 +275,11 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
+        tree = procs.descendants(process.pid)
         process.kill()
         process.wait(GRACE_SECONDS)
+        for pid in tree:
+            procs.send(pid, signal.SIGKILL)
 
 
 def _dump_and_end(agent_pid: int) -> None:

@@ -10,6 +10,7 @@ that every torch job has (a small key-value server in the launcher): slow, and i
 | `asked`     | a rank whose collective ran out of time       | the watch of every rank (`comm.watch`)         |
 | `at/r`      | rank r, or its watch: the call it is in       | the one who asked: who is missing?             |
 | `met/x/r`   | rank r has come to meeting x                  | the others, who can name those that have not   |
+| `met/x/progress` | who sees that a rank on its machine is still starting | the others, who then wait on       |
 
 Nothing here runs on the way of a step.
 """
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch.distributed as dist
 
 from minimegatron.comm.guard import ranges
+from minimegatron.comm.patience import Patience
 from minimegatron.errors import DeadlineError
 
 INTERRUPTED = "was interrupted"
@@ -98,16 +100,28 @@ class Ledger:
         self.store.set(f"met/{what}/{self.rank}", "1")
         self.store.add(f"met/{what}", 1)
 
-    def meet(self, what: str, seconds: float) -> None:
+    def meet(self, what: str, seconds: float, progress: Callable[[], bool] = lambda: False) -> None:
         """Return when every rank has come here.
+
+        Args:
+            what: name of the meeting.
+            seconds: longest time without a sign of progress: of the ranks on this machine, or told by those on others.
+            progress: whether ranks that this one can see, and that have not come, got on since it was asked last.
 
         Raises:
             DeadlineError: names the ranks that have not.
         """
         self.come(what)
-        deadline, pause = time.monotonic() + seconds, 0.002
+        told = 0
+
+        def somebody_gets_on() -> bool:
+            nonlocal told
+            before, told = told, self.store.add(f"met/{what}/progress", int(progress()))
+            return told > before
+
+        patience, pause = Patience(seconds, somebody_gets_on), 0.002
         while self.store.add(f"met/{what}", 0) < self.world:
-            if time.monotonic() > deadline:
+            if patience.is_over():
                 missing = [r for r in range(self.world) if not self.store.check([f"met/{what}/{r}"])]
                 raise DeadlineError(
                     f"{what}: rank{'s' * (len(missing) > 1)} {ranges(missing)} did not come within {seconds:g} s",

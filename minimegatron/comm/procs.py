@@ -1,16 +1,21 @@
 """Processes as Linux sees them: who dies with whom, how one died, where one waits.
 
-The problem in a sentence: a rank that outlives its job holds a port, a GPU and your afternoon. Three mechanisms, each
-covering what the one before cannot:
+The problem in a sentence: a rank that outlives its job holds a port, a GPU and your afternoon. Four mechanisms, each
+covering what others cannot:
 
 | mechanism                        | covers                                | does not cover                          |
 |----------------------------------|---------------------------------------|-----------------------------------------|
 | end of file on an inherited pipe | any death of the other side           | a process that does not read            |
 | `PR_SET_PDEATHSIG`               | one that computes or blocks in C      | grandchildren                           |
-| a token in the environment       | all descendants, in whatever session  | nothing, if somebody lives to look      |
+| a token in the environment       | all descendants, in whatever session  | who has emptied its environment         |
+| `PR_SET_CHILD_SUBREAPER`         | all descendants, whatever they did    | the subreaper itself killed by SIGKILL  |
 
 The second has a trap: it fires when the *thread* that forked ends, so fork from a thread that lives as long as the job.
-On other systems than Linux the functions here do nothing or return nothing; the deadlines remain.
+The last makes an orphan the child of its nearest living ancestor that asked for it, so a daemon that forked twice, took
+a session of its own and emptied its environment is still found by walking down from there.
+
+On other systems than Linux the last three do nothing; what remains is the first, the deadlines, and a walk down the
+tree with the help of `ps`. `limits` says so, and `minimegatron doctor` repeats it.
 """
 
 from __future__ import annotations
@@ -21,14 +26,35 @@ import linecache
 import os
 import re
 import signal
+import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: the affinity mask, cut by a container's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return allowed
+
+
+def limits() -> list[str]:
+    """What this system cannot do about the ends of processes, in words; nothing on Linux."""
+    if sys.platform.startswith("linux") and os.path.isdir("/proc/self"):
+        return []
+    found = ["a rank whose launcher is killed by SIGKILL goes on until its next message"]
+    found += ["a daemon that a rank has started outlives the job", "a hang is reported without the lines of the ranks"]
+    return found
 
 
 def die_with_parent(signum: int, parent: int | None = None) -> None:
@@ -83,6 +109,8 @@ def as_batch_job() -> None:
 
 def children(pid: int) -> list[int]:
     """Living or unreaped children of a process, whichever of its threads started them."""
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # a kernel without that list
+        return sorted(child for child, parent in _parents().items() if parent == pid)
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -90,6 +118,70 @@ def children(pid: int) -> list[int]:
         except OSError:
             continue
     return sorted(found)
+
+
+def _parents() -> dict[int, int]:
+    """{pid: pid of its parent} of every process; asked of `ps` where there is no `/proc`."""
+    found = {}
+    if not os.path.isdir("/proc/self"):
+        with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as asked:
+            pairs = [line.split() for line in asked.communicate(timeout=10)[0].splitlines()]
+        return {int(pid): int(parent) for pid, parent in pairs if int(pid) != asked.pid}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # gone
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, their children and so on; parents before their children."""
+    of: dict[int, list[int]] = {}
+    for child, parent in _parents().items():
+        of.setdefault(parent, []).append(child)
+    found = list(of.get(pid, ()))
+    for child in found:
+        found += of.get(child, ())
+    return found
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant whose parent ends becomes a child of this process (Linux), instead of everybody's."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> dict[int, int]:
+    """Forget the children that have ended, and adopted ones; {pid: return code}."""
+    found = {}
+    with contextlib.suppress(ChildProcessError):  # there are no children
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return found
+
+
+def end_descendants(seconds: float = 5.0, spare: Collection[int] = ()) -> None:
+    """SIGKILL whatever descends from this process, and return when nothing is left of it or the time is over.
+
+    Args:
+        spare: children that stay, with all that descends from them.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := _condemned(spare)) and time.monotonic() < deadline:
+        for pid in left:
+            send(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # a grandchild, or somebody else has waited for it
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
+
+
+def _condemned(spare: Collection[int]) -> list[int]:
+    mine = [pid for pid in children(os.getpid()) if pid not in spare]
+    if not mine:
+        return []  # without looking at every process of the machine
+    kept = {pid for child in spare for pid in (child, *descendants(child))}
+    return [pid for pid in descendants(os.getpid()) if pid not in kept]
 
 
 def marked(token: str) -> dict[int, dict[str, str]]:

@@ -9,8 +9,9 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
 
 | step         | what happens                                                                                     |
 |--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (who is missing is named), choose backend and GPU from what all ranks see |
-|              | (`comm.hardware`; loopback only on one machine), leave a note for the launcher, start the watch  |
+| `init`       | meet through the store (who is missing is named), compare what each was given (`comm.agreement`),|
+|              | choose backend and GPU from what all ranks see (`comm.hardware`; loopback only on one machine),  |
+|              | leave a note for the launcher, start the watch                                                   |
 | `report(x)`  | a number or a list for the notebook that launched us                                             |
 | `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
 | an exception | `comm.blame`: one traceback for the whole job, the exit status of its class                      |
@@ -25,6 +26,7 @@ import dataclasses
 import datetime
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -38,9 +40,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import blame, hardware, launchers, outstanding, procs
+from minimegatron.comm import agreement, blame, hardware, launchers, outstanding, procs
 from minimegatron.comm.agent import AGENT, RUN_DIR
 from minimegatron.comm.ledger import Ledger
+from minimegatron.comm.patience import Starting
 from minimegatron.comm.watch import Overdue, Watch
 from minimegatron.errors import ConfigError
 
@@ -58,23 +61,27 @@ class _Here:
 _here = _Here()
 
 
-def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[int, int]:
+def init(
+    timeout_seconds: float = 60.0, *, backend: str | None = None, facts: agreement.Facts | None = None
+) -> tuple[int, int]:
     """Become a rank: join the process group that the launcher's environment describes.
 
     Started without a launcher, this is the only rank of a world of one. Where a group exists already (a warm rank of a
     notebook), nothing happens.
 
     Args:
-        timeout_seconds: longest wait for another rank, here and in every collective of the default group.
+        timeout_seconds: longest wait for another rank, here (one that visibly starts is waited for, see
+            `comm.patience`) and in every collective of the default group.
         backend: "gloo" or "nccl"; default NCCL where there are GPUs, one for each rank, and gloo where there are none.
+        facts: what this rank was given and every rank must have (see `comm.agreement`).
 
     Returns:
         (rank, world size).
 
     Raises:
         DeadlineError: some ranks did not come; names them.
-        ConfigError: the environment is incomplete or of an unknown launcher (`comm/launchers`); GPUs are there and
-            cannot be used, or are too few (`comm/hardware`).
+        ConfigError: the environment is incomplete or of an unknown launcher (`comm/launchers`); the facts of the ranks
+            differ; GPUs are there and cannot be used, or are too few (`comm/hardware`).
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -84,12 +91,15 @@ def init(timeout_seconds: float = 60.0, *, backend: str | None = None) -> tuple[
     faulthandler.enable()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
+        procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
     store, ledger = _stores(rank, world, timeout_seconds)
     _here.ledger = ledger
     sys.excepthook = _excepthook
     ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
     ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
-    ledger.meet("start", timeout_seconds)
+    ledger.meet("start", timeout_seconds, Starting(lambda: _not_here_yet(ledger)).gained)
+    if facts is not None:
+        agreement.agree(ledger, facts, timeout_seconds)
     seen = ledger.store.multi_get([f"sees/{r}" for r in range(world)])
     choice = _here.choice = hardware.choose(backend, rank, [hardware.Look.from_json(text) for text in seen])
     backend = choice.backend
@@ -181,6 +191,8 @@ def run_rank(main: Callable[[], object]) -> NoReturn:
             raise
     except BaseException as error:
         _leave(_fail(error))
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # Python itself joins its own at the exit
+        procs.end_descendants(spare=[child.pid for child in multiprocessing.active_children() if child.pid])
     sys.exit(0)
 
 
@@ -221,6 +233,13 @@ def _siblings(ledger: Ledger) -> dict[int, int]:
     return {r: pid for r, (host, pid) in homes.items() if host == socket.gethostname() and r != ledger.rank}
 
 
+def _not_here_yet(ledger: Ledger) -> set[int]:
+    """Processes of our launcher that have not come to the first meeting: ranks that are still importing."""
+    come = [r for r in range(ledger.world) if ledger.store.check([f"met/start/{r}"])]
+    here = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
+    return set(procs.children(os.getppid())) - {pid for host, pid in here if host == socket.gethostname()}
+
+
 # -------------------------------------------------------------------------------------------------------- ending
 
 
@@ -252,4 +271,6 @@ def _leave(code: int) -> NoReturn:
     """Exit without unwinding: destructors of a broken process group may wait for the other side."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.end_descendants()
     os._exit(code)

@@ -28,9 +28,9 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
 from pathlib import Path
@@ -65,9 +65,8 @@ class WarmPool:
             raise ConfigError(f"a pool of {nranks} ranks", fix="ask for at least 1")
         self.nranks, self.fingerprints = nranks, fingerprints
         self._ranks: list[Rank | None] = [None] * nranks
-        self._directory = tempfile.TemporaryDirectory(prefix="minimegatron-pool-")
+        self._closed = False
         self.stdout: list[str] = []
-        self._jobs = 0
         self._one_at_a_time = threading.Lock()
         self._heal()
 
@@ -93,8 +92,7 @@ class WarmPool:
     def _run(self, call: bytes, name: str, timeout: float) -> Results:
         self._heal()
         ranks = [r for r in self._ranks if r is not None]
-        self._jobs += 1
-        store = str(Path(self._directory.name, f"store-{self._jobs}"))
+        store = str(Path(this_process().running_server().folder, uuid.uuid4().hex))
         job = (self.nranks, store, timeout + 2 * REPLY_SECONDS, self.fingerprints)
         try:
             for r, rank in enumerate(ranks):
@@ -116,7 +114,7 @@ class WarmPool:
             if rank is not None:
                 rank.end()
         self._ranks = [None] * self.nranks
-        self._directory.cleanup()
+        self._closed = True
 
     def __enter__(self) -> WarmPool:
         return self
@@ -126,7 +124,7 @@ class WarmPool:
 
     def _heal(self) -> None:
         """Replace the ranks that died, did not answer, or could not clean up after the last job."""
-        if not os.path.isdir(self._directory.name):
+        if self._closed:
             raise ConfigError("this pool of ranks is closed", fix="make a new one")
         for r, rank in enumerate(self._ranks):
             if rank is None or not rank.is_clean():

@@ -136,6 +136,9 @@ class TrainingConfig(Config):
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights", least=1)
+    check_first_step: bool = opt(
+        False, "compare the gradients of the first batch with those of one process, in fp64; for small models"
+    )
     cuda_graph_impl: str = opt(
         "none",
         "play a step's forward and backward passes back as a CUDA graph",

@@ -78,7 +78,7 @@ class Encoder:
 
     Args:
         encoding: how.
-        workers: processes; 1 works in this one.
+        workers: processes; 1 works in this one, and so does a machine without shared memory, with a warning.
 
     Raises:
         ConfigError: the tokenizer's arguments make no sense.
@@ -93,7 +93,11 @@ class Encoder:
         if self.workers > 1:
             # "spawn": this process may have threads (torch, a notebook), and a fork would copy their locks.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, initializer=_start_worker)
+            try:
+                self._pool = ProcessPoolExecutor(self.workers, context, initializer=_start_worker)
+            except OSError as error:  # semaphores live in shared memory
+                what = f"{self.workers} workers cannot be started ({error}), so one process does all of the work"
+                warnings.warn(f"{what}; for more, give this machine a writable /dev/shm with space", stacklevel=2)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

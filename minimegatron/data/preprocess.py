@@ -29,6 +29,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from minimegatron.comm.procs import usable_cores
 from minimegatron.data.encode import Encoded, Encoder, Encoding
 from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype
 from minimegatron.data.jsonl import MAX_LINE_BYTES, JsonlReader, Line
@@ -196,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--vocab-file", help="vocab.json of GPT2BPETokenizer")
     add("--merge-file", help="merges.txt of GPT2BPETokenizer")
     add("--append-eod", action="store_true", help="end each document with the end-of-document id")
-    add("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: all cores)")
+    add("--workers", type=int, default=usable_cores(), help="processes (default: all cores)")
     add("--on-bad-line", choices=("error", "skip"), default="error", help="stop at a bad line, or count and skip it")
     add("--max-line-mb", type=int, default=MAX_LINE_BYTES >> 20, help="longest line in MiB (default: %(default)s)")
     add("--log-interval", type=int, default=0, help="a line on stderr every so many documents (default: none)")

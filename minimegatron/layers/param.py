@@ -20,6 +20,7 @@ From this one description follow
   little but what it holds;
 * loading and gathering logical tensors (`load_logical`, `gather_logical`), which converters and tests use;
 * the reduction that a replicated parameter's gradient still needs (`partial`, see `parallel/finalize.py`);
+* which ranks hold copies that must stay equal (`copy_axes`, see `comm/replicas.py`);
 * who counts it in the global gradient norm (`sharded`, see `optim/clip.py`).
 
 | `partial`    | a parameter that is replicated over tp, but whose gradient on each rank is only...            |
@@ -165,6 +166,17 @@ def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """
     for name, param in model.named_parameters():
         yield layout_of(param).tied_to or _WRAPPERS.sub("", name), param
+
+
+def copy_axes(layout: ParamLayout, mesh: Mesh) -> tuple[Axis, ...]:
+    """The axes along which other ranks hold copies of the part that is here, and which must stay equal to it.
+
+    Dense parameters have copies over cp and dp, experts over edp; what is not cut over tp (experts: etp) has copies
+    there too, and a tied weight on the other end of the pipeline (`copies`).
+    """
+    cut, same = (mesh.tp, (mesh.cp, mesh.dp)) if layout.experts is None else (mesh.etp, (mesh.edp,))
+    axes = same if layout.sharded else (cut, *same)
+    return (*axes, mesh.axis(layout.copies)) if layout.copies else axes
 
 
 # ---------------------------------------------------------------------------------------------- initial values

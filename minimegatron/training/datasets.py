@@ -17,20 +17,24 @@ Megatron-LM: `build_train_valid_test_datasets` in `megatron/training/training.py
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from minimegatron.comm.guard import on_all_ranks, on_rank_zero
+from minimegatron.comm.agreement import require_agreement
+from minimegatron.comm.guard import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
-from minimegatron.data.builder import Dataset, build_datasets, read_data_args
+from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.data.gpt_dataset import GPTDatasetConfig
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.masking import Batch
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
+from minimegatron.training.facts import file_fact
 from minimegatron.training.run import RunConfig
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
@@ -45,6 +49,7 @@ class RunData:
         tokenizer: of the data.
         vocab_size: V of the model, at least the tokenizer's.
         train, valid, test: samples; None where there are none.
+        prefixes: of the files that hold the tokens.
     """
 
     tokenizer: Tokenizer
@@ -52,6 +57,17 @@ class RunData:
     train: Dataset | None
     valid: Dataset | None
     test: Dataset | None
+    prefixes: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """What every rank must have opened, for `comm.agreement`; a file's folder may be another on each node."""
+        files = [prefix + suffix for prefix in self.prefixes for suffix in (".bin", ".idx")]
+        facts: dict[str, Any] = {
+            f"data file {k} ({os.path.basename(path)})": file_fact(path) for k, path in enumerate(files)
+        }
+        sets = {"train": self.train, "valid": self.valid, "test": self.test}
+        facts |= {f"number of {name} samples": len(data) for name, data in sets.items() if data is not None}
+        return facts | {"tokenizer": self.tokenizer.identity, "vocab_size": self.vocab_size}
 
 
 def load_data(run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int]) -> RunData:
@@ -63,11 +79,13 @@ def load_data(run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int]) -> 
         num_samples: of train, valid and test.
 
     Raises:
-        ConfigError, DataError: on every rank.
+        ConfigError, DataError: on every rank; also when the ranks have opened different data.
     """
     loaded: list[RunData] = []
     on_rank_zero(lambda: loaded.append(_load(run, num_samples)), mesh.world)
-    return on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples), mesh.world)
+    data = on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples), mesh.world)
+    require_agreement(gather_objects(on_all_ranks(data.facts, mesh.world), mesh.world))
+    return data
 
 
 def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
@@ -93,7 +111,9 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
     train, valid, test = build_datasets(
         config, num_samples, data_path, data.split, per_split if any(per_split) else None
     )
-    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test)
+    blends = [parse_data_path(words)[0] for words in (data_path, *per_split) if words]
+    prefixes = sorted({prefix for blend in blends for prefix in blend})
+    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes))
 
 
 def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:

@@ -25,7 +25,10 @@ from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
 from minimegatron.precision import check_fp8_dims
 from minimegatron.stages import plan_stages
+from minimegatron.training.flops import step_flops
 from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
+
+TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 SECTIONS: dict[str, Any] = {
     "model": TransformerConfig,
@@ -78,6 +81,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
     check_graphs(run)
+    check_twin(run, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
     if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
@@ -138,6 +142,37 @@ def check_graphs(run: RunConfig) -> None:
         f"cuda_graph_impl local with {', '.join(used)}: a recorded step has one shape, no messages, no generators and "
         "no host that decides",
         "drop it, or --cuda-graph-impl none",
+    )
+
+
+def check_twin(run: RunConfig, dp: int) -> None:
+    """What `check_first_step` cannot compare with one process, or only at a price that nobody wants to pay.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if not run.training.check_first_step:
+        return
+    model = run.model
+    found = {
+        "fp8_format": model.fp8_format is not None,
+        "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
+        "moe_expert_capacity_factor": model.moe_expert_capacity_factor is not None,
+        "moe_input_jitter_eps": model.moe_input_jitter_eps is not None,
+    }
+    used = [name for name, wanted in found.items() if wanted]
+    require(
+        not used,
+        f"check_first_step with {', '.join(used)}: one process rounds, drops or draws other numbers",
+        "drop it for the check: --check-first-step --train-iters 1",
+    )
+    batch = batch_sizes(run.training, dp).global_batch_size_at(0)
+    flops = step_flops(model, batch, run.data.seq_length)
+    require(
+        flops <= TWIN_FLOPS,
+        f"check_first_step: {batch} samples of {run.data.seq_length} tokens are {flops:.1e} FLOP in fp64 on one rank, "
+        f"while the others wait; the limit is {TWIN_FLOPS:.0e}",
+        "check a smaller --global-batch-size, --seq-length or --num-layers: mistakes of a layout do not need size",
     )
 
 

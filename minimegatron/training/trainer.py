@@ -1,6 +1,7 @@
 """The training loop, from five configurations to trained weights.
 
     mesh -> random streams -> data (rank 0 first) -> model -> DDP -> optimizer -> schedule
+    first step, held against one process if asked for
     until done:  step -> count -> log -> compare replicas -> evaluate -> stop?
 
 Everything that could refuse does so before the first step: rules between the configurations (`run.check_run`),
@@ -32,12 +33,13 @@ from typing import Any
 import torch
 
 import minimegatron
-from minimegatron.comm.guard import on_all_ranks, replica_check
+from minimegatron.comm.guard import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
+from minimegatron.comm.replicas import check_copies
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
@@ -48,6 +50,7 @@ from minimegatron.stages import plan_stages
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
+from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.metrics import Metrics, StepReport
 from minimegatron.training.microbatches import NumMicrobatches
@@ -124,9 +127,13 @@ class Trainer:
 
         Raises:
             NumericsError: a loss or gradient that is not finite; on all ranks, nothing has moved.
-            RankError: replicas differ (`check_replicas_interval`).
+            RankError: replicas differ (`check_replicas_interval`), or the first step is not that of one process
+                (`check_first_step`).
         """
         training, state, stop, asked = self.run.training, self.state, False, False
+        if training.check_first_step and state.iteration == 0:
+            batch = self.batch_sizes.global_batch_size_at(0)
+            self.metrics.say(check_first_step(self.run, self.mesh, self.train_set, batch, self.forward_step))
         batches = self._batches(self.train_set, state.consumed_train_samples)
         with StopSignal() as signalled:
             while state.iteration < self.train_iters and not stop:
@@ -200,11 +207,9 @@ class Trainer:
         return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
 
     def _check_replicas(self) -> None:
-        """Compare the ranks that should hold the same weights: dp_cp, edp for experts, embd for an embedding's."""
-        held, mesh = [(name, param, layout_of(param)) for name, param in logical_parameters(self.model)], self.mesh
-        replica_check({n: p for n, p, layout in held if layout.experts is None}, mesh.dp_cp)
-        replica_check({n: p for n, p, layout in held if layout.experts is not None}, mesh.edp)
-        replica_check({n: p for n, p, layout in held if layout.copies}, mesh.embd)
+        """Compare every parameter with its copies on other ranks."""
+        held = logical_parameters(self.model)
+        check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins

@@ -191,3 +191,43 @@ def test_all_gather_and_reduce_scatter_along_other_dims(ranks):
     for r, (gathered, reduced) in enumerate(ranks(2).run(along_other_dims)):
         assert torch.equal(gathered, torch.cat([rows(0), rows(1)], 1))
         torch.testing.assert_close(reduced, (rows(0) + rows(1)).chunk(2, 2)[r])
+
+
+def plain_calls(rank: int, world: int) -> dict:
+    mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
+    axis, mine = mesh.tp, torch.tensor([float(rank), -float(rank)])
+    called = {op: c.all_reduce(mine.clone(), axis, op).tolist() for op in ("sum", "max", "min")}
+    called |= {f"from {src}": c.broadcast(mine.clone(), axis, src).tolist() for src in (0, 1)}
+    return called | {"dp from 1": c.broadcast(mine.clone(), mesh.dp, 1).tolist()}
+
+
+def test_operations_and_sources_are_those_that_were_asked_for(ranks):
+    said = ranks(4).run(plain_calls)
+    assert said[2] == {
+        "sum": [5.0, -5.0],
+        "max": [3.0, -2.0],
+        "min": [2.0, -3.0],
+        "from 0": [2.0, -2.0],
+        "from 1": [3.0, -3.0],
+        "dp from 1": [2.0, -2.0],
+    }
+    assert said[0]["max"] == [1.0, 0.0] and said[1]["from 0"] == [0.0, 0.0] and said[0]["dp from 1"] == [2.0, -2.0]
+
+
+def inputs_after(rank: int, world: int) -> list[bool]:
+    """Whether what goes into a region, forwards and backwards, is untouched by it."""
+    axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=2)).tp
+    kept = []
+    for region in (c.copy_to_region, c.reduce_from_region):
+        x = torch.full((3,), float(rank + 1), requires_grad=True)
+        before, y = x.detach().clone(), region(x * 1.0, axis)
+        doubled = x.detach() * 1.0
+        region(doubled, axis)
+        grad = torch.full((3,), float(rank + 2))
+        y.backward(grad)
+        kept += [torch.equal(x.detach(), before), torch.equal(doubled, before), bool((grad == rank + 2).all())]
+    return kept
+
+
+def test_a_sum_inside_a_region_does_not_write_into_what_it_was_given(ranks):
+    assert ranks(2).run(inputs_after) == [[True] * 6] * 2

@@ -109,3 +109,39 @@ def test_built_groups_are_the_computed_ones(ranks):
         assert says["shared"], "equal groups are created once"
         for name in ("tp", "dp", "pp"):
             assert says["device_mesh"][name] == says["ranks"][name]
+
+
+GROUP_OF_RANK_0 = {
+    "tp": [0, 1],
+    "cp": [0, 2],
+    "dp": [0, 4],
+    "pp": [0, 8],
+    "dp_cp": [0, 2, 4, 6],
+    "tp_cp": [0, 1, 2, 3],
+    "tp_dp_cp": [0, 1, 2, 3, 4, 5, 6, 7],
+    "mp": [0, 1, 8, 9],
+    "etp": [0],
+    "ep": [0, 1, 2, 3],
+    "edp": [0, 4],
+    "etp_ep": [0, 1, 2, 3],
+    "etp_ep_pp": [0, 1, 2, 3, 8, 9, 10, 11],
+    "world": list(range(16)),
+}
+
+
+def test_every_axis_of_the_mesh_is_what_its_name_says():
+    groups = {name: rank_groups(SIXTEEN, 16, axes, grid)[0] for name, (grid, axes) in AXES.items()}
+    assert groups == GROUP_OF_RANK_0
+
+
+def ends_and_timeouts(rank: int, world: int) -> tuple:
+    mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=4, distributed_timeout_seconds=17.0))
+    groups = [mesh.axis(name).group for name in ("embd", "pp_up", "pp_down")]
+    limits = {g._get_backend(mesh.device).options._timeout.total_seconds() for g in groups if g is not None}
+    return mesh.embd.ranks, mesh.embd.rank, limits
+
+
+def test_the_ends_of_a_pipeline_share_the_embedding_and_every_group_has_its_deadline(ranks):
+    says = ranks(4).run(ends_and_timeouts)
+    assert [(members, place) for members, place, _ in says] == [((0, 3), 0), ((1,), 0), ((2,), 0), ((0, 3), 1)]
+    assert all(limits == {17.0} for *_, limits in says)

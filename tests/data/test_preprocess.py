@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from minimegatron.data import encode
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.preprocess import main, preprocess
 from minimegatron.errors import ConfigError, DataError
@@ -53,6 +54,18 @@ def test_documents_come_back_in_order(tmp_path):
     assert found == texts
     assert (summary.documents, summary.empty_documents) == (700, texts.count(""))
     assert summary.tokens == len(dataset.tokens) and dataset.sidecar["tokenizer"] == "bytes:258"
+
+
+def test_without_shared_memory_one_process_does_the_work_and_says_so(tmp_path, monkeypatch):
+    def no_semaphores(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    path = write_jsonl(tmp_path / "a.jsonl", random_documents(2, 50))
+    preprocess([path], tmp_path / "one", BYTES, workers=1)
+    monkeypatch.setattr(encode, "ProcessPoolExecutor", no_semaphores)
+    with pytest.warns(UserWarning, match="2 workers cannot be started .*No space left.* writable /dev/shm"):
+        preprocess([path], tmp_path / "two", BYTES, workers=2)
+    assert (tmp_path / "one_text_document.bin").read_bytes() == (tmp_path / "two_text_document.bin").read_bytes()
 
 
 def test_workers_and_compression_change_nothing(tmp_path):

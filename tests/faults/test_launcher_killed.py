@@ -18,12 +18,6 @@ import sys
 from minimegatron.comm.launch import launch
 launch(sys.argv[1], 2, sys.argv[2], timeout=600, args=["1000000"])
 """
-POOL = """
-import os, sys
-from minimegatron.comm.workers import WarmPool
-from tests.faults.test_killed import train
-WarmPool(2).run(train, sys.argv[1], timeout=600)
-"""
 
 
 def test_the_process_that_launched(tmp_path: Path) -> None:
@@ -70,23 +64,3 @@ def test_the_agent_under_a_launch(tmp_path: Path) -> None:
     assert not procs.marked(token)
     assert runs[0].returncode == 5
     assert runs[0].explain().startswith("FAILED: torchrun was killed by SIGKILL")
-
-
-def test_what_a_rank_started_ends_with_the_job(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text("import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n")
-    command = ["-m", "minimegatron.comm.agent", "--standalone", "--nproc-per-node=2", str(script)]
-    with helpers.background(tmp_path, *command) as (agent, token):
-        assert agent.wait(30) == 0
-        helpers.everything_gone(token, 1)
-
-
-@pytest.mark.thorough
-def test_the_owner_of_a_warm_pool(tmp_path: Path) -> None:
-    with helpers.background(tmp_path, "-c", POOL, str(tmp_path)) as (owner, token):
-        helpers.wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 60, "the ranks to run")
-        pids = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
-        owner.kill()
-        owner.wait(5)
-        helpers.everything_gone(token)
-        helpers.wait_for(lambda: not any(map(helpers.alive, pids)), 5, "the ranks to end")

@@ -1,0 +1,174 @@
+"""The first step, held against one process: `--check-first-step`.
+
+The problem in a sentence: a sum that is made twice, over the wrong ranks or with a wrong scale gives every replica the
+same wrong gradient, so no comparison of replicas finds it, the loss falls all the same, and Adam hides a wrong scale.
+
+So before the first step the gradients of its batch are computed twice: by all ranks in the layout of the run, and by
+rank 0 alone on a mesh of ones. Both start from the weights of step 0, a function of the seed; what begins as a
+constant is shaken first, because a bias of 0 that is added twice is still 0. Both compute in fp64, where only mistakes
+are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest element.
+
+    every rank    model, backward, reductions in fp64        g of its own part
+    rank 0        serial twin, the same samples              G of the logical tensor, broadcast one by one
+    every rank    gathers g, compares: max |g - G| / max |G|
+
+| what travels, besides the step's own | axis            | bytes               |
+|--------------------------------------|-----------------|---------------------|
+| parts of each gradient               | `tp`, or experts' axes | 8 per element |
+| each gradient of the twin            | `world`         | 8 per element       |
+
+Both models are extra ones, made for this and thrown away: no random number, statistic or weight of the run moves. It
+costs the memory of the model in fp64 and of its gradients on every rank, and the time of a whole batch on one rank; a
+run for which that is too much is refused before it starts (`run.check_twin`). Dropout is off, and torch's functions
+compute what kernels would, so what is checked is the layout, not the kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+
+from minimegatron.comm.collectives import all_reduce, broadcast
+from minimegatron.comm.guard import gather_objects, on_rank_zero, ranges
+from minimegatron.comm.mesh import Mesh
+from minimegatron.data.builder import Dataset
+from minimegatron.errors import RankError
+from minimegatron.layers.param import Init, draw_part, gather_logical, layout_of, logical_parameters
+from minimegatron.layers.router import set_loss_scale
+from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.mtp import depth_losses
+from minimegatron.models.spec import spec_from_name
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.training.datasets import microbatches
+from minimegatron.training.reports import reduce_reports
+from minimegatron.training.run import RunConfig
+from minimegatron.training.step import ForwardStep, forward_backward
+
+TOLERANCE = 1e-7
+# What is smaller than this share of the largest gradient of the model is compared with that share: a bias of keys has
+# a gradient of 0, of which only roundings are left.
+FLOOR = 1e-6
+SHAKE = 0.1  # standard deviation of what is added to norms and biases
+
+
+class Gradients(NamedTuple):
+    """What a batch gives: mean losses by name, and the model whose `main_grad`s are the gradients."""
+
+    losses: dict[str, float]
+    model: DistributedDataParallel
+
+
+def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:
+    """Compare the gradients of the first batch with those of one process; all ranks must call.
+
+    Args:
+        run: what is trained, with the vocabulary of its data.
+        mesh: the layout.
+        dataset: whose first `batch_size` samples are the batch.
+        batch_size: samples of the step, over all ranks.
+        forward_step: the model's forward pass and its loss.
+
+    Returns:
+        A line that says how large the largest difference is.
+
+    Raises:
+        RankError: on every rank: how many gradients differ, by how much, and the first of them seen from the loss.
+    """
+    twins: list[Gradients] = []
+
+    def serial() -> tuple[dict[str, float], list[tuple[str, tuple[int, ...]]], float]:
+        twins.append(gradients(run, Mesh.serial(device=mesh.device), dataset, batch_size, forward_step))
+        params = twins[0].model.params.items()
+        largest = max(p.main_grad.abs().max().item() for _, p in params)  # type: ignore[attr-defined]
+        return twins[0].losses, [(n, tuple(_logical_shape(p))) for n, p in params], largest
+
+    want_losses, logical, largest = on_rank_zero(serial, mesh.world)
+    losses, model = gradients(run, mesh, dataset, batch_size, forward_step)
+    params = model.params
+    off = []
+    for name, shape in logical:
+        want = torch.empty(shape, dtype=torch.float64, device=mesh.device)
+        if twins:
+            twin = twins[0].model.params[name]
+            want.copy_(gather_logical(twin.main_grad, layout_of(twin), twins[0].model.mesh))  # type: ignore[attr-defined]
+        broadcast(want, mesh.world)
+        off.append(torch.zeros((), dtype=torch.float64, device=mesh.device))
+        if name in params:
+            got = gather_logical(params[name].main_grad, layout_of(params[name]), mesh)  # type: ignore[attr-defined]
+            scale = want.abs().max().clamp(min=max(FLOOR * largest, 1e-300))
+            off[-1] = torch.nan_to_num((got - want).abs().max() / scale, nan=torch.inf)
+    mine = torch.stack(off)
+    everywhere = all_reduce(mine.clone(), mesh.world, "max").tolist()
+    names = [name for name, _ in logical]
+    lost = {n: abs(losses[n] - want) / max(abs(want), 1e-300) for n, want in want_losses.items()}
+    worst = max([*everywhere, *lost.values()])
+    if worst <= TOLERANCE:
+        count = f"{len(names)} gradients and the loss of the first step are those of one process"
+        return f"{count} (largest difference {worst:.0e}, in fp64)"
+    bad = [k for k, distance in enumerate(everywhere) if distance > TOLERANCE]
+    held = gather_objects([bool(mine[k] > TOLERANCE) for k in bad], mesh.world)
+    raise _refusal(names, bad, everywhere, held, {n: (losses[n], want_losses[n]) for n in lost if lost[n] > TOLERANCE})
+
+
+def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> Gradients:
+    """The first batch through a new model in fp64, in the layout of `mesh`."""
+    config = run.model.replace(
+        hidden_dropout=0.0, attention_dropout=0.0, params_dtype="fp32", kernels="torch", attention_backend="auto"
+    )
+    spec = spec_from_name(*run.spec, config) if run.spec else None
+    model = build_model_chunks(config, mesh, run.training.seed, spec)
+    shake(model, run.training.seed)
+    model = model.double()
+    parallel = run.parallel
+    ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce, torch.float64)
+    ddp.zero_grad_buffer()
+    set_loss_scale(ddp, 1.0)
+    batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
+    count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
+    tokens, reports = forward_backward(forward_step, batches, ddp, count, lambda loss: loss)
+    finalize_model_grads(ddp, mesh, tokens)
+    return Gradients(reduce_reports(reports | depth_losses(ddp, 1.0), mesh).means, ddp)
+
+
+@torch.no_grad()
+def shake(model: torch.nn.Module, seed: int) -> None:
+    """Add numbers to what starts as a constant, norms and biases; the same to the logical model in every layout."""
+    for name, param in logical_parameters(model):
+        layout = layout_of(param)
+        if layout.init.std == 0.0:
+            noise = dataclasses.replace(layout, init=Init(std=SHAKE))
+            param.add_(draw_part(f"{name} shaken", noise, seed).to(param))
+
+
+def _logical_shape(param: torch.Tensor) -> tuple[int, ...]:
+    layout = layout_of(param)
+    return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+
+
+def _refusal(
+    names: list[str],
+    bad: list[int],
+    distances: list[float],
+    held: list[list[bool]],
+    losses: dict[str, tuple[float, float]],
+) -> RankError:
+    what = [f"{name} is {here:.9g} and {twin:.9g} in one process" for name, (here, twin) in losses.items()]
+    where = ""
+    if bad:
+        ranks = ranges(rank for rank, found in enumerate(held) if found[-1])
+        what.append(
+            f"{len(bad)} of {len(names)} gradients are not those of one process; seen from the loss, the first is "
+            f"{names[bad[-1]]!r}, off by {distances[bad[-1]]:.1e} of its largest element"
+        )
+        where = (
+            f"ranks {ranks}; also {', '.join(names[k] for k in reversed(bad[-6:-1]))}" if bad[:-1] else f"ranks {ranks}"
+        )
+    return RankError(
+        "the first step: " + "; ".join(what),
+        where=where,
+        fix="look for a sum that is missing, made twice or over the wrong ranks, "
+        + ("in the forward pass" if losses else "in the backward pass between that tensor and the loss"),
+    )
