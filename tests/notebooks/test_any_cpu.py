@@ -1,0 +1,56 @@
+"""What a notebook stores holds on another CPU and under other seeds (`make thorough`; see `elsewhere`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks import elsewhere
+
+SOLUTIONS = sorted((elsewhere.ROOT / "solutions").glob("[0-9][0-9]_*.ipynb"))
+LABS = sorted((elsewhere.ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
+# Every kind of instructions with the stored seeds, every seed on some kind; `make notebooks` runs what is here.
+RUNS = [("portable", 0), ("avx2", 0), ("avx512", 0), ("portable", 1000), ("avx2", 2000)]
+
+
+def test_all_seeds_move_and_nothing_else() -> None:
+    cell = """%%ranks 2 --name a
+g = torch.Generator().manual_seed(7)  # ä
+model = build_model(config, Mesh.build(ParallelConfig(size=2)), 1, spec)
+def draw(n, seed=3, k=2): return torch.Generator().manual_seed(seed)
+samples(1, seed=0); torch.manual_seed(step * 2)"""
+    moved = elsewhere.shifted(cell, 10)
+    assert moved.split("\n")[1:] == [
+        "g = torch.Generator().manual_seed(7 + 10)  # ä",
+        "model = build_model(config, Mesh.build(ParallelConfig(size=2)), 1 + 10, spec)",
+        "def draw(n, seed=3 + 10, k=2): return torch.Generator().manual_seed(seed)",
+        "samples(1, seed=0 + 10); torch.manual_seed(step * 2 + 10)",
+    ]
+    assert elsewhere.shifted("%%exercise a\nmanual_seed(1)", 10) == "%%exercise a\nmanual_seed(1)"
+
+
+@pytest.mark.parametrize("notebook", SOLUTIONS, ids=lambda path: path.stem)
+def test_every_seed_of_a_notebook_is_found(notebook: Path) -> None:
+    for cell in nbformat.read(notebook, 4).cells:
+        if cell.cell_type == "code" and not cell.source.startswith("%%exercise"):
+            bare = cell.source.count("manual_seed(") - cell.source.count("manual_seed(seed)")
+            assert elsewhere.shifted(cell.source, 97531).count("+ 97531") >= bare
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("machine", "shift"), RUNS)
+@pytest.mark.parametrize("notebook", SOLUTIONS, ids=lambda path: path.stem)
+def test_a_solution_says_the_same(notebook: Path, machine: str, shift: int, tmp_path: Path) -> None:
+    if not elsewhere.possible(machine):
+        pytest.skip(f"this CPU does not have the instructions of {machine}")
+    said = elsewhere.run_elsewhere(notebook, machine, shift, tmp_path)
+    assert not said, said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("notebook", LABS, ids=lambda path: path.stem)
+def test_an_untouched_lab_says_the_same(notebook: Path, tmp_path: Path) -> None:
+    said = elsewhere.run_elsewhere(notebook, "portable", 1000, tmp_path)
+    assert not said, said
