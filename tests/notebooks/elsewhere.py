@@ -25,6 +25,7 @@ import nbformat
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 1200  # for one notebook, on a machine that does other things, too
 
 # What a CPU of that kind would run. MKL_CBWR is what MKL does on a CPU of another maker, too.
 MACHINES: Mapping[str, Mapping[str, str]] = {
@@ -54,7 +55,7 @@ def possible(machine: str) -> bool:
 
 
 def shifted(source: str, by: int) -> str:
-    """A cell's text with all its seeds moved by `by`: what `manual_seed` gets, a model's seed, every `seed=`.
+    """A cell's text with all its seeds moved by `by`: what `manual_seed` gets, a model's seed, every `seed=`, SEEDS.
 
     A name `seed` stays: it was moved where it was given. So does a whole exercise, whose checks know their seeds.
     """
@@ -83,6 +84,8 @@ def _seeds(tree: ast.AST) -> Iterator[ast.expr]:
             named = [*node.args.posonlyargs, *node.args.args]
             given = zip(reversed(named), reversed(node.args.defaults), strict=False)
             yield from (default for argument, default in given if argument.arg == "seed")
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            yield from node.value.elts if [getattr(to, "id", "") for to in node.targets] == ["SEEDS"] else ()
 
 
 def run_elsewhere(notebook: Path, machine: str, shift: int, folder: Path) -> str:
@@ -106,7 +109,7 @@ def run_elsewhere(notebook: Path, machine: str, shift: int, folder: Path) -> str
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-sanitize-with=sanitize.cfg",
          "--nbval-cell-timeout=180", "-q", "-p", "no:cacheprovider", "--rootdir=.", "--color=no", str(copy)],
-        cwd=folder, env={**environment, **MACHINES[machine], "PYTHONPATH": path}, text=True, timeout=1500,
+        cwd=folder, env={**environment, **MACHINES[machine], "PYTHONPATH": path}, text=True, timeout=SECONDS,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     return "" if ended.returncode == 0 else ended.stdout

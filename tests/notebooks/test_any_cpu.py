@@ -20,13 +20,15 @@ def test_all_seeds_move_and_nothing_else() -> None:
 g = torch.Generator().manual_seed(7)  # ä
 model = build_model(config, Mesh.build(ParallelConfig(size=2)), 1, spec)
 def draw(n, seed=3, k=2): return torch.Generator().manual_seed(seed)
-samples(1, seed=0); torch.manual_seed(step * 2)"""
+samples(1, seed=0); torch.manual_seed(step * 2)
+SEEDS = (1, 2)"""
     moved = elsewhere.shifted(cell, 10)
     assert moved.split("\n")[1:] == [
         "g = torch.Generator().manual_seed(7 + 10)  # ä",
         "model = build_model(config, Mesh.build(ParallelConfig(size=2)), 1 + 10, spec)",
         "def draw(n, seed=3 + 10, k=2): return torch.Generator().manual_seed(seed)",
         "samples(1, seed=0 + 10); torch.manual_seed(step * 2 + 10)",
+        "SEEDS = (1 + 10, 2 + 10)",
     ]
     assert elsewhere.shifted("%%exercise a\nmanual_seed(1)", 10) == "%%exercise a\nmanual_seed(1)"
 
@@ -40,6 +42,7 @@ def test_every_seed_of_a_notebook_is_found(notebook: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(elsewhere.SECONDS + 60)
 @pytest.mark.parametrize(("machine", "shift"), RUNS)
 @pytest.mark.parametrize("notebook", SOLUTIONS, ids=lambda path: path.stem)
 def test_a_solution_says_the_same(notebook: Path, machine: str, shift: int, tmp_path: Path) -> None:
@@ -50,6 +53,7 @@ def test_a_solution_says_the_same(notebook: Path, machine: str, shift: int, tmp_
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(elsewhere.SECONDS + 60)
 @pytest.mark.parametrize("notebook", LABS, ids=lambda path: path.stem)
 def test_an_untouched_lab_says_the_same(notebook: Path, tmp_path: Path) -> None:
     said = elsewhere.run_elsewhere(notebook, "portable", 1000, tmp_path)
