@@ -42,6 +42,10 @@ _CAPABILITIES = {"portable": (), "avx2": ("AVX2", "AVX512"), "avx512": ("AVX512"
 
 # With other seeds a number with a point is another number. Counts and sentences are not.
 LOOSE = """
+[counts of a batch that a seed draws]
+regex: tokens that count on each rank: .*
+replace: COUNTS
+
 [numbers with a point]
 regex: [ ]*-?\\d+\\.\\d+(e-?\\d+)?%?
 replace: NUMBER

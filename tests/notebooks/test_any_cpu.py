@@ -33,6 +33,28 @@ SEEDS = (1, 2)"""
     assert elsewhere.shifted("%%exercise a\nmanual_seed(1)", 10) == "%%exercise a\nmanual_seed(1)"
 
 
+@pytest.mark.thorough
+def test_kernels_and_ranks_are_on_the_other_machine_and_a_difference_is_told(tmp_path: Path) -> None:
+    able = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    cells = [
+        ("%load_ext minimegatron.lab\n%lab 00_mini tests.lab.mini_course", None),
+        (able, "DEFAULT\n"),
+        (f"%%ranks 2\n{able}", "[ranks 0-1] DEFAULT\n"),
+        (f"{able}; print(1.25, torch.Generator().manual_seed(1).initial_seed())", "DEFAULT\n7.5 12\n"),
+    ]
+    notebook = nbformat.v4.new_notebook()
+    for count, (source, said) in enumerate(cells, 1):
+        cell = nbformat.v4.new_code_cell(source, execution_count=count, metadata={} if said else {"tags": ["nbval-ignore-output"]})
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=said)] if said else []
+        notebook.cells.append(cell)
+    path = tmp_path / "solutions" / "00_mini.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    assert elsewhere.run_elsewhere(path, "portable", 11, tmp_path / "loose") == ""
+    said = elsewhere.run_elsewhere(path, "portable", 0, tmp_path / "strict")
+    assert "1 failed, 3 passed" in said and "7.5 12" in said
+
+
 @pytest.mark.parametrize("notebook", SOLUTIONS, ids=lambda path: path.stem)
 def test_every_seed_of_a_notebook_is_found(notebook: Path) -> None:
     for cell in nbformat.read(notebook, 4).cells:
