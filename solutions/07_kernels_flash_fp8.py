@@ -735,8 +735,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The curves run together. Where they part, FP8 is now above and now below: rounding moves a curve no further than
-# another seed does. Remember that in what follows: a curve like this proves little.
+# The curves run together. On some machines FP8 ends a percent above, on others a percent below: it takes no more than
+# another order of the same sums. Remember that in what follows: a curve like this proves little.
 #
 # ### On a machine with a GPU
 #
