@@ -735,8 +735,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The curves run together. On some machines FP8 ends a percent above, on others a percent below: it takes no more than
-# another order of the same sums. Remember that in what follows: a curve like this proves little.
+# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: it takes no more
+# than another order of the same sums. Remember that in what follows: a curve like this proves little.
 #
 # ### On a machine with a GPU
 #
