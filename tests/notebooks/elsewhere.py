@@ -3,10 +3,10 @@
 The problem in a sentence: torch's kernels sum in another order on another CPU, AdamW turns a last digit into another
 decision of a router forty steps later, and a sentence that a notebook stores was true on the machine that stored it.
 
-| what changes                          | how                                | what must stay                             |
-|---------------------------------------|------------------------------------|--------------------------------------------|
-| instructions of torch, oneDNN, MKL    | variables of the environment       | every output that nbval compares           |
-| every seed of a cell but an exercise  | `shifted` rewrites the text        | all but numbers with a point, see `LOOSE`  |
+| what changes                         | how                            | what must stay                            |
+|--------------------------------------|--------------------------------|-------------------------------------------|
+| instructions of torch, oneDNN, MKL   | variables of the environment   | every output that nbval compares          |
+| every seed of a cell but an exercise | `shifted` rewrites the text    | all but numbers with a point, see `LOOSE` |
 
 Nothing in the labs knows of this: a seed in a cell is a number, and another number stands there in the copy.
 """
