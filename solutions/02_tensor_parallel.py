@@ -1124,7 +1124,7 @@ def train(mesh, steps=60):
 
 
 parallel = train(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)))
-print("the loss falls:", parallel[-1] < parallel[0] - 1)
+print("the loss falls:", parallel[-1] < parallel[0] - 0.5)
 report(parallel)
 
 # %%
