@@ -180,7 +180,13 @@ def test_torchs_own_fp8_product_is_ours(dtype):
     serial = Mesh.serial().tp
     x, w, dy = (fp8.quantise(t, recipe, d, None, serial) for t, d in zip(data(0), (E4M3, E4M3, E5M2), strict=True))
     for a, b in ((x, w), (dy, w.t()), (dy.t(), x.t())):
-        torch.testing.assert_close(fp8.scaled_mm(a, b, dtype), fp8.product(a, b, dtype), rtol=1e-2, atol=1e-5)
+        try:
+            theirs = fp8.scaled_mm(a, b, dtype)
+        except RuntimeError as error:
+            if "primitive" not in str(error):
+                raise
+            pytest.skip(f"torch has no FP8 product on this CPU: {error}")
+        torch.testing.assert_close(theirs, fp8.product(a, b, dtype), rtol=1e-2, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ in a model
