@@ -11,8 +11,11 @@ INSTALL = $(BIN)/python -m pip install --no-compile --constraint $(CONSTRAINTS)
 # SYSTEM=1: what PYTHON has already (an image with its own torch) is used and not replaced; pins are for the rest.
 CONSTRAINTS = $(if $(SYSTEM),$(VENV)/constraints.txt,constraints.txt)
 export PYTHONDONTWRITEBYTECODE =
+# Every file of the project is UTF-8, whatever the locale says.
+export PYTHONUTF8 = 1
 # A test of processes waits for them now and then; so on a laptop's two cores three files of tests run at once.
-PARALLEL = --numprocesses=$(JOBS) --dist=loadfile
+# conftest.py says which of them begin first.
+PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 # Stored outputs are compared, cell by cell, with a fresh run.
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
 PYTEST = $(BIN)/python -m pytest
@@ -28,7 +31,7 @@ help: ## this list
 lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint stale ## everything that must hold: style, types, floors, tests, notebooks
+test: lint ## everything that must hold: style, types, floors, tests, notebooks
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests labs solutions
 
 lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
@@ -39,8 +42,8 @@ lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
 unit: $(VENV)/.test ## the tests (ARGS="tests/layers -k rope" for some of them)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(ARGS)
 
-thorough: $(VENV)/.test ## the tests with every matrix in full; takes long
-	$(PYTEST) -p no:nbval $(PARALLEL) --thorough $(ARGS)
+thorough: lint ## all that there is: every matrix in full, notebooks as on other CPUs and with other seeds; takes long
+	$(PYTEST) $(PARALLEL) $(NBVAL) --thorough $(or $(ARGS),tests labs solutions)
 
 stale: $(VENV)/.test ## labs and solutions are what their sources say
 	$(BIN)/python -m minimegatron.lab.build --check
@@ -59,7 +62,7 @@ gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: aga
 	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
 browser: $(VENV)/.browser ## every notebook in a real JupyterLab (Chromium comes from the system's packages)
-	$(PYTEST) --thorough tests/notebooks
+	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

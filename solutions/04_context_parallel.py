@@ -581,18 +581,18 @@ def norm(grads):
 
 
 twin_loss, twin = step(Mesh.serial())
-print(f"{'serial twin':30} loss {twin_loss:.4f}   gradient norm {norm(twin):.4f}")
+print(f"{'serial twin':30} loss {twin_loss:.3f}   gradient norm {norm(twin):.3f}")
 for c in (2, 4):
     mesh = Mesh.build(ParallelConfig(context_parallel_size=c))
     for core in (RingCore, UlyssesCore):
         loss, grads = step(mesh, core)
         worst = max(((grads[n] - g).norm() / g.norm()).item() for n, g in twin.items())
         print(
-            f"{core.__name__ + f', cp {c}':30} loss {loss:.4f}   gradient norm {norm(grads):.4f}   "
+            f"{core.__name__ + f', cp {c}':30} loss {loss:.3f}   gradient norm {norm(grads):.3f}   "
             f"every gradient right: {worst < 1e-4}"
         )
 loss, grads = step(mesh, RingCore, torch.arange(s // 4))
-print(f"{'RoPE by places on the rank':30} loss {loss:.4f}   gradient norm {norm(grads):.4f}")
+print(f"{'RoPE by places on the rank':30} loss {loss:.3f}   gradient norm {norm(grads):.3f}")
 
 # %% [markdown]
 # The last line is the mistake from above: each rank turns by 0, 1, 2, ... It is a fine loss, of another model. Only the
@@ -865,7 +865,7 @@ for step in range(41):
     for optimizer in optimizers:
         optimizer.step()
 norms = [torch.stack([pair[i].norm() for pair in pairs]).norm().item() for i in (1, 2)]
-print(f"gradient norm at the first step:   cp 2 {norms[0]:.4f}   serial {norms[1]:.4f}")
+print(f"gradient norm at the first step:   cp 2 {norms[0]:.3f}   serial {norms[1]:.3f}")
 for name, got, want in pairs:
     if name.startswith("decoder.layers.1."):
         right = ((got - want).norm() / want.norm()).item() < 1e-3

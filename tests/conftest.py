@@ -29,7 +29,8 @@ this_process().preload = ("pytest", "hypothesis", "transformers")  # functions t
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--trials", type=int, default=1, help="at how many random moments each fault of tests/faults strikes"
+        "--trials", type=int, default=1,
+        help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")
 

@@ -40,6 +40,8 @@ from minimegatron.lab.nursery import Limits
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
 _MAX_FILES = 20_000  # in it
+# Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
+_INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 _START_SECONDS = 120.0  # for the nursery's imports on a machine that is busy with something else
 
 
@@ -172,6 +174,7 @@ def _environment() -> dict[str, str]:
     """All that ranks know of the outside: no keys, no tokens, no home."""
     root = str(Path(__file__).resolve().parents[2])
     return {
+        **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
         "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": root, "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_CPP_LOG_LEVEL": "FATAL",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",

@@ -104,6 +104,14 @@ def test_the_outside_is_not_seen(nursery: Nursery, monkeypatch: pytest.MonkeyPat
     assert not Path(folder).exists()
 
 
+def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import torch; raise Failed(torch.backends.cpu.get_cpu_capability())"
+    with monkeypatch.context() as patch, Nursery() as fresh:
+        patch.setenv("ATEN_CPU_CAPABILITY", "default")
+        [reply] = fresh.call(misbehave, [source], ENOUGH)
+    assert reply.value in ("DEFAULT", "NO AVX")
+
+
 def test_nothing_outlives_a_job(nursery: Nursery, tmp_path: Path) -> None:
     """Children of a rank die with it, and its folder goes."""
     note = str(tmp_path / "pid")

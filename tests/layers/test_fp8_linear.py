@@ -180,7 +180,13 @@ def test_torchs_own_fp8_product_is_ours(dtype):
     x, w, dy = (fp8.cast_at_once(t, d, 0, ALONE, "torch") for t, d in zip((x, w, dy), formats, strict=True))
     few, dfew = fp8.Quantised(x.q[:5], x.inverse), fp8.Quantised(dy.q[:5], dy.inverse)
     for a, b in ((x, w), (dy, w.t()), (dy.t(), x.t()), (few, w), (dfew, w.t()), (dfew.t(), few.t())):
-        torch.testing.assert_close(fp8.scaled_mm(a, b, dtype), fp8.product(a, b, dtype), rtol=1e-2, atol=1e-5)
+        try:
+            theirs = fp8.scaled_mm(a, b, dtype)
+        except RuntimeError as error:
+            if "primitive" not in str(error):
+                raise
+            pytest.skip(f"torch has no FP8 product on this CPU: {error}")
+        torch.testing.assert_close(theirs, fp8.product(a, b, dtype), rtol=1e-2, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------ in a model

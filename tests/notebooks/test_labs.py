@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import jupytext
 import pytest
 
 from minimegatron.lab.build import check
@@ -21,3 +23,12 @@ def test_every_notebook_has_a_source() -> None:
     stems = {path.stem for path in SOURCES}
     for folder in ("labs", "solutions"):
         assert {path.stem for path in (ROOT / folder).glob("*.ipynb")} <= stems
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_lab_stays_within_its_budget(source: Path) -> None:
+    """What its time is made of, counted: processes that torchrun starts, and cells that train (CONTRIBUTING.md)."""
+    code = [cell.source for cell in jupytext.read(source, fmt="py:percent").cells if cell.cell_type == "code"]
+    started = [int(found) for cell in code for found in re.findall(r"^%%torchrun -n (\d+)", cell)]
+    assert sum(started) <= 8, "a process of torchrun imports torch by itself; `%%ranks` are warm"
+    assert sum("optimizer.step()" in cell for cell in code) <= 3

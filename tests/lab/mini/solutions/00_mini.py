@@ -87,17 +87,13 @@ print(f"rank {rank} of {world}: {ring_all_reduce(torch.ones(2) * rank).tolist()}
 [one["sum"] for one in run.reports]
 
 # %%
-# %%torchrun -n 2 --name broken --expect-failure
+# %%ranks 2 --name broken --expect-failure
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm.launch import finish, init
-
-rank, world = init()
 if rank == 1:
     raise ValueError("a planted mistake")
 dist.all_reduce(torch.ones(1))
-finish()
 
 # %%
 progress()
