@@ -86,7 +86,64 @@ def _grouped_mm(
     return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
 
 
-TABLE: dict[str, Any] = {"_scaled_mm": _scaled_mm, "_grouped_mm": _grouped_mm}
+def _flash(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """Flash attention as an operator: (out, log of the sum of weights, and seven values that its backward wants)."""
+    _check_flash(q, k, v, dropout_p)
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    none, state = torch.empty(0), torch.zeros(2, dtype=torch.uint64)
+    return out, lse, none, none.clone(), q.shape[2], k.shape[2], state, state.clone(), none.clone()
+
+
+def _flash_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cum_q: torch.Tensor,
+    cum_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    state: torch.Tensor,
+    offset: torch.Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of q, k and v."""
+    _check_flash(q, k, v, dropout_p)
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = back(grad, q, k, v, out, lse, 0.0, is_causal, scale=scale)
+    return dq, *(x.unflatten(1, (-1, repeat)).sum(2) if repeat > 1 else x for x in (dk, dv))
+
+
+def _check_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float) -> None:
+    require(q.dtype in HALF and q.dtype == k.dtype == v.dtype, f"flash attention in {q.dtype}: only fp16 and bf16")
+    require(all(x.stride(-1) == 1 for x in (q, k, v)), "flash attention: the last dimension must be contiguous")
+    require(dropout_p == 0.0, "flash attention with dropout as an operator is not simulated")
+
+
+TABLE: dict[str, Any] = {
+    "_scaled_mm": _scaled_mm,
+    "_grouped_mm": _grouped_mm,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+}
 
 
 # ---------------------------------------------------------------------------------------------------- attention
