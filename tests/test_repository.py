@@ -46,6 +46,7 @@ WAITS = {
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",
+    ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
     ("comm/forkclient.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
     ("comm/forkserver.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }

@@ -97,29 +97,55 @@ def _grouped_mm(
 
 
 def _flash(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The operator behind `flash`, asked for by name: 16 bits, equally many heads, the last dim dense."""
-    shapes = f"flash attention of {tuple(q.shape)} and {tuple(k.shape)} in {q.dtype}"
-    require(all(x.dtype in HALF and x.stride(-1) == 1 for x in (q, k, v)), f"{shapes}: bf16 or fp16, last dim dense")
-    require(q.shape[1] == k.shape[1] == v.shape[1], f"{shapes}: as many heads of k and v as of q")
-    require(dropout_p == 0.0, f"{shapes}: dropout is not simulated")
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """Flash attention as an operator: (out, log of the sum of weights, and seven values that its backward wants)."""
+    _check_flash(q, k, v, dropout_p)
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
-    state, nothing = torch.zeros(2, dtype=torch.uint64), torch.empty(0)
-    return out, lse, nothing, nothing.clone(), q.shape[2], k.shape[2], state, state.clone(), nothing.clone()
+    none, state = torch.empty(0), torch.zeros(2, dtype=torch.uint64)
+    return out, lse, none, none.clone(), q.shape[2], k.shape[2], state, state.clone(), none.clone()
 
 
 def _flash_backward(
-    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    cum_q: Any, cum_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, seed: Any, offset: Any, *,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cum_q: torch.Tensor,
+    cum_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    state: torch.Tensor,
+    offset: torch.Tensor,
+    *,
     scale: float | None = None,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Its gradient; the kernel reads the lse as one piece of memory."""
-    require((max_q, max_k) == (q.shape[2], k.shape[2]), f"flash attention backward: lengths {max_q} and {max_k}")
-    require(lse.is_contiguous() and lse.dtype == torch.float32, f"flash attention backward: lse {lse.stride()}")
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return backward(dout, q, k, v, out, lse, 0.0, is_causal, scale=scale)  # type: ignore[no-any-return]
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of q, k and v."""
+    _check_flash(q, k, v, dropout_p)
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = back(grad, q, k, v, out, lse, 0.0, is_causal, scale=scale)
+    return dq, *(x.unflatten(1, (-1, repeat)).sum(2) if repeat > 1 else x for x in (dk, dv))
+
+
+def _check_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float) -> None:
+    require(q.dtype in HALF and q.dtype == k.dtype == v.dtype, f"flash attention in {q.dtype}: only fp16 and bf16")
+    require(all(x.stride(-1) == 1 for x in (q, k, v)), "flash attention: the last dimension must be contiguous")
+    require(dropout_p == 0.0, "flash attention with dropout as an operator is not simulated")
 
 
 TABLE: dict[str, Any] = {

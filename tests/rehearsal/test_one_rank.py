@@ -28,7 +28,7 @@ def test_a_step_on_a_gpu_is_that_of_a_cpu(jobs: Jobs, name: str) -> None:
     assert found[0]["device"] == "cuda:0"
     assert not differences(found[0], found[0]["cpu"], ONE_RANK[name].tolerance)
     for mine, theirs in zip(found[0]["zeros"], found[0]["cpu"]["zeros"], strict=True):
-        assert mine == pytest.approx(theirs, rel=0.02)  # in bf16 a rounding makes a zero
+        assert mine == theirs or mine == pytest.approx(theirs, rel=0.02)  # in bf16 a rounding makes a zero
 
 
 @pytest.mark.parametrize("name", parameters({name: case for name, case in TRAINED.items() if "graph" in name}))
