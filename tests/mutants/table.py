@@ -23,3 +23,280 @@ class Mutant(NamedTuple):
 
 
 _MASKS = "tests/models/test_dropout_masks.py"
+_TWIN = "tests/parallel/test_serial_twin.py"
+_EXPERTS = "tests/parallel/test_expert_twin.py"
+_STEP = "tests/training/test_step.py"
+
+MUTANTS = (
+    # ------------------------------------------------------------------------------------------- random streams
+    Mutant(
+        "attention weights by the formula drop alike on all tp ranks",
+        "minimegatron/layers/core_attention.py",
+        "softmax(-1).to(q.dtype)\n        return self.dropout(weights, different_over_tp=True) @ v",
+        "softmax(-1).to(q.dtype)\n        return self.dropout(weights, different_over_tp=False) @ v",
+        _MASKS,
+    ),
+    Mutant(
+        "torch's attention drops alike on all tp ranks",
+        "minimegatron/layers/core_attention.py",
+        "with self.dropout.stream(different_over_tp=True):\n            return F.scaled",
+        "with self.dropout.stream(different_over_tp=False):\n            return F.scaled",
+        _MASKS,
+    ),
+    Mutant(
+        "the embedding drops alike under sequence parallelism",
+        "minimegatron/layers/embedding.py",
+        "different_over_tp=self.sequence_parallel",
+        "different_over_tp=False",
+        _MASKS,
+    ),
+    Mutant(
+        "the embedding drops differently on replicas",
+        "minimegatron/layers/embedding.py",
+        "different_over_tp=self.sequence_parallel",
+        "different_over_tp=True",
+        _MASKS,
+    ),
+    Mutant(
+        "a block drops alike under sequence parallelism",
+        "minimegatron/models/block.py",
+        "different_over_tp=self.sequence_parallel",
+        "different_over_tp=False",
+        _MASKS,
+    ),
+    Mutant(
+        "a block drops differently on replicas",
+        "minimegatron/models/block.py",
+        "different_over_tp=self.sequence_parallel",
+        "different_over_tp=True",
+        _MASKS,
+    ),
+    Mutant(
+        "tp left out of a seed", "minimegatron/comm/random.py", "of_data + 2718 + tp_rank", "of_data + 2718", _MASKS
+    ),
+    Mutant(
+        "a rank's place on tp left out", "minimegatron/comm/random.py", "tp_rank=mesh.tp.rank", "tp_rank=0", _MASKS
+    ),
+    Mutant(
+        "a rank's tokens left out of its seeds",
+        "minimegatron/comm/random.py",
+        "data_rank=mesh.dp_cp.rank",
+        "data_rank=0",
+        _MASKS,
+    ),
+    Mutant(
+        "a router's jitter draws from the replicas' stream",
+        "minimegatron/layers/router.py",
+        "with contextlib.nullcontext() if self.rng is None else self.rng.fork():",
+        "with contextlib.nullcontext():",
+        _MASKS,
+    ),
+    Mutant(
+        "recomputation draws new numbers",
+        "minimegatron/layers/recompute.py",
+        "contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())",
+        "contextlib.nullcontext",
+        f"{_MASKS} tests/models/test_recompute.py",
+    ),
+    # ------------------------------------------------------------------------------------------- collectives, groups
+    Mutant(
+        "every reduction is a sum",
+        "minimegatron/comm/collectives.py",
+        "dist.all_reduce(x, op=_OPS[op], group=axis.group, **k)",
+        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, **k)',
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "broadcast from rank 0 of the axis, whatever was asked",
+        "minimegatron/comm/collectives.py",
+        "src=axis.ranks[src]",
+        "src=axis.ranks[0]",
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "a gather whose gradient is not summed",
+        "minimegatron/comm/collectives.py",
+        "back = reduce_scatter if ctx.reduce_gradient else local_part",
+        "back = local_part",
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "a gather whose gradient is always summed",
+        "minimegatron/comm/collectives.py",
+        "back = reduce_scatter if ctx.reduce_gradient else local_part",
+        "back = reduce_scatter",
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "g writes into its input",
+        "minimegatron/comm/collectives.py",
+        "return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)",
+        "return all_reduce(x.contiguous(), axis)",
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "f's backward sums nothing",
+        "minimegatron/comm/collectives.py",
+        "return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.axis), None",
+        "return grads[0].clone(), None",
+        "tests/comm/test_collectives.py",
+    ),
+    Mutant(
+        "tp_dp_cp is dp_cp",
+        "minimegatron/comm/mesh.py",
+        '"tp_dp_cp": ("dense", "tp-dp-cp")',
+        '"tp_dp_cp": ("dense", "dp-cp")',
+        "tests/comm/test_mesh.py",
+    ),
+    Mutant(
+        "the embedding is shared with the wrong stage",
+        "minimegatron/comm/mesh.py",
+        "ends = [sorted({p[0], p[-1]}) for p in pipelines]",
+        "ends = [sorted({p[0], p[1 % len(p)]}) for p in pipelines]",
+        "tests/comm/test_mesh.py",
+    ),
+    Mutant(
+        "a group without its deadline",
+        "minimegatron/comm/mesh.py",
+        "dist.new_group(list(ranks), timeout=timeout)",
+        "dist.new_group(list(ranks))",
+        "tests/comm/test_mesh.py",
+    ),
+    Mutant(
+        "messages of both directions in one group",
+        "minimegatron/comm/p2p.py",
+        "return self._up if destination > source else self._down",
+        "return self._up",
+        "tests/comm/test_p2p.py tests/parallel/test_nccl_order.py",
+    ),
+    Mutant(
+        "a message with holes",
+        "minimegatron/comm/p2p.py",
+        "axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()",
+        "axis, x = self.edge(self.pp.rank, to), x.detach()",
+        "tests/comm/test_p2p.py",
+    ),
+    # ------------------------------------------------------------------------------------------- gradients
+    Mutant(
+        "partial gradients under sequence parallelism are not summed",
+        "minimegatron/parallel/finalize.py",
+        '"sequence": mesh.tp if mesh.sequence_parallel else None',
+        '"sequence": None',
+        f"{_TWIN} -k layouts",
+    ),
+    Mutant(
+        "partial gradients of heads are not summed",
+        "minimegatron/parallel/finalize.py",
+        '"heads": mesh.tp}',
+        '"heads": None}',
+        f"{_TWIN} -k families",
+    ),
+    Mutant(
+        "the norm of queries is taken for complete",
+        "minimegatron/layers/attention.py",
+        'self.q_layernorm = Norm(config, self.d, partial="heads")',
+        'self.q_layernorm = Norm(config, self.d, partial="")',
+        f"{_TWIN} -k families",
+    ),
+    Mutant(
+        "copies of a tied embedding are not summed",
+        "minimegatron/parallel/finalize.py",
+        "    sum_tied_gradients(model, mesh)\n    total",
+        "    total",
+        "tests/parallel/test_pipeline.py",
+    ),
+    Mutant(
+        "experts lie in the dense buffer",
+        "minimegatron/parallel/ddp.py",
+        "experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]",
+        "experts, dense = [], trainable",
+        "tests/layers/test_moe.py",
+    ),
+    Mutant(
+        "experts are summed over dp and cp",
+        "minimegatron/parallel/ddp.py",
+        "GradBuffer(experts, size, grad_dtype), mesh.edp)",
+        "GradBuffer(experts, size, grad_dtype), mesh.dp_cp)",
+        _EXPERTS,
+    ),
+    Mutant(
+        "a factor reaches the dense gradients alone",
+        "minimegatron/parallel/ddp.py",
+        "buffer.data.mul_(factor)",
+        "self.buffer.data.mul_(factor)",
+        f"{_STEP} -k unit",
+    ),
+    Mutant(
+        "a deferred gradient overwrites the one before",
+        "minimegatron/layers/deferred.py",
+        "weight.grad = gradient if weight.grad is None else weight.grad + gradient",
+        "weight.grad = gradient",
+        "tests/parallel/test_pipeline_stages.py",
+    ),
+    Mutant(
+        "an expert that is cut is counted once for all its parts",
+        "minimegatron/optim/clip.py",
+        "and (layout.sharded or mesh.etp.is_first)",
+        "and mesh.etp.is_first",
+        f"tests/optim/test_clip.py {_STEP}",
+    ),
+    # ------------------------------------------------------------------------------------------- the step
+    Mutant(
+        "penalties are not told the loss scale", "minimegatron/training/step.py",
+        "    set_loss_scale(model, scale)\n", "", f"{_STEP} tests/training/test_experts.py",
+    ),
+    Mutant(
+        "FP8 scales never move", "minimegatron/training/step.py", "    move_scales(model, mesh)\n", "",
+        "tests/layers/test_fp8_ranks.py tests/training -k fp8",
+    ),
+    Mutant(
+        "biases of experts never move", "minimegatron/training/step.py", "        move_biases(model, load)\n",
+        "        pass\n", f"{_STEP} tests/training/test_experts.py",
+    ),
+    Mutant(
+        "the loss is not divided by its unit", "minimegatron/training/step.py",
+        "optimizer.scale_loss(loss / unit)", "optimizer.scale_loss(loss)", f"{_STEP} -k unit",
+    ),
+    Mutant(
+        "gradients are not multiplied by the unit", "minimegatron/training/step.py",
+        "        model.scale_gradients(unit)\n", "        pass\n", f"{_STEP} -k unit",
+    ),
+    Mutant(
+        "tokens are counted in fp32", "minimegatron/training/step.py",
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", _STEP,
+    ),
+    # ------------------------------------------------------------------------------------------- models
+    Mutant(
+        "logits of a rank's own tokens only", "minimegatron/models/decoder.py",
+        "return gather_tokens(logits[..., : self.config.vocab_size].transpose(0, 1), self.mesh, 1)",
+        "return logits[..., : self.config.vocab_size].transpose(0, 1)",
+        "tests/models/test_huggingface.py -k context",
+    ),
+    Mutant(
+        "Sinkhorn balances a rank's own tokens", "minimegatron/layers/sinkhorn.py",
+        "(all_reduce(new_rows @ c, axis) + TINY)", "((new_rows @ c) + TINY)", "tests/layers/test_sinkhorn.py",
+    ),
+    Mutant(
+        "loads of experts are summed over dp alone", "minimegatron/parallel/balance.py",
+        "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
+    ),
+    Mutant(
+        "all parameters start alike", "minimegatron/layers/param.py",
+        "return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))",
+        'return layout.take(_padded(one_stream("", seed, shape) * layout.init.std, layout))',
+        "tests/layers/test_param.py",
+    ),
+    Mutant(
+        "learned positions do not move with the tokens of a depth", "minimegatron/models/decoder.py",
+        "mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
+        "tests/golden/test_megatron_mtp.py",
+    ),
+    Mutant(
+        "a head beside a tied embedding is dropped", "minimegatron/checkpoint/huggingface.py",
+        "        _check_tied(state, ours)\n", "        pass\n", "tests/models/test_huggingface_config.py -k tied",
+    ),
+    Mutant(
+        "unknown keys of a configuration are ignored", "minimegatron/checkpoint/hf_config.py",
+        "    keys.finish()\n", "", "tests/models/test_huggingface_config.py -k unknown",
+    ),
+)  # fmt: skip
