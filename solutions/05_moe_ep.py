@@ -1099,7 +1099,7 @@ progress()
 # |---|---|---|
 # | router, balancing loss, capacity | `layers/router.py` | `router.py`, `moe_utils.py` |
 # | the bias | `parallel/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
-# | rows, the journey | `layers/dispatch.py` | `token_dispatcher.py` |
+# | rows, the journey | `layers/permutation.py`, `layers/dispatch.py` | `token_dispatcher.py` |
 # | experts, grouped products | `layers/moe.py` | `experts.py`, `moe_layer.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/ddp.py`, `parallel/finalize.py` | `core/distributed/`, DDP |

@@ -1051,7 +1051,7 @@ progress()
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `lab/csrc/lab.h` | not there |
 # | flash attention | `layers/flash.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
-# | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
+# | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
 # (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
