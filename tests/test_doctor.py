@@ -61,8 +61,9 @@ def test_a_gpu_that_torch_cannot_use_is_told_with_the_reason(facts):
     assert hidden["torch for the GPU"] == "CUDA_VISIBLE_DEVICES hides the GPU: unset it"
 
 
-def test_torch_is_asked_why_where_a_gpu_is_listed():
+def test_torch_is_asked_why_where_a_gpu_is_listed(monkeypatch):
     """Here torch is a build for CPUs or sees no GPU, so a GPU that nvidia-smi lists is one that it cannot use."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert doctor.examine_torch([])["obstacle"] is None
     assert (
         "nvidia-smi lists 1 GPU with driver 535.104.05" in doctor.examine_torch(["A, 1 MiB, 535.104.05"])["obstacle"][0]

@@ -20,6 +20,7 @@ def hide(folder: str, name: str) -> None:
     """Leave a daemon that writes down its pid: two forks, a session of its own, no environment."""
     command = f"echo $$ > {folder}/{name}.part && mv {folder}/{name}.part {folder}/{name}.daemon && exec sleep 1000"
     subprocess.run(["sh", "-c", f'setsid env -i sh -c "{command}" & exit 0'.replace("$$", r"\$\$")], timeout=20)
+    helpers.wait_for(Path(folder, f"{name}.daemon").exists, 60, "the daemon to say its pid")  # or it might end before
 
 
 def daemons(folder: Path, number: int) -> list[int]:
