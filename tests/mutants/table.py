@@ -234,6 +234,13 @@ MUTANTS = (
         "tests/parallel/test_pipeline_stages.py",
     ),
     Mutant(
+        "nothing is put off in a split backward pass",
+        "minimegatron/layers/linear.py",
+        "ctx.deferred, ctx.parameter = deferred, weight  #",
+        "ctx.deferred, ctx.parameter = None, weight  #",
+        "tests/parallel/test_pipeline.py",
+    ),
+    Mutant(
         "an expert that is cut is counted once for all its parts",
         "minimegatron/optim/clip.py",
         "and (layout.sharded or mesh.etp.is_first)",
@@ -264,6 +271,30 @@ MUTANTS = (
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
         "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", _STEP,
+    ),
+    # ------------------------------------------------------------------------------------------- FP8
+    Mutant(
+        "a latent's scale is of a rank's own tokens", "minimegatron/layers/mla.py",
+        "tokens = mesh.tp if mesh.sequence_parallel else ALONE", "tokens = ALONE", "tests/layers/test_fp8_ranks.py",
+    ),
+    Mutant(
+        "an expert's scale is of a rank's part of it", "minimegatron/layers/moe.py",
+        '{"input": ALONE, "weight": self.etp, "gradient": self.etp}',
+        '{"input": ALONE, "weight": ALONE, "gradient": self.etp}', "tests/layers/test_fp8_ranks.py",
+    ),
+    Mutant(
+        "tp_only_amax_red is read the other way round", "minimegatron/layers/fp8_model.py",
+        '"tp_cp" if config.tp_only_amax_red else "tp_dp_cp"', '"tp_dp_cp" if config.tp_only_amax_red else "tp_cp"',
+        "tests/layers/test_fp8_ranks.py",
+    ),
+    Mutant(
+        "weights in FP8 are kept beyond their step", "minimegatron/layers/fp8_model.py",
+        "            layer.kept = None\n", "            pass\n", "tests/layers/test_fp8_scales.py",
+    ),
+    Mutant(
+        "a NaN of one rank is lost among maxima", "minimegatron/layers/fp8_scales.py",
+        "now.nan_to_num_(nan=torch.inf, posinf=torch.inf)", "now.nan_to_num_(nan=0.0, posinf=torch.inf)",
+        "tests/layers/test_fp8_ranks.py tests/layers/test_fp8_scales.py",
     ),
     # ------------------------------------------------------------------------------------------- models
     Mutant(
