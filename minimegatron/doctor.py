@@ -83,8 +83,6 @@ def examine() -> Facts:
     return facts
 
 
-
-
 def nvcc_version() -> str | None:
     """The CUDA compiler's release and where it comes from, or None without one."""
     found = toolkit.nvcc()
@@ -103,7 +101,7 @@ def examine_torch(gpus: list[str]) -> Facts:
         build = f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
     with warnings.catch_warnings():  # torch's own words about a driver; `obstacle` has the better ones
         warnings.simplefilter("ignore")
-        seen = torch.cuda.device_count() if gpus and torch.version.cuda and torch.cuda.is_available() else 0
+        seen = torch.cuda.device_count() if torch.version.cuda and torch.cuda.is_available() else 0
     nccl = dist.is_available() and dist.is_nccl_available()
     reason = None if seen else obstacle(gpus, torch.__version__, torch.version.cuda, os.environ)
     return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl, "obstacle": reason}
@@ -178,6 +176,8 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
         precision = "fp32, bf16, fp16 on the GPU"
     else:
         ranks = f"gloo on the CPU: torchrun --nproc-per-node {cores} uses every core; more ranks take turns"
+        if facts["torch"]["obstacle"]:
+            ranks = "train stops and says why, see below; --distributed-backend gloo trains on the CPU"
         precision = "fp32; bf16 and fp16 run too, to learn with, not for speed"
     obstacles = facts["kernels"]
     if seen:
@@ -211,10 +211,11 @@ def advice(facts: Facts) -> list[tuple[str, str]]:
         wanted.append(("tests", "make test installs what they need"))
     if not facts["browser"]:
         wanted.append(("browser checks", "install Chromium from your system's packages, then make browser"))
-    if not facts["gpus"]:
+    seen = torch is not None and torch["gpus"]
+    if not facts["gpus"] and not seen:
         wanted.append(("GPU", "none found, and none is needed; docs/gpu.md is for a machine that has one"))
         return wanted
-    if torch is not None and not torch["gpus"]:
+    if torch is not None and not seen:
         what, fix = torch["obstacle"] or ("CUDA_VISIBLE_DEVICES hides the GPU", "unset it")
         wanted.append(("torch for the GPU", f"{what}: {fix}"))
     if not facts["nvcc"]:

@@ -11,7 +11,7 @@ so a mistake costs a second and not a place in a queue. When they meet, they com
 |-------------|--------------------------------------------------------------------------------------------|
 | 0           | done, or stopped as asked: `--exit-interval`, `--exit-duration-in-mins`, SIGTERM           |
 | 2           | a flag, or flags that do not fit together or this number of ranks; ranks that were given   |
-|             | different flags, versions or data                                                          |
+|             | different flags, versions or data; GPUs that are there and cannot be used, or are too few  |
 | 3           | a checkpoint                                                                               |
 | 4           | the data                                                                                   |
 | 5           | a rank failed, died, or its replicas differ                                                |

@@ -47,16 +47,14 @@ def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mappi
     driver = gpus[0].rpartition(",")[2].strip()
     there = f"nvidia-smi lists {len(gpus)} GPU{'s'[: len(gpus) > 1]} with driver {driver}"
     if cuda is None:
-        return (
-            f"{there}, and torch {version} is a build for CPUs",
-            f"install {build_for(driver)}",
-        )
+        return f"{there}, and torch {version} is no build for CUDA", f"install {build_for(driver, version)}"
     needs = NEEDS.get(int(cuda.split(".")[0]))
-    if needs is not None and _numbers(driver) < _numbers(needs):
+    if needs is not None and _numbers(driver) and _numbers(driver) < _numbers(needs):
+        others = f"a driver of {needs} or newer, or NVIDIA's cuda-compat of CUDA {cuda} (data-centre GPUs)"
+        built = f"{build_for(driver, version)}, or " if _numbers(driver) >= _numbers(NEEDS[12]) else ""
         return (
             f"{there}; torch {version} is built for CUDA {cuda}, which needs driver {needs} or newer",
-            f"install {build_for(driver)}, or a driver of {needs} or newer, or NVIDIA's cuda-compat of CUDA {cuda} "
-            "(data-centre GPUs)",
+            f"install {built}{others}",
         )
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -64,12 +62,16 @@ def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mappi
     return f"{there}, new enough for torch {version}, which sees none", "python -c 'import torch; torch.cuda.init()'"
 
 
-def build_for(driver: str) -> str:
-    """The builds of torch that a driver runs, in words."""
+def build_for(driver: str, version: str) -> str:
+    """The build of torch that a driver runs, in words; docs/gpu.md has the command.
+
+    Without the suffix pip takes any build of a version for the one that is asked for, and exchanges none.
+    """
+    plain = version.partition("+")[0]
     if _numbers(driver) >= _numbers(NEEDS[13]):
-        return "a build of torch for CUDA 13 or 12 (cu130, cu128, cu126; pytorch.org has the command)"
+        return f"torch=={plain}+cu130, or +cu126 (docs/gpu.md, Driver and torch)"
     if _numbers(driver) >= _numbers(NEEDS[12]):
-        return "a build of torch for CUDA 12 (cu128 or cu126; pytorch.org has the command)"
+        return f"torch=={plain}+cu126, or another build for CUDA 12 (docs/gpu.md, Driver and torch)"
     return f"a driver of {NEEDS[12]} or newer (no build of torch 2.11 or later runs on {driver})"
 
 

@@ -45,6 +45,7 @@ class Look:
         host: name of its machine; `boot` tells apart machines with one name.
         gpus: UUIDs of the GPUs that torch gives it; `name` of the first.
         obstacle, fix: why there are none although there should be, and how to mend it.
+        hidden: somebody has hidden all GPUs on purpose.
     """
 
     host: str
@@ -53,6 +54,7 @@ class Look:
     obstacle: str = ""
     fix: str = ""
     boot: str = ""
+    hidden: bool = False
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -78,12 +80,18 @@ class Choice:
     said: str
 
 
-def look(backend: str | None) -> Look:
-    """What this process sees. Who asked for gloo does not look, and torch does not begin to use a GPU."""
+def machine() -> tuple[str, str]:
+    """Name and boot of this machine: two of one name have booted at different times."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux: names of machines will do
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    here = Look(socket.gethostname(), boot=boot)
+    return socket.gethostname(), boot
+
+
+def look(backend: str | None) -> Look:
+    """What this process sees. Who asked for gloo does not look, and torch does not begin to use a GPU."""
+    host, boot = machine()
+    here = Look(host, boot=boot, hidden=drivers.hidden(os.environ))
     if backend == "gloo":
         return here
     with warnings.catch_warnings():  # torch's own words about a driver; `drivers` has the better ones
@@ -117,11 +125,12 @@ def choose(backend: str | None, rank: int, looks: Sequence[Look]) -> Choice:
     if backend not in (None, "nccl"):
         return on_cpu("as asked")
     if backend is None and not any(other.gpus or other.obstacle for other in looks):
-        return on_cpu("CUDA_VISIBLE_DEVICES hides all GPUs" if drivers.hidden(os.environ) else "no GPU here")
+        return on_cpu("CUDA_VISIBLE_DEVICES hides all GPUs" if mine.hidden else "no GPU here")
     for r, other in enumerate(looks):
         if not other.gpus:
             what = other.obstacle or f"NCCL needs a GPU for each rank, and rank {r} on {other.host} sees none"
-            raise ConfigError(what, fix=f"{other.fix}; {ON_CPU}" if other.fix else ON_CPU)
+            on_cpu_instead = ON_CPU if backend is None else "--distributed-backend gloo computes on the CPU"
+            raise ConfigError(what, fix=f"{other.fix}; {on_cpu_instead}" if other.fix else on_cpu_instead)
     if not dist.is_nccl_available():
         raise ConfigError(f"torch {torch.__version__} sees GPUs and has no NCCL", fix=f"another build of it; {ON_CPU}")
     for machine in machines:

@@ -196,7 +196,7 @@ def launch(
     with open(folder / "agent.log", "w") as log:
         process = subprocess.Popen(
             command,
-            env=_environment(folder, token, {**hidden, **(env or {})}),
+            env=_environment(folder, token, {**(_settings_of_gpus() if gpus else hidden), **(env or {})}),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -251,6 +251,15 @@ def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str
         agent.LAUNCHER: str(os.getpid()),
         name: value,
     }
+
+
+def _settings_of_gpus() -> dict[str, str]:
+    """What ranks on GPUs need before torch uses one; a rank that is started cannot know what its script will do."""
+    from minimegatron.comm.hardware import prepare_for_pipelines
+
+    settings = dict(os.environ)
+    prepare_for_pipelines(settings)
+    return settings
 
 
 def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_seconds: float) -> None:

@@ -95,7 +95,7 @@ def init(
     store, ledger = _stores(rank, world, timeout_seconds)
     _here.ledger = ledger
     sys.excepthook = _excepthook
-    ledger.store.set(f"pid/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
+    ledger.store.set(f"pid/{rank}", json.dumps([*hardware.machine(), os.getpid()]))
     ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
     ledger.meet("start", timeout_seconds, Starting(lambda: _not_here_yet(ledger)).gained)
     if facts is not None:
@@ -230,14 +230,16 @@ def _listen_on_loopback() -> None:
 def _siblings(ledger: Ledger) -> dict[int, int]:
     """{rank: pid} of the other ranks on this machine."""
     homes = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world)}
-    return {r: pid for r, (host, pid) in homes.items() if host == socket.gethostname() and r != ledger.rank}
+    here = list(hardware.machine())
+    return {r: pid for r, (*machine, pid) in homes.items() if machine == here and r != ledger.rank}
 
 
 def _not_here_yet(ledger: Ledger) -> set[int]:
     """Processes of our launcher that have not come to the first meeting: ranks that are still importing."""
     come = [r for r in range(ledger.world) if ledger.store.check([f"met/start/{r}"])]
-    here = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
-    return set(procs.children(os.getppid())) - {pid for host, pid in here if host == socket.gethostname()}
+    homes = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
+    here = list(hardware.machine())
+    return set(procs.children(os.getppid())) - {pid for *machine, pid in homes if machine == here}
 
 
 # -------------------------------------------------------------------------------------------------------- ending

@@ -112,9 +112,9 @@ def bit_sum(tensor: torch.Tensor, chunk: int = 1 << 20) -> int:
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     flat = real.detach().reshape(-1)
     bits = flat.view(_INTEGER[flat.element_size()])
-    total = 0
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, bits.numel(), chunk):
         piece = bits[start : start + chunk].to(torch.int64)
         weights = torch.arange(2 * start + 1, 2 * (start + piece.numel()) + 1, 2, device=piece.device)
-        total += int((piece * weights).sum())  # int64 wraps around, which is the modulus we want
-    return total & _MASK
+        total += (piece * weights).sum()  # int64 wraps around, which is the modulus we want
+    return int(total) & _MASK

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimegatron.comm.procs import usable_cores
 from minimegatron.data.publish import publish, read_json, to_json
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import gpu_plan, toolkit
@@ -48,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason is not None:
         raise ConfigError(f"nothing to build: {reason}", fix="minimegatron doctor says what this machine can do")
     steps = gpu_plan.plan(facts, sys.executable, os.fspath(args.constraints))
-    tried = {} if args.force else earlier(args.stamp, gpu_plan.key(facts))
+    before = {} if args.force else earlier(args.stamp, gpu_plan.key(facts))
+    tried = {package: why for package, why in before.items() if package not in facts.installed}
     left = [step for step in steps if step.package not in tried]
     if tried and not any(step.package in MODULES for step in left):
         print("tried before with the same versions, and not tried again:")
@@ -84,7 +87,7 @@ def examine(constraints: Path) -> Facts:
         nvcc=compiler.path if compiler else None,
         nvcc_release=f"{release[0]}.{release[1]}" if release else None,
         cuda_home=toolkit.home(compiler.path) if compiler else None,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         free_gb=_free_gb(),
         installed={name: _version(name) for name, module in MODULES.items() if importlib.util.find_spec(module)},
         headers=_headers(),
@@ -166,7 +169,16 @@ def _free_gb() -> float:
     except OSError:
         found = None
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(found[1]) / 1e6 if found else pages / 1e9
+    return min(int(found[1]) / 1e6 if found else pages / 1e9, _quota_gb())
+
+
+def _quota_gb(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """What a container or a job may still take; inf where it has no limit of its own."""
+    try:
+        most, used = ((root / f"memory.{name}").read_text() for name in ("max", "current"))
+        return (int(most) - int(used)) / 1e9
+    except (OSError, ValueError):  # "max": no limit
+        return math.inf
 
 
 def _headers() -> tuple[str, ...]:

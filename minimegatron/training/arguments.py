@@ -95,7 +95,8 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
         notes=tuple(found.notes),
     )
     check_run(run, world_size)
-    return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(flags)))
+    here = set(flags).union(*(values for name, values in from_file.items() if name in SECTIONS))
+    return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
 
 
 def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -162,6 +163,23 @@ def test_a_second_run_compiles_nothing_unless_forced(node, capsys, monkeypatch):
     assert node.run() == 1 and len(node.calls()) > before, "another torch is another try"
     assert node.run("--force", build="exit 0") == 0
     assert "both packages are installed" in capsys.readouterr().out
+
+
+def test_a_package_that_is_there_now_has_not_failed(node, capsys, monkeypatch):
+    assert node.run() == 1
+    monkeypatch.setattr(gpu_setup, "MODULES", {"transformer-engine": "math", "flash-attn": "math"})
+    monkeypatch.setattr(gpu_setup, "_version", lambda name: "1.0")
+    capsys.readouterr()
+    assert node.run() == 0
+    assert "tried before" not in capsys.readouterr().out
+
+
+def test_a_jobs_own_memory_counts(tmp_path):
+    assert gpu_setup._quota_gb(tmp_path) == math.inf
+    (tmp_path / "memory.current").write_text("2000000000\n")
+    for most, free in (("max\n", math.inf), ("20000000000\n", 18.0)):
+        (tmp_path / "memory.max").write_text(most)
+        assert gpu_setup._quota_gb(tmp_path) == free
 
 
 def test_a_long_build_gives_signs_of_life(node, capsys):

@@ -205,6 +205,12 @@ def test_options_without_effect_say_so(line, fields):
     assert all("counts only where" in note for note in said)
 
 
+def test_options_of_a_file_without_effect_say_so(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"model": {"yarn_beta_fast": 16.0}, "optimizer": {"lr_wsd_decay_iters": 3}}))
+    assert [note.split()[0] for note in parse(f"--config {path}").notes] == ["--yarn-beta-fast", "--lr-wsd-decay-iters"]
+
+
 @pytest.mark.parametrize(
     "line",
     [
