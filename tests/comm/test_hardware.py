@@ -105,7 +105,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_obstacle(monkeypatch):
 @pytest.mark.parametrize(
     ("driver", "version", "cuda", "visible", "what", "fix"),
     [
-        ("570.86.15", "2.13.0+cu130", "13.0", None, "built for CUDA 13.0, which needs driver 580", "+cu126, or another"),
+        ("570.86.15", "2.13.0+cu130", "13.0", None, "built for CUDA 13.0, which needs driver 580", "+cu126, or"),
         ("470.82", "2.12.0+cu126", "12.6", None, "needs driver 525.60.13", "a driver of 525.60.13 or newer"),
         ("580.65.06", "2.13.0+cpu", None, None, "is no build for CUDA", "+cu130, or +cu126"),
         ("535.104", "2.13.0+cpu", None, None, "is no build for CUDA", "+cu126, or another build for CUDA 12"),
