@@ -50,9 +50,14 @@ from minimegatron.errors import ConfigError
 
 @dataclasses.dataclass
 class _Here:
-    """What `init` made. There is one per process: a process is one rank."""
+    """What `init` made. There is one per process: a process is one rank.
+
+    The store is kept until the end: on rank 0 it may be the one that serves the others, and the process group, which
+    holds it too, goes before the last meeting.
+    """
 
     ledger: Ledger | None = None
+    store: dist.Store | None = None
     watch: Watch | None = None
     seconds: float = 60.0
     choice: hardware.Choice | None = None
@@ -93,7 +98,7 @@ def init(
         procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
         procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
     store, ledger = _stores(rank, world, timeout_seconds)
-    _here.ledger = ledger
+    _here.ledger, _here.store = ledger, store
     sys.excepthook = _excepthook
     ledger.store.set(f"pid/{rank}", json.dumps([*hardware.machine(), os.getpid()]))
     ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
@@ -148,7 +153,7 @@ def finish() -> None:
         ledger.meet("left", _here.seconds)
     else:
         ledger.come("left")
-    _here.ledger = _here.watch = None
+    _here.ledger = _here.watch = _here.store = None
 
 
 def described() -> str:

@@ -34,6 +34,24 @@ def exchange(rank: int, world: int, count: int) -> list[list[float]]:
     return [[v.min().item(), v.max().item()] for v in reversed(values)]
 
 
+def each_way(rank: int, world: int) -> tuple[bool, list[float]]:
+    """Which group carries what; and a column of a matrix, whose numbers do not lie side by side."""
+    mail, other = mail_of(world), 1 - rank
+    apart = mail.edge(0, 1).group is not mail.edge(1, 0).group
+    mail.send(torch.arange(6.0).view(3, 2)[:, 1] + 10 * rank, other, "a column")
+    mail.send(torch.arange(6.0).view(3, 2)[:, rank], other, "a column as it is")
+    received = [mail.receive(other, "a column", torch.Size([3]), torch.float32).wait() for _ in range(2)]
+    mail.drain()
+    return apart, torch.cat(received).tolist()
+
+
+def test_each_direction_has_its_group_and_tensors_may_have_holes(ranks):
+    assert ranks(2).run(each_way) == [
+        (True, [11.0, 13.0, 15.0, 1.0, 3.0, 5.0]),
+        (True, [1.0, 3.0, 5.0, 0.0, 2.0, 4.0]),
+    ]
+
+
 def test_messages_keep_their_order_and_their_direction(ranks):
     first, second = ranks(2).run(exchange, 20)
     assert first == [[100.0 + i] * 2 for i in range(20)]

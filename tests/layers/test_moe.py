@@ -200,8 +200,8 @@ def test_in_the_backward_pass_as_well(ranks):
     assert all(ranks(2).run(backward_overlaps))
 
 
-def loads(rank: int, world: int) -> tuple[list[int], int, float, list[float]]:
-    mesh = Mesh.build(ParallelConfig(expert_model_parallel_size=2))
+def loads(rank: int, world: int, layout: dict[str, Any]) -> tuple[list[int], int, float, list[float]]:
+    mesh = Mesh.build(ParallelConfig(**layout))
     layer = new_layer(
         mesh, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True, moe_aux_loss_coeff=0.1
     )
@@ -214,8 +214,13 @@ def loads(rank: int, world: int) -> tuple[list[int], int, float, list[float]]:
     return only.tokens, only.dropped, only.balancing_loss, layer.router.expert_bias.tolist()
 
 
-def test_loads_and_biases_are_those_of_all_ranks(ranks):
-    first, *others = ranks(4).run(loads)
+@pytest.mark.parametrize(
+    "layout",
+    [{"expert_model_parallel_size": 2}, {"tensor_model_parallel_size": 2, "sequence_parallel": True}],
+    ids=["ep", "tp"],
+)
+def test_loads_and_biases_are_those_of_all_ranks(ranks, layout):
+    first, *others = ranks(4).run(loads, layout)
     assert all(other == first for other in others)
     counts, dropped, balancing, bias = first
     assert sum(counts) == 4 * 2 * 12 * 3 and dropped == 0 and 0.1 < balancing < 0.2

@@ -98,6 +98,20 @@ def test_gradients_do_not_depend_on_the_layout(ranks):
     assert all(twin.problems(reports[0], 1e-6) for reports in ranks(4).run(alone)), "each rank for itself is seen"
 
 
+def part_of_the_table(rank: int, world: int) -> bool:
+    """Rows of uneven ranks: the first half of the tokens all like other experts than the second."""
+    x = logits()
+    x[20:] = x[20:].flip(1)
+    axis = Mesh.build(ParallelConfig(context_parallel_size=world)).tp_cp
+    mine = s.sinkhorn(x.chunk(world)[rank], axis)
+    torch.testing.assert_close(mine, s.sinkhorn(x, ALONE).chunk(world)[rank], rtol=1e-9, atol=1e-12)
+    return True
+
+
+def test_ranks_balance_the_tokens_of_all(ranks):
+    assert ranks(2).run(part_of_the_table) == [True, True]
+
+
 def without_tokens(rank: int, world: int) -> tuple[int, int]:
     axis = Mesh.build(ParallelConfig(context_parallel_size=world)).tp_cp
     table = s.sinkhorn(torch.zeros(0, 4), axis)

@@ -272,11 +272,11 @@ MUTANTS = (
     ),
     Mutant(
         "FP8 scales never move", "minimegatron/training/step.py", "    move_scales(model, mesh)\n", "",
-        "tests/layers/test_fp8_ranks.py tests/training -k fp8",
+        "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
         "biases of experts never move", "minimegatron/training/step.py", "        move_biases(model, load)\n",
-        "        pass\n", f"{_STEP} tests/training/test_experts.py",
+        "        pass\n", "tests/training/test_expert_bias.py",
     ),
     Mutant(
         "the loss is not divided by its unit", "minimegatron/training/step.py",
@@ -288,7 +288,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
-        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", _STEP,
+        "loss_mask.sum(dtype=torch.float64)", "loss_mask.sum()", "tests/training/test_reports.py",
     ),
     # ------------------------------------------------------------------------------------------- FP8
     Mutant(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tests.mutants.run import PROJECT, copy_of_the_project, planted, run_tests, survives
@@ -43,6 +41,6 @@ def test_is_noticed(mutant, folder):
 @pytest.mark.timeout(900)
 def test_what_changes_nothing_survives(folder):
     """The runner itself: a comment is no mistake, and the tests pass in the copy."""
-    harmless = dataclasses.replace(MUTANTS[0], after=MUTANTS[0].before + "  # unchanged")
+    harmless = MUTANTS[0]._replace(after=MUTANTS[0].before + "  # unchanged")
     assert survives(harmless, folder)
     assert run_tests(MUTANTS[0].tests, folder) == 0

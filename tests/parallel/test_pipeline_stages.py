@@ -14,6 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
+from minimegatron.layers.deferred import add_to_grad
 from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import build_schedule, forward_only, gpipe
@@ -142,6 +143,13 @@ def no_gradient(rank: int, world: int) -> None:
 def test_a_stage_without_a_gradient_is_named(ranks):
     with pytest.raises(RankError, match="stage 1 returned no gradient of its input at B0"):
         ranks(2).run(no_gradient, timeout=20)
+
+
+def test_gradients_that_were_put_off_add_up():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    for value in (1.0, 2.0):
+        add_to_grad(weight, torch.full((2,), value))
+    assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]
 
 
 def test_one_rank_needs_no_mail():
