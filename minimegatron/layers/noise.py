@@ -8,10 +8,10 @@ So a matrix is cut into tiles of 256 x 256, wherever its ranks may be, and every
     tile (i, j)  =  normal(stream(hash(seed, name, i, j)))        256 x 256, less at the edges
 
 A part of rows or of columns costs what it holds, and at its edges the rest of some tiles: 10 ns a number, 14 where a
-part of many tiles is thrown away; to begin a stream costs 8,000 ns, a hundredth of a tile. The stream is numpy's SFC64, whose 256 bits of state begin at a
-hash: of all tiles of all models no two will ever overlap. numpy makes normal numbers of it by a table (ziggurat;
-Marsaglia & Tsang 2000), with integers and one product, so they do not depend on how a machine computes a logarithm, but
-for one in a few thousand.
+part of many tiles is thrown away; to begin a stream costs 8,000 ns, a hundredth of a tile. The stream is numpy's SFC64,
+whose 256 bits of state begin at a hash: of all tiles of all models no two will ever overlap. numpy makes normal numbers
+of it by a table (ziggurat; Marsaglia & Tsang 2000), with integers and one product, so they do not depend on how a
+machine computes a logarithm, but for one in a few thousand.
 
 Matrices of up to `WHOLE` numbers, and what is no matrix, are one stream of torch's: some hundredths of a second.
 """
