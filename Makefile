@@ -46,7 +46,7 @@ thorough: lint ## all that there is: every matrix in full, notebooks as on other
 	$(PYTEST) $(PARALLEL) $(NBVAL) --thorough $(or $(ARGS),tests labs solutions)
 
 stale: $(VENV)/.test ## labs and solutions are what their sources say
-	$(BIN)/python -m minimegatron.lab.build --check
+	$(BIN)/python -m labkit.build --check
 
 notebooks: stale ## labs and solutions also run to the outputs they store
 	$(PYTEST) $(PARALLEL) $(NBVAL) labs solutions

@@ -23,8 +23,8 @@ from minimegatron import trace
 from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
-from minimegatron.comm.workers import WarmPool
 from minimegatron.config import ParallelConfig
+from minimegatron.launch.workers import WarmPool
 from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import SCHEDULES, build_schedule

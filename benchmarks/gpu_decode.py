@@ -74,7 +74,11 @@ def bytes_of_a_step(model: GPTModel, cache: StaticCache) -> int:
 
 
 def measure(
-    device: torch.device, smoke: bool, timer: Timer, recorders: Callable[[], Recorder] | None, compiled: bool,
+    device: torch.device,
+    smoke: bool,
+    timer: Timer,
+    recorders: Callable[[], Recorder] | None,
+    compiled: bool,
     found: Found,
 ) -> Iterator[Yielded]:
     """A word in each way that is compiled, or in each that is not; the first way comes before either.

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from minimegatron.comm import procs
+from minimegatron.launch import procs
 
 END_SECONDS = 10.0  # for a process that was told to end
 ANSWER_SECONDS = 60.0  # for the driver's first answer

@@ -26,8 +26,8 @@ import torch
 from benchmarks.paired import paired
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import WarmPool
 from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.dispatch import dispatch_bytes
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import initialize

@@ -30,7 +30,7 @@ from torch import nn
 from benchmarks.contenders import cpu_seconds, nothing
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import WarmPool
+from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, initialize
 

@@ -26,8 +26,8 @@ from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import spans_of
-from minimegatron.comm.workers import WarmPool
 from minimegatron.config import ParallelConfig
+from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.mask import AttentionMask
 
 

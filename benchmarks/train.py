@@ -24,7 +24,7 @@ import torch
 from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import WarmPool
+from minimegatron.launch.workers import WarmPool
 from minimegatron.models.zoo import count_parameters
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Take the README's pictures out of lab 01 as it was executed: what they show is what a learner sees.
 
-    python docs/pictures.py
+python docs/pictures.py
 """
 
 from __future__ import annotations

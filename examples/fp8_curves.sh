@@ -20,7 +20,7 @@ declare -A RECIPE=(
 for names in "${@:-bf16 delayed delayed1024 tensorwise blockwise mxfp8}"; do
     for name in $names; do
         rm -f "runs/fp8-$name.jsonl"
-        OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "${PYTHON:-python}" -m minimegatron.pretrain_gpt \
+        OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "${PYTHON:-python}" -m minimegatron.commands.pretrain_gpt \
             --corpus stdlib-docs --vocab-size 2048 \
             --num-layers 4 --hidden-size 128 --num-attention-heads 4 --ffn-hidden-size 384 --normalization RMSNorm \
             --swiglu --disable-bias-linear --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 \

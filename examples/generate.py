@@ -16,11 +16,11 @@ import torch
 
 from minimegatron.checkpoint.folder import read_folder
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.rank import init, run_rank
 from minimegatron.config import ParallelConfig
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
+from minimegatron.launch.rank import init, run_rank
 from minimegatron.layers.param import load_logical
 from minimegatron.models.decoder import GPTModel
 

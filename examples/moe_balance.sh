@@ -22,7 +22,7 @@ for balance in "${@:-aux bias none}"; do
     for name in $balance; do
         rm -f "runs/moe-$name.jsonl"
         OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} torchrun --standalone --nproc-per-node "$NPROC" \
-            -m minimegatron.pretrain_gpt --corpus stdlib-docs --vocab-size 1024 \
+            -m minimegatron.commands.pretrain_gpt --corpus stdlib-docs --vocab-size 1024 \
             --num-layers 2 --hidden-size 96 --num-attention-heads 4 --ffn-hidden-size 192 --normalization RMSNorm \
             --swiglu --disable-bias-linear --position-embedding-type rope --hidden-dropout 0 --attention-dropout 0 \
             --num-experts 8 --moe-router-topk 1 ${BALANCE[$name]} \

@@ -13,7 +13,7 @@ NPROC=${NPROC:-4}
 LAYOUT=(--tensor-model-parallel-size 2 --sequence-parallel)
 if [ "$NPROC" -eq 1 ]; then LAYOUT=(); fi
 
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} torchrun --standalone --nproc-per-node "$NPROC" -m minimegatron.pretrain_gpt \
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} torchrun --standalone --nproc-per-node "$NPROC" -m minimegatron.commands.pretrain_gpt \
     --preset laptop-10m --corpus stdlib "${LAYOUT[@]}" \
     --seq-length 128 --micro-batch-size 4 --global-batch-size 16 --train-iters 50 \
     --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 5 --weight-decay 0.1 --clip-grad 1.0 \

@@ -16,13 +16,13 @@ import torch
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.rank import init, run_rank
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.data.builder import build_datasets
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.data.gpt_dataset import GPTDatasetConfig
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.tokenizer import NullTokenizer
+from minimegatron.launch.rank import init, run_rank
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel

@@ -1,7 +1,11 @@
 """minimegatron: every technique that Megatron-LM trains frontier models with, small enough to read in a week.
 
-Import what you need from its room: `minimegatron.comm.mesh`, `minimegatron.layers.linear`,
+Import what you need from its package: `minimegatron.comm.mesh`, `minimegatron.layers.linear`,
 `minimegatron.models.decoder`, `minimegatron.training.step` ... Importing the package itself costs nothing.
 """
 
+from minimegatron.moved import announce
+
 __version__ = "0.1.0"
+
+announce()

@@ -15,14 +15,17 @@ from minimegatron.errors import ConfigError, MinimegatronError, did_you_mean
 
 # command -> (module with main(argv), what it does)
 COMMANDS = {
-    "train": ("minimegatron.pretrain_gpt", "train a GPT; N ranks: torchrun --nproc-per-node N -m minimegatron train"),
+    "train": (
+        "minimegatron.commands.pretrain_gpt",
+        "train a GPT; ranks: torchrun --nproc-per-node N -m minimegatron train",
+    ),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.training.experts", "how evenly a training loaded its experts; a better placement"),
-    "lab": ("minimegatron.jupyter", "open JupyterLab on the labs"),
-    "build-labs": ("minimegatron.lab.build", "write the notebooks from their sources; --check says which are stale"),
-    "grade": ("minimegatron.lab.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
-    "progress": ("minimegatron.lab.progress", "your points in each lab"),
-    "doctor": ("minimegatron.doctor", "say what this machine can do, how things run on it, and what to add"),
+    "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
+    "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),
+    "grade": ("labkit.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
+    "progress": ("labkit.progress", "your points in each lab"),
+    "doctor": ("minimegatron.commands.doctor", "say what this machine can do, how things run on it, and what to add"),
 }
 
 

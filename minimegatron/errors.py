@@ -6,7 +6,7 @@ A message has three parts, always in this order::
       where: SelfAttention of layer 3, rank 1
       fix: choose a tensor_model_parallel_size that divides 6: 1, 2, 3, 6
 
-The class decides the exit status of every command (`minimegatron ...`, `python -m minimegatron.pretrain_gpt`):
+The class decides the exit status of every command (`minimegatron ...`, `python -m minimegatron.commands.pretrain_gpt`):
 
 | class             | exit | meaning                                                        |
 |-------------------|------|----------------------------------------------------------------|

@@ -14,10 +14,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from minimegatron.comm import procs
-from minimegatron.comm.forkclient import this_process
-from minimegatron.comm.workers import WarmPool, shared_pool
 from minimegatron.data.corpus import prepare_corpus
+from minimegatron.launch import procs
+from minimegatron.launch.forkclient import this_process
+from minimegatron.launch.workers import WarmPool, shared_pool
 from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.
@@ -29,7 +29,9 @@ this_process().preload = ("pytest", "hypothesis", "transformers")  # functions t
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--trials", type=int, default=1,
+        "--trials",
+        type=int,
+        default=1,
         help="at how many random moments each fault of tests/faults strikes, and with how many seeds a notebook runs",
     )
     parser.addoption("--thorough", action="store_true", help="also what is marked `thorough`: whole matrices")

@@ -21,22 +21,24 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minimegatron"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MODULES = sorted(PACKAGE.rglob("*.py"))
+PACKAGES = (PACKAGE, ROOT / "labkit", ROOT / "course")
+# Everything that is imported; the source of a lab is text.
+MODULES = sorted(p for package in PACKAGES for p in package.rglob("*.py") if p.name != "lab.py")
 
 OWN_PROCESSES = "a pipe between processes that this package started itself; nothing is read from outside"
 LEARNERS_CODE = "runs the learner's own code, in a process made for it"
-# (file, what) -> why it may. CK-15: nothing that is read is executed.
+# (file, what) -> why it may. Nothing that is read is executed.
 RUNS_CODE = {
-    ("comm/forkserver.py", "import pickle"): OWN_PROCESSES,
-    ("comm/forkclient.py", "import pickle"): OWN_PROCESSES,
-    ("comm/workers.py", "import pickle"): OWN_PROCESSES,
-    ("lab/magics.py", "exec"): LEARNERS_CODE,
-    ("lab/player.py", "exec"): LEARNERS_CODE,
-    ("lab/warm.py", "exec"): LEARNERS_CODE,
-    ("lab/workspace.py", "exec"): LEARNERS_CODE,
+    ("launch/forkserver.py", "import pickle"): OWN_PROCESSES,
+    ("launch/forkclient.py", "import pickle"): OWN_PROCESSES,
+    ("launch/workers.py", "import pickle"): OWN_PROCESSES,
+    ("labkit/magics.py", "exec"): LEARNERS_CODE,
+    ("labkit/player.py", "exec"): LEARNERS_CODE,
+    ("labkit/warm.py", "exec"): LEARNERS_CODE,
+    ("labkit/workspace.py", "exec"): LEARNERS_CODE,
 }
 GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.outstanding`"
-# (file, call) -> why it needs no deadline of its own. FT-19: nothing waits for ever.
+# (file, call) -> why it needs no deadline of its own. Nothing waits for ever.
 WAITS = {
     ("comm/collectives.py", "wait"): GROUPS_TIMEOUT,
     ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
@@ -47,30 +49,30 @@ WAITS = {
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
-    ("comm/forkclient.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
-    ("comm/forkserver.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
+    ("launch/forkclient.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
+    ("launch/forkserver.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }
 CLEAN = "builds the environment of the processes it starts"
 LAUNCHER = "a launcher tells ranks who they are through the environment, and passes its own on"
 # file -> why it may read the environment. Behaviour is decided by arguments.
 READS_ENVIRONMENT = {
-    "jupyter.py": "a command: is there a display, is this a container",
-    "doctor.py": "whether CUDA_VISIBLE_DEVICES hides the GPUs that nvidia-smi lists",
-    "comm/hardware.py": "the same, and what CUDA itself reads before it begins",
+    "commands/jupyter.py": "a command: is there a display, is this a container",
+    "commands/doctor.py": "whether CUDA_VISIBLE_DEVICES hides the GPUs that nvidia-smi lists",
+    "launch/hardware.py": "the same, and what CUDA itself reads before it begins",
     **{
-        f"comm/{name}.py": LAUNCHER
-        for name in ("agent", "blame", "forkclient", "forkserver", "launch", "launchers", "rank", "workers")
+        f"launch/{name}.py": LAUNCHER
+        for name in ("agent", "blame", "forkclient", "forkserver", "torchrun", "launchers", "rank", "workers")
     },
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",
     "kernels/toolkit.py": "which CUDA toolkit the user means",
-    "lab/build.py": CLEAN,
-    "lab/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
-    "lab/fresh.py": CLEAN,
-    "lab/nursery.py": CLEAN,
+    "labkit/build.py": CLEAN,
+    "labkit/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
+    "labkit/fresh.py": CLEAN,
+    "labkit/nursery.py": CLEAN,
 }
 # file -> why it may rebind a global.
-GLOBALS = {"comm/forkclient.py": "a process has at most one fork server, and a fork of it has none yet"}
+GLOBALS = {"launch/forkclient.py": "a process has at most one fork server, and a fork of it has none yet"}
 
 
 def tracked() -> list[Path]:
@@ -95,7 +97,7 @@ def texts() -> dict[Path, str]:
 
 @functools.cache
 def trees() -> dict[str, ast.Module]:
-    return {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in MODULES}
+    return {str(p.relative_to(ROOT)).removeprefix("minimegatron/"): ast.parse(p.read_text()) for p in MODULES}
 
 
 # ---------------------------------------------------------------------------------------------- environment
@@ -224,7 +226,7 @@ def readme_tree() -> dict[str, str]:
 
 def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
     tree = readme_tree()
-    folders = {str(p.parent.relative_to(ROOT)) + "/" for p in MODULES if p.name == "__init__.py"}
+    folders = {str(p.parent.relative_to(ROOT)) + "/" for p in PACKAGE.rglob("__init__.py")}
     rooms = {folder for folder in folders if folder.count("/") == 2}
     top = {p.parts[0] + "/" for p in texts() if len(p.parts) > 1 and not p.parts[0].startswith(".")}
     modules = {f"minimegatron/{p.name}" for p in PACKAGE.glob("*.py") if not p.name.startswith("__")}
@@ -239,7 +241,7 @@ def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
 
 @pytest.mark.parametrize("name", trees())
 def test_every_module_has_a_docstring(name):
-    assert ast.get_docstring(trees()[name]), f"minimegatron/{name} does not say what it is"
+    assert ast.get_docstring(trees()[name]), f"{name} does not say what it is"
 
 
 def called(node: ast.Call) -> str:

@@ -159,9 +159,7 @@ def _rope(keys: Keys) -> dict[str, Any]:
         fields["rotary_percent"] = float(share)
     kinds = ("default", "yarn") if keys.family == "deepseek_v3" else ("default", "linear", "llama3", "yarn")
     if kind not in kinds:
-        raise ConfigError(
-            f"rope_type {kind!r} is not supported in {keys.family}", fix=f"supported: {', '.join(kinds)}"
-        )
+        raise ConfigError(f"rope_type {kind!r} is not supported in {keys.family}", fix=f"supported: {', '.join(kinds)}")
     if kind != "default":
         fields.update(rope_scaling_type=kind, rope_scaling_factor=float(scaling["factor"]))
     if kind in ("llama3", "yarn"):

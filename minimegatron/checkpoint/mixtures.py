@@ -106,4 +106,3 @@ MIXTURES: dict[str, Callable[[Keys], dict[str, Any]]] = {
 
 def _pattern(has_experts: list[bool]) -> str:
     return "[" + ",".join("1" if has else "0" for has in has_experts) + "]"
-

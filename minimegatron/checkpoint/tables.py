@@ -104,8 +104,6 @@ def _experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]
     )
 
 
-
-
 def _shared_experts(their_name: str) -> tuple[Row, ...]:
     """The MLP's rows, for the shared expert."""
     return tuple(

@@ -4,9 +4,9 @@ The problem in a sentence: on NCCL `work.wait()` returns at once and only makes 
 never comes blocks much later, in some `.tolist()`, where no deadline of ours can raise; and after the group's timeout
 torch's watchdog aborts a process that waited, without a word about the one that did not come.
 
-So every communication is written down before it is called, and crossed off when its work is complete. `comm.watch`
+So every communication is written down before it is called, and crossed off when its work is complete. `launch.watch`
 looks at the oldest one every half second. When that is older than the deadline it asks the other ranks where they are,
-and ends this rank with the error, and the status 7, that a rank on gloo would have had (`comm.blame`). torch's own
+and ends this rank with the error, and the status 7, that a rank on gloo would have had (`launch.blame`). torch's own
 timeout is later by `WATCHDOG_SECONDS`: its watchdog speaks only where ours could not.
 
 | backend | a wait that is too long                                  | found by                      |

@@ -25,7 +25,7 @@ microbatches. `tests/parallel/nccl_order.py` plays the executor by these rules, 
 accepts deadlocks. Three things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not
 that of its stream) waits for the receive that was posted ahead, whose sender waits for this rank. So does whatever
 frees memory of the device (`torch.cuda.empty_cache()`, or torch itself before it gives up for lack of memory). And
-`CUDA_DEVICE_MAX_CONNECTIONS=1` puts the edges into one line again (`comm/hardware`).
+`CUDA_DEVICE_MAX_CONNECTIONS=1` puts the edges into one line again (`launch/hardware`).
 
 | what travels            | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|

@@ -19,8 +19,8 @@ import math
 
 import torch
 
-from minimegatron import precision, variants
-from minimegatron.fields import Config, divides, opt, require
+from minimegatron.config import precision, variants
+from minimegatron.config.fields import Config, divides, opt, require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from minimegatron.config.fields import Config, opt, require
+from minimegatron.config.stages import SCHEDULES
 from minimegatron.errors import ConfigError
-from minimegatron.fields import Config, opt, require
-from minimegatron.stages import SCHEDULES
 
 ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 

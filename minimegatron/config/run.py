@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from minimegatron.fields import Config, opt, require
+from minimegatron.config.fields import Config, opt, require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,12 +29,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minimegatron.comm.procs import usable_cores
 from minimegatron.data.encode import Encoded, Encoder, Encoding
 from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype
 from minimegatron.data.jsonl import MAX_LINE_BYTES, JsonlReader, Line
 from minimegatron.data.tokenizer import TOKENIZERS
 from minimegatron.errors import ConfigError, DataError, MinimegatronError, did_you_mean
+from minimegatron.launch.procs import usable_cores
 
 BATCH_LINES, BATCH_BYTES = 256, 1 << 20
 

@@ -31,11 +31,11 @@ from pathlib import Path
 
 import torch
 
-from minimegatron.comm import procs
 from minimegatron.data.publish import build_once
 from minimegatron.errors import DataError
 from minimegatron.kernels import toolkit
 from minimegatron.kernels.toolkit import KernelsUnavailable
+from minimegatron.launch import procs
 
 CSRC = Path(__file__).parent / "csrc"
 COMPILE_DEADLINE_S = 600.0

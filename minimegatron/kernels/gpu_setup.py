@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm.procs import usable_cores
 from minimegatron.data.publish import publish, read_json, to_json
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import gpu_plan, toolkit
 from minimegatron.kernels.gpu_plan import Facts, Step
+from minimegatron.launch.procs import usable_cores
 
 MODULES = {"transformer-engine": "transformer_engine", "flash-attn": "flash_attn"}
 LONGEST_S, PULSE_S = 6 * 3600.0, 30.0

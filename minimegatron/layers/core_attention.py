@@ -191,9 +191,7 @@ class CoreAttention(nn.Module):
             return self._engine(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
 
 
-def remembered(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
-) -> torch.Tensor:
+def remembered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
     """Attention of n new tokens to m remembered ones.
 
     Args:

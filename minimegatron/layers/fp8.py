@@ -70,7 +70,7 @@ import torch.nn.functional as F
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis
-from minimegatron.fields import require
+from minimegatron.config.fields import require
 from minimegatron.kernels import reference
 from minimegatron.kernels.switch import kernels
 

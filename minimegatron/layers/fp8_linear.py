@@ -47,7 +47,7 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Axis
-from minimegatron.fields import require
+from minimegatron.config.fields import require
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of

@@ -21,11 +21,11 @@ from torch import nn
 
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.config.precision import check_fp8_dims
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
 from minimegatron.layers.moe import Experts
-from minimegatron.precision import check_fp8_dims
 
 KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
 

@@ -32,7 +32,7 @@ from torch import nn
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis
-from minimegatron.fields import require
+from minimegatron.config.fields import require
 from minimegatron.kernels import reference
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, cast, cast_at_once, cast_tiles
 

@@ -108,9 +108,7 @@ class MultiLatentAttention(nn.Module):
 
         def up(rank: int, width: int) -> Any:
             sp = mesh.sequence_parallel
-            return column(
-                rank, heads * width, mesh.tp, init=init, bias=False, sequence_parallel=sp, dtype=config.dtype
-            )
+            return column(rank, heads * width, mesh.tp, init=init, bias=False, sequence_parallel=sp, dtype=config.dtype)
 
         q = config.q_lora_rank
         if q is None:

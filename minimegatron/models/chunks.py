@@ -1,6 +1,6 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
-A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (minimegatron/stages.py) says which layers a
+A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
 
     L = 8, p = 2, v = 2, round robin            V-shaped
@@ -35,6 +35,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import initialize, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
@@ -42,7 +43,6 @@ from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.actions import Placement
 from minimegatron.parallel.schedule_check import require_runnable
 from minimegatron.parallel.schedules import SCHEDULES, Schedule, build_schedule, forward_only
-from minimegatron.stages import StagePlan, plan_stages
 
 
 class ModelChunks(nn.Module):

@@ -30,7 +30,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config import TransformerConfig
-from minimegatron.fits import check_model_fits
+from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout

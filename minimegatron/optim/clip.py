@@ -46,7 +46,7 @@ import torch
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Axis, Mesh
-from minimegatron.fields import require
+from minimegatron.config.fields import require
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.fused import NormReader
 

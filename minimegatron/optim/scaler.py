@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from minimegatron.config import OptimizerConfig
+from minimegatron.config.fields import require
 from minimegatron.errors import CheckpointError
-from minimegatron.fields import require
 
 
 class GradScaler(Protocol):

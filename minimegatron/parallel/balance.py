@@ -38,8 +38,8 @@ from minimegatron import trace
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
+from minimegatron.config.variants import BALANCING
 from minimegatron.layers.router import TopKRouter, tally_size
-from minimegatron.variants import BALANCING
 
 
 @dataclasses.dataclass(frozen=True)

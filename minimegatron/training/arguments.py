@@ -231,7 +231,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with a group for each configuration; `--help` prints all of it."""
     parser = _Parser(
         prog="pretrain_gpt",
-        usage="[torchrun --nproc-per-node N] -m minimegatron.pretrain_gpt [flags]",
+        usage="[torchrun --nproc-per-node N] -m minimegatron.commands.pretrain_gpt [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Train a decoder-only language model. Flags, meanings and defaults are Megatron-LM's.",

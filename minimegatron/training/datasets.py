@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from minimegatron.comm.agreement import require_agreement
 from minimegatron.comm.guard import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
@@ -34,6 +33,7 @@ from minimegatron.data.loader import DataLoader
 from minimegatron.data.masking import Batch
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
+from minimegatron.launch.agreement import require_agreement
 from minimegatron.training.facts import file_fact
 from minimegatron.training.run import RunConfig
 
@@ -60,7 +60,7 @@ class RunData:
     prefixes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """What every rank must have opened, for `comm.agreement`; a file's folder may be another on each node."""
+        """What every rank must have opened, for `launch.agreement`; a file's folder may be another on each node."""
         files = [prefix + suffix for prefix in self.prefixes for suffix in (".bin", ".idx")]
         facts: dict[str, Any] = {
             f"data file {k} ({os.path.basename(path)})": file_fact(path) for k, path in enumerate(files)

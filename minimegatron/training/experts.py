@@ -33,8 +33,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from minimegatron.config.fields import divides
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.fields import divides
 from minimegatron.parallel.balance import LayerLoad, imbalance
 
 WINDOW = 100  # steps that the table at the end of a training looks back on

@@ -1,4 +1,4 @@
-"""What a rank of a training run was given, as plain data: what `comm/agreement` compares between ranks.
+"""What a rank of a training run was given, as plain data: what `launch/agreement` compares between ranks.
 
 | facts                                                 | compared                        | because                 |
 |-------------------------------------------------------|---------------------------------|-------------------------|

@@ -115,9 +115,7 @@ REFUSED: dict[str, str] = {
         "replication* strict-fsdp-*"
     ),
     "other options of experts": "moe-* enable-gpt-oss",
-    "multi-latent attention": (
-        "cache-mla-latents mla-*"
-    ),
+    "multi-latent attention": ("cache-mla-latents mla-*"),
     "YaRN and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
     "other options of multi-token prediction": "mtp-*",
     "state-space and hybrid models": "mamba-* hybrid-* is-hybrid-model linear-attention-* linear-conv-*",
@@ -147,9 +145,7 @@ REFUSED: dict[str, str] = {
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",
-    "FP8 parameters and attention, and FP4": (
-        "fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"
-    ),
+    "FP8 parameters and attention, and FP4": ("fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"),
     "Transformer Engine": "use-te use-transformer-engine-op-fuser",
     "other CUDA graphs": "cuda-graph-* external-cuda-graph optimizer-cuda-graph",
     "activation offload": (

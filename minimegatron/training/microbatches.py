@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.fields import require
+from minimegatron.config.fields import require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,7 @@ from minimegatron.comm.guard import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.replicas import check_copies
+from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
@@ -46,7 +47,6 @@ from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.stages import plan_stages
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW

@@ -22,7 +22,7 @@ from minimegatron.training.trainer import Trainer
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2"
-PRETRAIN = "-m minimegatron.pretrain_gpt --mock-data"
+PRETRAIN = "-m minimegatron.commands.pretrain_gpt --mock-data"
 TINY = (
     "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --lr 1e-2 --hidden-dropout 0 "
     "--attention-dropout 0 --micro-batch-size 2 --global-batch-size 4"
@@ -55,7 +55,7 @@ def python(line: str, cwd: Path, seconds: float = 120.0, env: Mapping[str, str] 
 # One interpreter imports torch and then becomes each of the commands in turn: what a start costs is paid once.
 BECOME = """
 import json, os, runpy, sys
-import minimegatron.pretrain_gpt
+import minimegatron.commands.pretrain_gpt
 for name, words in json.loads(sys.argv[1]).items():
     pid = os.fork()
     if not pid:
@@ -67,7 +67,7 @@ for name, words in json.loads(sys.argv[1]).items():
         os._exit(0)
     print(name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-MODULE = "minimegatron.pretrain_gpt"
+MODULE = "minimegatron.commands.pretrain_gpt"
 LOOP = f"{ROOT / 'examples' / 'simple_loop.py'} --steps 4"
 ALONE = {
     "loop": LOOP,
@@ -183,7 +183,7 @@ def test_tasks_of_srun_meet(tmp_path):
     script.write_text(
         "import torch\n"
         "from minimegatron.comm.collectives import all_reduce\nfrom minimegatron.comm.mesh import Axis\n"
-        "from minimegatron.comm.rank import described, finish, init\n"
+        "from minimegatron.launch.rank import described, finish, init\n"
         "rank, world = init(30)\n"
         "print(rank, all_reduce(torch.ones(1), Axis.world('all')).item(), described())\nfinish()"
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from minimegatron.comm import procs
+from minimegatron.launch import procs
 
 VICTIM = Path(__file__).with_name("victim.py")
 PACKAGE = Path(procs.__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def background(folder: Path, *command: str, timeout: float = 20.0) -> Iterator[t
 
 def agent(nproc: int, *args: str) -> list[str]:
     """The command line of our `torchrun` with the victim."""
-    return ["-m", "minimegatron.comm.agent", "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
+    return ["-m", "minimegatron.launch.agent", "--standalone", f"--nproc-per-node={nproc}", str(VICTIM), *args]
 
 
 def listening(pids: list[int]) -> set[str]:

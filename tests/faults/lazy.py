@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import launch
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
+from minimegatron.launch import rank as launch
 from tests.faults.victim import happen
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from minimegatron.comm import procs
 from minimegatron.errors import RankError
+from minimegatron.launch import procs
 from tests.faults import helpers
 
 
@@ -38,7 +38,7 @@ def gone(pids: list[int], seconds: float = 5.0) -> None:
 
 SCRIPT = """
 import sys
-from minimegatron.comm.launch import init, run_rank
+from minimegatron.launch.rank import init, run_rank
 from tests.faults.test_daemons import hide
 
 def main():
@@ -54,8 +54,8 @@ run_rank(main)
 @pytest.mark.parametrize(
     ("launcher", "how"),
     [
-        ("minimegatron.comm.agent", "raise"),
-        pytest.param("minimegatron.comm.agent", "end", marks=pytest.mark.thorough),
+        ("minimegatron.launch.agent", "raise"),
+        pytest.param("minimegatron.launch.agent", "end", marks=pytest.mark.thorough),
         pytest.param("torch.distributed.run", "end", marks=pytest.mark.thorough),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_daemon_does_not_keep_the_caller_waiting_for_a_dead_rank(ranks: Any) -
 
 OWNER = """
 import sys
-from minimegatron.comm.workers import WarmPool
+from minimegatron.launch.workers import WarmPool
 from tests.faults.test_daemons import stay
 WarmPool(2).run(stay, sys.argv[1], timeout=600)
 """

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.comm import guard
-from minimegatron.comm.workers import WarmPool
 from minimegatron.errors import RankError
+from minimegatron.launch.workers import WarmPool
 from tests import twin
 from tests.faults import helpers
 

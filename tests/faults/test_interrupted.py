@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minimegatron.comm import procs
-from minimegatron.comm.launch import launch
+from minimegatron.launch import procs
+from minimegatron.launch.torchrun import launch
 from tests.faults import helpers
 from tests.thorough import mostly_thorough
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.launch import launch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
+from minimegatron.launch.torchrun import launch
 from tests.faults import helpers
 
 

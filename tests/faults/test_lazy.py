@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from minimegatron.comm import blame, outstanding
-from minimegatron.comm.launch import launch
-from minimegatron.comm.ledger import Ledger, Position
+from minimegatron.comm import outstanding
 from minimegatron.comm.mesh import Axis
 from minimegatron.comm.outstanding import WATCHDOG_SECONDS, Outstanding, group_timeout
-from minimegatron.comm.watch import Overdue, Watch
 from minimegatron.errors import DeadlineError
+from minimegatron.launch import blame
+from minimegatron.launch.ledger import Ledger, Position
+from minimegatron.launch.torchrun import launch
+from minimegatron.launch.watch import Overdue, Watch
 from tests.faults import helpers
 
 LAZY = helpers.VICTIM.with_name("lazy.py")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from minimegatron.comm import procs
-from minimegatron.comm.launch import Run, launch
-from minimegatron.comm.workers import WarmPool
+from minimegatron.launch import procs
+from minimegatron.launch.torchrun import Run, launch
+from minimegatron.launch.workers import WarmPool
 from tests.faults import helpers
 
 

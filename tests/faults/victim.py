@@ -12,11 +12,11 @@ import time
 
 import torch
 
-from minimegatron.comm import launch
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
+from minimegatron.launch import rank as launch
 
 
 def happen(what: str) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import shared_pool
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.param import gather_logical, layout_of, load_logical, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 
-from minimegatron.comm import procs
 from minimegatron.kernels import build, launch
+from minimegatron.launch import procs
 
 TINY = """
 #include <stdint.h>

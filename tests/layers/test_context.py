@@ -16,8 +16,8 @@ from minimegatron.comm import ring
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions, rank_spans, spans_of
 from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.fits import check_model_fits
 from minimegatron.layers import context, tiles
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.mask import AttentionMask

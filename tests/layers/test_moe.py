@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.fits import check_model_fits
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import gather_logical, initialize, layout_of, logical_parameters
 from minimegatron.parallel.balance import count_loads, move_biases

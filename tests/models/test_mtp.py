@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
+from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
-from minimegatron.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import load_logical, logical_parameters

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.mutants.table import MUTANTS, Mutant
 
 PROJECT = Path(__file__).resolve().parents[2]
-PARTS = ("minimegatron", "tests", "solutions", "conftest.py", "pyproject.toml")
+PARTS = ("minimegatron", "labkit", "course", "tests", "conftest.py", "pyproject.toml")
 SECONDS = 300.0
 
 

@@ -38,7 +38,7 @@ SEEDS = (1, 2)"""
 def test_kernels_and_ranks_are_on_the_other_machine_and_a_difference_is_told(tmp_path: Path) -> None:
     able = "import torch; print(torch.backends.cpu.get_cpu_capability())"
     cells = [
-        ("%load_ext minimegatron.lab\n%lab 00_mini tests.lab.mini_course", None),
+        ("%load_ext course\n%lab 00_mini tests.labkit.mini_course", None),
         (able, "DEFAULT\n"),
         (f"%%ranks 2\n{able}", "[ranks 0-1] DEFAULT\n"),
         (f"{able}; print(1.25, torch.Generator().manual_seed(1).initial_seed())", "DEFAULT\n7.5 12\n"),

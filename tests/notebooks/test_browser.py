@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from minimegatron.lab.source import notebooks
+from labkit.source import notebooks
 from tests.notebooks import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(ROOT.glob("labs/[0-9][0-9]_*.ipynb")) + sorted(ROOT.glob("solutions/[0-9][0-9]_*.ipynb"))
-MINI = Path(__file__).resolve().parents[1] / "lab" / "mini" / "solutions" / "00_mini.py"
+MINI = Path(__file__).resolve().parents[1] / "labkit" / "mini" / "course"
 pytestmark = pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "not skipped")
 
 
@@ -24,8 +24,8 @@ def test_the_miniature_lab_runs_in_a_browser(tmp_path: Path) -> None:
 
     (tmp_path / "solutions").mkdir()
     (tmp_path / "labs").mkdir()
-    shutil.copy(MINI, tmp_path / "solutions")
-    for notebook, path in notebooks(tmp_path / "solutions" / MINI.name):
+    shutil.copytree(MINI, tmp_path / "course")
+    for notebook, path in notebooks(tmp_path / "course" / "00_mini" / "lab.py"):
         nbformat.write(notebook, path)
     seen = browser.visit(tmp_path / "solutions" / "00_mini.ipynb", tmp_path / "pictures" / "mini")
     kinds = [kind for cell in seen.outputs for kind in cell]

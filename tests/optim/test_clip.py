@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import shared_pool
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
+from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.clip import clip_coefficient, clip_grad_norm_, counts_here, grad_stats
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.workers import shared_pool
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import NumericsError
+from minimegatron.launch.workers import shared_pool
 from minimegatron.optim.optimizer import build_optimizer
 
 LAYOUT = {"tensor_model_parallel_size": 2}  # four ranks: tp 2, dp 2

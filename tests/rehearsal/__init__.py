@@ -11,7 +11,7 @@ compute. Losses come out as on the CPU, to rounding, so a rehearsal is also a te
 
     result = rehearse('''
     import torch
-    from minimegatron.comm.rank import report
+    from minimegatron.launch.rank import report
     x = torch.ones(3, device="cuda")
     report((x + 1).sum().item())
     ''')

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm import procs
+from minimegatron.launch import procs
 from tests.rehearsal import guard
 from tests.rehearsal.record import ROOT, Record
 
@@ -26,7 +26,7 @@ class Rank:
     Attributes:
         status: exit status, negative for a signal, None when the time was up.
         stdout, stderr: all of it.
-        report: what it gave to `minimegatron.comm.rank.report`, or None.
+        report: what it gave to `minimegatron.launch.rank.report`, or None.
         record: launches, host waits, messages and choices; empty without the device.
     """
 

@@ -5,7 +5,7 @@
     python -m tests.rehearsal.boot --nproc 4 --folder F script.py args...   four ranks, forked after the imports
 
 With `--folder` each rank writes there `out.R`, `err.R` and `record.R.json` (see `record.py`), and what it gave to
-`minimegatron.comm.rank.report`. `--gpus 0` is the control: the same ranks without the device. The exit status is 0
+`minimegatron.launch.rank.report`. `--gpus 0` is the control: the same ranks without the device. The exit status is 0
 when every rank's is.
 
 | option          | meaning                                                                       |
@@ -88,7 +88,7 @@ def run_script(script: str, arguments: list[str], record_to: Path | None) -> int
         _keep(record_to)
         if sys.excepthook is sys.__excepthook__:
             traceback.print_exc()
-        else:  # `comm.rank.init` has put its own there, which may end the process
+        else:  # `launch.rank.init` has put its own there, which may end the process
             sys.excepthook(type(error), error, error.__traceback__)
     _keep(record_to)
     return code
@@ -103,7 +103,7 @@ def _keep(record_to: Path | None) -> None:
 
 def _rank(rank: int, world: int, port: int, options: argparse.Namespace) -> NoReturn:
     """The life of a forked rank."""
-    from minimegatron.comm import procs
+    from minimegatron.launch import procs
 
     procs.die_with_parent(signal.SIGKILL, os.getppid())
     folder = Path(options.folder)

@@ -27,9 +27,7 @@ def parameters(cases: Mapping[str, Case]) -> list[Any]:
 def together(cases: Mapping[str, Case], name: str) -> tuple[str, ...]:
     """The names of the cases that run in one job with this one."""
     mine = cases[name]
-    alike = [
-        n for n, c in cases.items() if (c.fast, c.nproc, c.flash_attn) == (mine.fast, mine.nproc, mine.flash_attn)
-    ]
+    alike = [n for n, c in cases.items() if (c.fast, c.nproc, c.flash_attn) == (mine.fast, mine.nproc, mine.flash_attn)]
     place = 0 if mine.fast else alike.index(name) // TOGETHER * TOGETHER
     return tuple(alike if mine.fast else alike[place : place + TOGETHER])
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minimegatron.comm.rank import report
+from minimegatron.launch.rank import report
 from tests.rehearsal.record import RECORD
 
 

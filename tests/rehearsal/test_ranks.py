@@ -11,7 +11,7 @@ from tests.rehearsal.record import Record
 
 HEAD = """
 import datetime, os, sys, torch, torch.distributed as dist
-from minimegatron.comm.rank import init, finish, report
+from minimegatron.launch.rank import init, finish, report
 from tests.rehearsal.record import RECORD
 
 rank, world = init(30.0)
@@ -25,7 +25,9 @@ def refused(name, call):
     except Exception as error:
         answers[name] = f"{type(error).__name__}: {error}"
 """
-TALK = HEAD + """
+TALK = (
+    HEAD
+    + """
 other = torch.device("cuda", 1 - rank)
 refused("cpu", lambda: dist.all_reduce(torch.ones(2)))
 refused("cpu in a new group", lambda: dist.all_reduce(torch.ones(2), group=dist.new_group([0, 1])))
@@ -72,10 +74,11 @@ answers["launches"] = RECORD.count("launches", "all_reduce")
 report(answers)
 finish()
 """
+)
 # The receive is posted ahead, the device is synchronised, and only then the other rank is told to send.
 AHEAD = """
 import datetime, sys, torch, torch.distributed as dist
-from minimegatron.comm.rank import report
+from minimegatron.launch.rank import report
 dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=4))
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
@@ -163,7 +166,7 @@ def test_a_cpu_tensor_in_a_model_is_found_with_its_line() -> None:
 def test_without_devices_the_same_script_computes_on_the_cpu() -> None:
     script = """
     import torch
-    from minimegatron.comm.rank import report
+    from minimegatron.launch.rank import report
     report([torch.cuda.is_available(), (1 + torch.ones(1)).item()])
     """
     plain = rehearse(script, gpus=0)
@@ -173,5 +176,5 @@ def test_without_devices_the_same_script_computes_on_the_cpu() -> None:
 
 @pytest.mark.parametrize(("shown", "count"), [("1,3", 2), pytest.param("", 0, marks=pytest.mark.thorough)])
 def test_hidden_devices(shown: str, count: int) -> None:
-    script = "import torch\nfrom minimegatron.comm.rank import report\nreport(torch.cuda.device_count())\n"
+    script = "import torch\nfrom minimegatron.launch.rank import report\nreport(torch.cuda.device_count())\n"
     assert rehearse(script, gpus=4, env={"CUDA_VISIBLE_DEVICES": shown}).report == count

@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.rank import finish, init, report
 from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
+from minimegatron.launch.rank import finish, init, report
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.step import forward_backward
 from minimegatron.training.trainer import Trainer

@@ -13,9 +13,9 @@ import numpy
 import pytest
 import torch
 
-from minimegatron.comm.agreement import differences
-from minimegatron.comm.launch import launch
 from minimegatron.errors import ConfigError
+from minimegatron.launch.agreement import differences
+from minimegatron.launch.torchrun import launch
 from minimegatron.training import facts
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run import SECTIONS
@@ -116,7 +116,7 @@ def test_the_command_ends_with_2_and_one_message(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, shlex\n"
-        "from minimegatron.pretrain_gpt import main\n"
+        "from minimegatron.commands.pretrain_gpt import main\n"
         f"main(shlex.split({TINY!r}) + ['--hidden-size', '64'][: 2 * (os.environ['RANK'] == '1')])\n"
     )
     run = launch(script, 2, tmp_path / "run", timeout=60)

@@ -1,0 +1,16 @@
+"""Checks of lab 01: who talks to whom, and what a sum over ranks costs.
+
+| part               | exercises                                            |
+|--------------------|------------------------------------------------------|
+| `checks/predicted` | bytes_sent, axis_groups, my_samples, answers         |
+| `checks/ranks`     | ring_all_reduce, conjugates, overlap, rank_loss      |
+"""
+
+from __future__ import annotations
+
+from labkit.exercises import Lab
+
+from .checks.predicted import BYTES, GROUPS, QUESTIONS, SAMPLER
+from .checks.ranks import BUCKETS, LOSS, PAIR, RING
+
+LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, LOSS, QUESTIONS])

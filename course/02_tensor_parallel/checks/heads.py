@@ -1,0 +1,163 @@
+"""Lab 02, heads over tp: which rows of the packed QKV matrix a rank holds, and attention between f and g.
+
+The packed matrix stores, for each key/value group, its queries, its key and its value; so equal blocks of rows are
+whole groups. `_heads` is attention by the formula, with what can go wrong as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from labkit.checks import at_most, count, only
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Inputs = list[dict[str, Any]]
+
+# ----------------------------------------------------------------------------------------------- the packed QKV
+
+
+def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
+    """This rank's rows of the packed matrix: per key/value group its queries, its key, its value."""
+    groups = wk.shape[0] // d
+    packed = torch.cat([w.unflatten(0, (groups, -1)) for w in (wq, wk, wv)], 1)
+    return packed.flatten(0, 1).chunk(tp_size)[tp_rank]
+
+
+def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
+    """Heads of one row each, whose rows say which they are: query 3 is 3, key 1 is 101, value 1 is 201."""
+    starts = {"wq": (0, a), "wk": (100, g), "wv": (200, g)}
+    weights = {n: torch.arange(float(start), start + size)[:, None] for n, (start, size) in starts.items()}
+    return {**weights, "d": 1, "tp_rank": rank, "tp_size": t}
+
+
+def _grouped(draw: Draw) -> dict[str, Any]:
+    t = draw.choice([2, 4])
+    g = t * draw.integer(1, 2)
+    a, d, h = g * draw.integer(2, 3), draw.integer(2, 4), draw.integer(2, 4)
+    weights = {name: draw.tensor(heads * d, h) for name, heads in (("wq", a), ("wk", g), ("wv", g))}
+    return {**weights, "d": d, "tp_rank": draw.integer(0, t - 1), "tp_size": t}
+
+
+QKV = Exercise(
+    "qkv_part",
+    reference=qkv_part,
+    cases=[
+        Case("4 query heads, 2 groups, rank 1 of 2", _rows(4, 2, 2, 1)),
+        Case("8 query heads, 4 groups, rank 0 of 2", _rows(8, 4, 2, 0)),
+        Case("fewer groups than ranks: rank 1 of 4 with one group", _rows(6, 1, 4, 1)),
+        Case("other heads and ranks", _grouped, points=2, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
+            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries. Pack the rows by group first.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),
+            "The right heads in another order: the packed matrix stores queries, key, value of group 0, then those of "
+            "group 1.",
+        ),
+    ],
+    hint="groups = rows of wk / d. View wq as [groups, ...], wk and wv as [groups, d, h], concatenate along dim 1, "
+    "flatten, and take block tp_rank of tp_size equal blocks.",
+)
+
+# ---------------------------------------------------------------------------------------------------- attention
+
+
+def _drive_attention(
+    exercise: Any, x: Any, qkv: Any, proj: Any, d: int, queries_per_group: int, dy: Any
+) -> dict[str, Any]:
+    from minimegatron.comm.mesh import Axis
+
+    leaves = {"dx": x, "dqkv": qkv[0], "dqkv_bias": qkv[1], "dproj": proj[0], "dproj_bias": proj[1]}
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    y = exercise.attention(x, tuple(qkv), tuple(proj), d, queries_per_group, Axis.world("tp"))
+    y.backward(dy)
+    return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
+
+
+def _heads(
+    x: torch.Tensor, qkv: Any, d: int, per_group: int, *, causal: bool = True, tile: bool = False, scale: bool = True
+) -> torch.Tensor:
+    """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula."""
+    packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
+    q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
+    q = q.flatten(2, 3)
+    groups = k.shape[2]
+    which = torch.arange(groups * per_group)
+    which = which % groups if tile else which // per_group
+    k, v = k[:, :, which], v[:, :, which]
+    scores = torch.einsum("sbhd,tbhd->bhst", q, k) / (math.sqrt(d) if scale else 1)
+    if causal:
+        s = x.shape[0]
+        scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), -torch.inf)
+    return torch.einsum("bhst,tbhd->sbhd", scores.softmax(-1), v).flatten(2)
+
+
+def _attention(ranks: Inputs, f: bool = True, g_bias: int = 1, **how: bool) -> list[dict[str, torch.Tensor]]:
+    first = ranks[0]
+    xs = [r["x"].clone().requires_grad_() for r in ranks]
+    leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], *r["proj"])] for r in ranks]
+    y: Any = 0
+    for x, (w, c, p, _) in zip(xs, leaves, strict=True):
+        y = y + F.linear(_heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
+    (y + 0).backward(first["dy"])
+    dx = sum(x.grad for x in xs)  # type: ignore[misc]
+    out = y.detach() + g_bias * first["proj"][1]
+    db = first["dy"].sum((0, 1))
+    return [
+        {"y": out, "dx": dx if f else x.grad, "dqkv": w.grad, "dqkv_bias": c.grad, "dproj": p.grad, "dproj_bias": db}
+        for x, (w, c, p, _) in zip(xs, leaves, strict=True)
+    ]
+
+
+def _grouped_queries(draw: Draw, per_group: tuple[int, int] = (2, 3)) -> Inputs:
+    t, s, b, d = draw.integer(2, 3), draw.integer(3, 6), draw.integer(1, 2), 2 * draw.integer(1, 3)
+    g, n, h = draw.integer(2, 3), draw.integer(*per_group), draw.integer(4, 8)
+    x, dy, bias = draw.tensor(s, b, h), draw.tensor(s, b, h), draw.tensor(h)
+    out = []
+    for _ in range(t):
+        qkv = [draw.tensor(g * (n + 2) * d, h), draw.tensor(g * (n + 2) * d)]
+        proj = [draw.tensor(h, g * n * d), bias.clone()]
+        rest = {"d": d, "queries_per_group": n, "dy": dy.clone()}
+        out.append({"x": x.clone(), "qkv": qkv, "proj": proj, **rest})
+    return out
+
+
+def _one_query(draw: Draw) -> Inputs:
+    return _grouped_queries(draw, (1, 1))
+
+
+ATTENTION = Exercise(
+    "attention",
+    reference=_attention,
+    drive=_drive_attention,
+    cases=[
+        Case("one query head for each key/value head", _one_query, hidden=True),
+        Case("grouped queries", _grouped_queries, points=2, hidden=True),
+        Case(
+            "one sum forward, one backward", _grouped_queries, hidden=True,
+            accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
+        ),
+    ],
+    mistakes=[
+        Mistake(lambda ranks: _attention(ranks, causal=False), "A token sees only itself and what came before it."),
+        Mistake(lambda ranks: _attention(ranks, scale=False), "The scores are divided by sqrt(d)."),
+        Mistake(
+            lambda ranks: _attention(ranks, tile=True),
+            "Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
+        ),
+        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads: begin with f."),
+        Mistake(lambda ranks: _attention(ranks, g_bias=len(ranks)), "Every rank added the output bias before the sum."),
+    ],
+    hint="column_linear, unflatten(-1, (-1, n + 2, d)), split into n queries, one key, one value; SDPA wants "
+    "[b, heads, s, d]; back to [s, b, heads * d]; row_linear. Nothing travels in between.",
+    rtol=1e-3,
+    atol=1e-4,
+)  # fmt: skip

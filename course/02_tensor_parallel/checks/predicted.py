@@ -1,0 +1,276 @@
+"""Lab 02, what is computed before anything runs: bytes, activations, whose gradient is partial, six questions.
+
+Bytes are what one rank sends when collectives run as rings; activations are those of Korthikanti et al. 2022, 16 bits,
+with dropout and stored attention scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+# --------------------------------------------------------------------------------------------- bytes of a layer
+
+
+def bytes_per_layer(s: int, b: int, h: int, t: int, element_size: int, sequence_parallel: bool) -> float:
+    """What each rank sends over tp for one layer, forward and backward, when collectives run as rings."""
+    return (10 if sequence_parallel else 8) * s * b * h * element_size * (t - 1) / t
+
+
+def _a_layer(sequence_parallel: bool) -> Callable[[Draw], dict[str, Any]]:
+    def sizes(draw: Draw) -> dict[str, Any]:
+        shape = {"s": 128 * draw.integer(1, 64), "b": draw.integer(1, 8), "h": 64 * draw.integer(8, 256)}
+        return {
+            **shape, "t": draw.choice([2, 4, 8]), "element_size": draw.choice([2, 4]),
+            "sequence_parallel": sequence_parallel,
+        }  # fmt: skip
+
+    return sizes
+
+
+def _factor(plain: float, sequence: float) -> Callable[..., float]:
+    def nbytes(s: int, b: int, h: int, t: int, element_size: int, sequence_parallel: bool) -> float:
+        return (sequence if sequence_parallel else plain) * s * b * h * element_size * (t - 1) / t
+
+    return nbytes
+
+
+_GPT3 = {"s": 2048, "b": 1, "h": 12288}
+
+BYTES = Exercise(
+    "bytes_per_layer",
+    reference=bytes_per_layer,
+    cases=[
+        Case("GPT-3 on 8 ranks, bf16", {**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": False}),
+        Case("the same with sequence parallelism", {**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": True}),
+        Case("one rank sends nothing", {**_GPT3, "t": 1, "element_size": 2, "sequence_parallel": True}),
+        Case("other layers", _a_layer(False), hidden=True),
+        Case("other layers, sequence parallelism", _a_layer(True), hidden=True),
+    ],
+    mistakes=[
+        Mistake(_factor(8, 8), "One gather is missing: x is stored cut, and the backward pass needs it whole for dW."),
+        Mistake(
+            _factor(4, 4),
+            "Half of it. Forward and backward each send two sums, and a ring all-reduce sends its tensor almost twice: "
+            "2 n (t-1)/t.",
+        ),
+        Mistake(_factor(8, 5), "Forward and backward: what is said of one way holds for the other."),
+        Mistake(
+            lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
+            * s * b * h * element_size,
+            "A ring sends t-1 of t parts: one rank alone sends nothing.",
+        ),
+    ],
+    hint="Two column-row pairs, each with one sum forward and one backward, of s*b*h elements. An all-reduce costs "
+    "2 n (t-1)/t; with sequence parallelism each becomes an all-gather and a reduce-scatter, and each pair gathers its "
+    "input once more.",
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- activations
+
+
+def activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool) -> float:
+    """Korthikanti et al. 2022, table 2: 16-bit activations of one layer with dropout and stored attention scores."""
+    if sequence_parallel:
+        return s * b * h / t * (34 + 5 * a * s / h)
+    return s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+
+
+def _activations(everything: float, divided: float, scores: float = 5.0, scores_cut: bool = True) -> Any:
+    def nbytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: bool) -> float:
+        whole = 0.0 if sequence_parallel else everything
+        cut = everything + divided if sequence_parallel else divided
+        return s * b * h * (whole + cut / t) + scores * a * s * s * b / (t if scores_cut else 1)
+
+    return nbytes
+
+
+def _a_model(sequence_parallel: bool) -> Callable[[Draw], dict[str, Any]]:
+    def sizes(draw: Draw) -> dict[str, Any]:
+        a = 8 * draw.integer(1, 16)
+        return {
+            "s": 256 * draw.integer(1, 16), "b": draw.integer(1, 4), "h": 128 * a, "a": a,
+            "t": draw.choice([2, 4, 8]), "sequence_parallel": sequence_parallel,
+        }  # fmt: skip
+
+    return sizes
+
+
+ACTIVATIONS = Exercise(
+    "activation_bytes",
+    reference=activation_bytes,
+    cases=[
+        Case("GPT-3, one rank", {**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}),
+        Case("GPT-3 on 8 ranks", {**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}),
+        Case("GPT-3 on 8 ranks, sequence parallelism", {**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}),
+        Case("other models", _a_model(False), hidden=True),
+        Case("other models, sequence parallelism", _a_model(True), hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, True),
+            "Without sequence parallelism norms, dropouts and the inputs of column layers are whole on every rank: "
+            "10 of the 34 bytes.",
+        ),
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, False),
+            "With sequence parallelism the 10 bytes of norms, dropouts and inputs are cut over the sequence as well.",
+        ),
+        Mistake(_activations(10, 24, 5, scores_cut=False), "Attention scores belong to heads, and heads are divided."),
+        Mistake(_activations(10, 24, 0), "The scores are missing: softmax, its dropout and the mask, 5 a s^2 b."),
+        Mistake(_activations(8, 24), "Dropout masks are bytes too: one at the end of attention, one of the MLP."),
+        Mistake(_activations(6, 28), "The input of a column layer is whole on every rank: it is what f copies."),
+    ],
+    hint="Add up the column 'bytes' of the table, once for the rows that tp divides and once for the others.",
+)
+
+# -------------------------------------------------------------------------------------------- partial gradients
+
+NAMES = [
+    "embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
+    "layers.0.input_layernorm.weight", "layers.0.input_layernorm.bias",
+    "layers.0.self_attention.linear_qkv.weight", "layers.0.self_attention.linear_qkv.bias",
+    "layers.0.self_attention.q_layernorm.weight", "layers.0.self_attention.k_layernorm.weight",
+    "layers.0.self_attention.linear_proj.weight", "layers.0.self_attention.linear_proj.bias",
+    "layers.0.pre_mlp_layernorm.weight", "layers.0.pre_mlp_layernorm.bias",
+    "layers.0.mlp.linear_fc1.weight", "layers.0.mlp.linear_fc1.bias",
+    "layers.0.mlp.linear_fc2.weight", "layers.0.mlp.linear_fc2.bias",
+    "final_layernorm.weight", "final_layernorm.bias", "output_layer.weight",
+]  # fmt: skip
+
+
+def _of_heads(name: str) -> bool:
+    return "q_layernorm" in name or "k_layernorm" in name
+
+
+def _of_tokens(name: str) -> bool:
+    norm = "layernorm" in name and not _of_heads(name)
+    return norm or name.endswith(("linear_proj.bias", "linear_fc2.bias")) or "position_embeddings" in name
+
+
+def partial_gradients(names: list[str], sequence_parallel: bool) -> list[str]:
+    return [n for n in names if _of_heads(n) or (sequence_parallel and _of_tokens(n))]
+
+
+def _choose(rule: Callable[[str, bool], bool]) -> Callable[..., list[str]]:
+    return lambda names, sequence_parallel: [n for n in names if rule(n, sequence_parallel)]
+
+
+def _some_names(draw: Draw) -> dict[str, Any]:
+    sp, layer = draw.choice([True, False]), draw.integer(1, 9)
+    names = [n.replace("layers.0", f"layers.{layer}") for n in draw.random.sample(NAMES, draw.integer(10, 16))]
+    return {"names": names, "sequence_parallel": sp}
+
+
+PARTIAL = Exercise(
+    "partial_gradients",
+    reference=partial_gradients,
+    cases=[
+        Case("a GPT with sequence parallelism", {"names": NAMES, "sequence_parallel": True}, points=2),
+        Case("the same without", {"names": NAMES, "sequence_parallel": False}),
+        Case("other names, in any order", _some_names, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            _choose(lambda n, sp: sp and (_of_tokens(n) or _of_heads(n))),
+            "The norms of queries and keys see only this rank's heads: partial also without sequence parallelism.",
+        ),
+        Mistake(
+            _choose(lambda n, sp: (sp and "layernorm" in n) or _of_heads(n)),
+            "Norms are not all: what else is replicated and meets only this rank's tokens? Row biases and positions.",
+        ),
+        Mistake(
+            _choose(lambda n, sp: partial_gradients([n], sp) != [] and "position" not in n),
+            "The positions are added to this rank's tokens only.",
+        ),
+        Mistake(
+            _choose(lambda n, sp: partial_gradients([n], sp) != [] or (sp and n.endswith("bias"))),
+            "A column layer's bias is cut over tp as its rows are: each rank's part is complete.",
+        ),
+        Mistake(
+            _choose(lambda n, sp: _of_tokens(n) or _of_heads(n)),
+            "Without sequence parallelism every rank sees all tokens: norms and row biases are complete then.",
+        ),
+    ],
+    hint="Partial is what is replicated over tp and used on only a part of the work: on this rank's tokens (with "
+    "sequence parallelism) or on this rank's heads (always). What is cut over tp is complete.",
+)
+
+# ---------------------------------------------------------------------------------------------------- questions
+
+
+def answers(
+    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
+) -> dict[str, Any]:
+    mine = heads // tp
+    queries = list(range(rank * mine, (rank + 1) * mine))
+    return {
+        "query_heads": queries,
+        "kv_heads": sorted({q // (heads // groups) for q in queries}),
+        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
+        "payloads_forward": 2 * layers + 1,
+        "logits_over_three": vocab / 6,
+        "zero3_sends_less_from": 4.5 * hidden,
+    }
+
+
+def _equal_cut(groups: int, tp: int, rank: int, **_: int) -> list[int]:
+    return list(range(rank * groups // tp, rank * groups // tp + groups // tp))
+
+
+def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
+    return [[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]
+
+
+def _some_model(few: bool) -> Callable[[Draw], dict[str, Any]]:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        groups = draw.choice([1, 2]) if few else draw.choice([8, 16])
+        tp = draw.choice([4, 8])
+        heads = tp * groups * draw.integer(1, 3) if few else groups * draw.integer(2, 4)
+        return {
+            "heads": heads, "groups": groups, "tp": tp, "rank": draw.integer(1, tp - 1),
+            "layers": draw.integer(2, 96), "hidden": 64 * heads, "vocab": 1024 * draw.integer(30, 250),
+            "ffn": 64 * tp * draw.integer(4, 40),
+        }  # fmt: skip
+
+    return inputs
+
+
+QUESTIONS = Exercise(
+    "answers",
+    reference=answers,
+    cases=[
+        Case("Llama-3 70B, rank 5 of 8",
+             {"heads": 64, "groups": 8, "ffn": 28672, "tp": 8, "rank": 5, "layers": 80, "hidden": 8192,
+              "vocab": 128256}),
+        Case("other models", _some_model(few=False), hidden=True),
+        Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            instead(answers, kv_heads=_equal_cut),
+            "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
+        ),
+        Mistake(
+            instead(answers, gate_up_rows=_middle_cut),
+            "One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two ranges.",
+        ),
+        Mistake(instead(answers, payloads_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
+        Mistake(
+            instead(answers, payloads_forward=lambda layers, **_: 4 * layers + 1), "Forward only: two sums a layer."
+        ),
+        Mistake(
+            instead(answers, logits_over_three=lambda vocab, **_: vocab / 3),
+            "A ring all-reduce of n bytes sends twice what an all-gather of n bytes does.",
+        ),
+        Mistake(
+            instead(answers, zero3_sends_less_from=lambda hidden, **_: 3 * hidden),
+            "ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered.",
+        ),
+    ],
+    hint="query heads: a/t of them from rank*a/t on. key/value heads: q // (a/g) of each. gate and up: rows "
+    "r f/t to (r+1) f/t of the first half, and the same rows of the second. Forward: the embedding and "
+    "two sums a layer. Ratio: s b V (an all-gather) to 2 * 3 s b. ZeRO-3: 3 * 12 h^2 = 8 b s h.",
+)  # fmt: skip

@@ -1,0 +1,18 @@
+"""Checks of lab 03: schedules of a pipeline as lists, and the gradients that they must not lose.
+
+| part               | exercises                                        |
+|--------------------|--------------------------------------------------|
+| `checks/predicted` | bubble, answers                                  |
+| `checks/lists`     | gpipe, one_f_one_b, interleaved, zb_h1           |
+| `checks/gradients` | split_stage, sync_tied, survivors                |
+"""
+
+from __future__ import annotations
+
+from labkit.exercises import Lab
+
+from .checks.gradients import STAGE, SURVIVORS, TIED
+from .checks.lists import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
+from .checks.predicted import BUBBLE, QUESTIONS
+
+LAB = Lab("03_pipeline_1f1b", [BUBBLE, GPIPE, ONE_F_ONE_B, INTERLEAVED, STAGE, ZB_H1, TIED, SURVIVORS, QUESTIONS])

@@ -1,0 +1,213 @@
+"""Lab 04, what is computed before anything runs: bytes, who holds which tokens and so works how much, five questions.
+
+C ranks share a sequence. Zigzag: rank r holds chunks r and 2C-1-r of 2C, one early and one late, so that under a causal
+mask all work the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+# -------------------------------------------------------------------------------------------------- predictions
+
+
+def bytes_per_layer(s: int, b: int, heads: int, groups: int, d: int, cp: int, element_size: int) -> dict[str, float]:
+    n = s // cp
+    ring = 2 * (cp - 1) * n * b * groups * d * element_size
+    ulysses = (cp - 1) / cp * n * b * (2 * heads + 2 * groups) * d * element_size
+    return {"ring": ring, "ulysses": ulysses}
+
+
+def _ring(nbytes: Callable[..., float]) -> Callable[..., dict[str, float]]:
+    return instead(bytes_per_layer, ring=nbytes)
+
+
+def _ulysses(nbytes: Callable[..., float]) -> Callable[..., dict[str, float]]:
+    return instead(bytes_per_layer, ulysses=nbytes)
+
+
+def _layer(draw: Draw) -> dict[str, Any]:
+    cp, per = draw.choice([2, 4, 8]), draw.integer(1, 4)
+    groups = cp * draw.integer(1, 3)
+    return {
+        "s": 1024 * cp * draw.integer(1, 8), "b": draw.integer(1, 3), "heads": groups * per, "groups": groups,
+        "d": 32 * draw.integer(1, 4), "cp": cp, "element_size": draw.choice([2, 4]),
+    }  # fmt: skip
+
+
+_SMALL = {"s": 16, "b": 1, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 2}
+
+BYTES = Exercise(
+    "bytes_per_layer",
+    reference=bytes_per_layer,
+    cases=[
+        Case("16 tokens on 4 ranks", _SMALL),
+        Case("one rank sends nothing", {**_SMALL, "cp": 1}),
+        Case("other layers", _layer, points=2, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step."),
+        Mistake(
+            _ring(lambda s, b, heads, d, cp, element_size, **_: 2 * (cp - 1) * s // cp * b * heads * d * element_size),
+            "Keys and values have `groups` heads, not `heads`.",
+        ),
+        Mistake(
+            _ring(lambda s, b, groups, d, element_size, **_: 2 * s * b * groups * d * element_size),
+            "A block visits C ranks and is already on one of them: C-1 steps.",
+        ),
+        Mistake(
+            _ulysses(lambda s, b, heads, groups, d, cp, element_size: s // cp * b * (2 * heads + 2 * groups) * d
+                     * element_size),
+            "In an all-to-all a rank keeps its own share: (C-1)/C of what it holds leaves.",
+        ),
+        Mistake(
+            _ulysses(lambda s, b, heads, groups, d, cp, element_size: (cp - 1) / cp * (s // cp) * b
+                     * (heads + 2 * groups) * d * element_size),
+            "Queries, keys, values go out, and the *output* comes back: another all-to-all of `heads` heads.",
+        ),
+    ],
+    hint="n = s/C tokens. Ring: C-1 steps, each K and V, n*b*groups*d elements. Ulysses: (C-1)/C of q, k, v and the "
+    "output, n*b*(2*heads + 2*groups)*d elements.",
+)  # fmt: skip
+
+
+def work(s: int, cp: int, zigzag: bool) -> list[int]:
+    return [int((positions(s, cp, r, zigzag) + 1).sum()) for r in range(cp)]
+
+
+def _work_inputs(draw: Draw) -> dict[str, Any]:
+    cp = draw.integer(2, 6)
+    return {"s": 2 * cp * draw.integer(2, 40), "cp": cp, "zigzag": bool(draw.integer(0, 1))}
+
+
+def _zigzag_work(draw: Draw) -> dict[str, Any]:
+    return {**_work_inputs(draw), "zigzag": True}
+
+
+WORK = Exercise(
+    "work",
+    reference=work,
+    cases=[
+        Case("8 tokens on 2 ranks, contiguous", {"s": 8, "cp": 2, "zigzag": False}),
+        Case("8 tokens on 2 ranks, zigzag", {"s": 8, "cp": 2, "zigzag": True}),
+        Case("other sizes", _work_inputs, hidden=True),
+        Case("zigzag, other sizes", _zigzag_work, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            lambda s, cp, zigzag: [int(positions(s, cp, r, zigzag).sum()) for r in range(cp)],
+            "A token also sees itself: the token at place i sees i+1 keys.",
+        ),
+        Mistake(lambda s, cp, zigzag: work(s, cp, False), "With zigzag rank r holds chunks r and 2C-1-r of 2C."),
+        Mistake(
+            lambda s, cp, zigzag: [s // cp * s] * cp, "The mask is causal: a token sees nothing that comes after it."
+        ),
+    ],
+    hint="The token at place i sees i+1 keys. Add that up over the tokens that a rank holds.",
+)
+
+# ---------------------------------------------------------------------------------------------------- positions
+
+
+def positions(s: int, cp: int, rank: int, zigzag: bool = True) -> torch.Tensor:
+    if not zigzag:
+        return torch.arange(s).chunk(cp)[rank]
+    chunks = torch.arange(s).view(2 * cp, -1)
+    return torch.cat((chunks[rank], chunks[2 * cp - 1 - rank]))
+
+
+def _a_rank(draw: Draw) -> dict[str, Any]:
+    cp = draw.integer(2, 6)
+    return {"s": 2 * cp * draw.integer(2, 8), "cp": cp, "rank": draw.integer(0, cp - 1)}
+
+
+def _last_rank(draw: Draw) -> dict[str, Any]:
+    inputs = _a_rank(draw)
+    return {**inputs, "rank": inputs["cp"] - 1}
+
+
+POSITIONS = Exercise(
+    "positions",
+    reference=positions,
+    cases=[
+        Case("16 tokens, rank 1 of 4", {"s": 16, "cp": 4, "rank": 1}),
+        Case("any rank", _a_rank, points=2, hidden=True),
+        Case("the last rank", _last_rank, hidden=True),
+    ],
+    mistakes=[
+        Mistake(lambda s, cp, rank: positions(s, cp, rank, False), "This is the contiguous cut: the last rank works "
+                "most. Rank r holds chunks r and 2C-1-r of 2C."),
+        Mistake(lambda s, cp, rank: torch.arange(s // cp), "These are places on the rank. RoPE and the mask need "
+                "places in the *whole* sequence."),
+        Mistake(lambda s, cp, rank: torch.arange(rank, s, cp), "Striped, token by token, is balanced too, nearly. "
+                "Here the cut is in 2C chunks."),
+        Mistake(lambda s, cp, rank: positions(s, cp, rank).view(2, -1).flip(0).flatten(), "The early chunk comes "
+                "first, so that places ascend."),
+    ],
+    hint="Cut 0 .. s-1 into 2C equal chunks; concatenate chunk r and chunk 2C-1-r.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------------- questions
+
+
+def answers(
+    s: int, cp: int, tp: int, heads: int, groups: int, element_size: int, flops: float, bandwidth: float
+) -> dict[str, Any]:
+    return {
+        "slowest_over_mean": (2 * cp - 1 + cp / s) / (cp + cp / s),
+        "ring_over_ulysses": cp * groups / (heads + groups),
+        "largest_ulysses": groups // tp,
+        "sequence_multiple": 2 * cp * tp,
+        "tokens_to_hide": groups * element_size * flops / (heads * bandwidth),
+    }
+
+
+def _machine(draw: Draw) -> dict[str, Any]:
+    tp, cp = draw.choice([1, 2, 4]), draw.choice([2, 4, 8])
+    groups = tp * draw.integer(1, 8)
+    return {
+        "s": 1024 * cp * draw.integer(1, 16), "cp": cp, "tp": tp, "heads": groups * draw.integer(1, 8),
+        "groups": groups, "element_size": draw.choice([1, 2]), "flops": 1e14 * draw.integer(1, 9),
+        "bandwidth": 1e10 * draw.integer(2, 40),
+    }  # fmt: skip
+
+
+_LLAMA = {
+    "s": 131072, "cp": 8, "tp": 2, "heads": 32, "groups": 8, "element_size": 2, "flops": 4e14, "bandwidth": 5e10,
+}  # fmt: skip
+
+QUESTIONS = Exercise(
+    "answers",
+    reference=answers,
+    cases=[
+        Case("128 k tokens, heads and groups of Llama-3 8B, cp 8, tp 2", _LLAMA),
+        Case("another machine", _machine, points=3, hidden=True),
+    ],
+    rtol=1e-3,
+    mistakes=[
+        Mistake(
+            instead(answers, tokens_to_hide=lambda **i: answers(**i)["tokens_to_hide"] / 2),
+            "Half of the pairs are visible at a step: 2 n^2 heads d operations, not 4.",
+        ),
+        Mistake(
+            instead(answers, tokens_to_hide=lambda element_size, flops, bandwidth, **_: element_size * flops
+                    / bandwidth),
+            "Keys and values have `groups` heads, the work has `heads`.",
+        ),
+        Mistake(instead(answers, sequence_multiple=lambda cp, **_: 2 * cp), "Sequence parallelism cuts each rank's "
+                "tokens again, over tp."),
+        Mistake(instead(answers, largest_ulysses=lambda heads, tp, **_: heads // tp), "Keys and values have fewer "
+                "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
+        Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "
+                "+ 2 groups, the ring 2 groups."),
+        Mistake(instead(answers, slowest_over_mean=lambda cp, **_: cp), "The last of C contiguous pieces has "
+                "(2C-1)/C^2 of the pairs, the mean is 1/C."),
+    ],
+    hint="Contiguous: rank C-1 has (2C-1)/C^2 of all pairs. Bytes as in your first exercise. A step computes "
+    "2 n^2 heads d operations while 2 n groups d elements travel.",
+)  # fmt: skip

@@ -1,0 +1,169 @@
+"""Lab 05: two ways to an even load, a loss on the router and a bias beside it.
+
+References work in float64 on whatever was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+from .routing import top
+
+# ------------------------------------------------------------------------------------------------ balancing loss
+
+
+def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float) -> dict[str, Any]:
+    import torch
+
+    with torch.inference_mode():
+        loss, grad = exercise.balance(logits.clone(), k, coeff)
+    return {"loss": loss, "gradient": grad}
+
+
+def _loss(logits: torch.Tensor, k: int, coeff: float) -> torch.Tensor:
+    """The definition."""
+    t, e = logits.shape
+    paid = logits.softmax(-1).sum(0) * top(logits.detach(), k).sum(0)
+    return coeff * e / (k * t * t) * paid.sum()
+
+
+def balance(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """Autograd on the definition, in float64."""
+    x = logits.double().requires_grad_()
+    loss = _loss(x, k, coeff)
+    (grad,) = torch.autograd.grad(loss, x)
+    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _by_hand(logits: torch.Tensor, k: int, coeff: float, *, jacobian: str = "full") -> dict[str, Any]:
+    right = balance(logits, k, coeff)
+    t, e = logits.shape
+    p, price = logits.double().softmax(-1), coeff * e / (k * t * t) * top(logits, k).sum(0).double()
+    grads = {"none": price.expand(t, e), "half": p * price}
+    return {**right, "gradient": grads[jacobian].to(logits.dtype)}
+
+
+def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """Counts taken from the probabilities, which then have a gradient too."""
+    x = logits.double().requires_grad_()
+    t, e = logits.shape
+    mean = x.softmax(-1).mean(0)
+    loss = coeff * e * (mean * mean).sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, Any]]:
+    def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+        tokens, experts = logits.shape
+        return balance(logits, k, coeff * factor(tokens, experts, k))
+
+    return answer
+
+
+def _some_logits(draw: Draw) -> dict[str, Any]:
+    e = draw.integer(3, 9)
+    return {"logits": 2 * draw.tensor(draw.integer(4, 20), e), "k": draw.integer(2, e - 1), "coeff": 0.5}
+
+
+def _skewed(draw: Draw) -> dict[str, Any]:
+    inputs = _some_logits(draw)
+    inputs["logits"][:, 0] += 6
+    return inputs
+
+
+BALANCE = Exercise(
+    "balance",
+    reference=balance,
+    drive=_drive_balance,
+    rtol=1e-3,
+    atol=1e-6,
+    cases=[
+        Case("two tokens, two experts, both to the first",
+             {"logits": torch.tensor([[1.0, 0.0], [2.0, 0.0]]), "k": 1, "coeff": 1.0}),
+        Case("other sizes", _some_logits, points=2, hidden=True),
+        Case("a favourite expert", _skewed, hidden=True),
+    ],
+    mistakes=[
+        Mistake(lambda **i: _by_hand(**i, jacobian="none"), "That is the gradient of p. The logits are behind a "
+                "softmax: dlogits = p (dp - sum over experts of p dp)."),
+        Mistake(lambda **i: _by_hand(**i, jacobian="half"), "The softmax's gradient has two terms: p dp, and minus p "
+                "times the sum over experts of p dp."),
+        Mistake(_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
+        Mistake(_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
+        Mistake(_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever "
+                "E is."),
+        Mistake(_times(lambda t, e, k: k), "The factor is E / (k T^2): every token counts for k experts."),
+    ],
+    hint="p = softmax(logits); n = how often each expert is among the k largest; price = coeff E / (k T^2) n. "
+    "loss = sum(p * price); dlogits = p * (price - (p * price).sum(-1, keepdim=True)).",
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- expert bias
+
+
+def _drive_bias(exercise: Any, scores: Any, bias: Any, k: int, counts: Any, rate: float) -> dict[str, Any]:
+    probs, chosen = exercise.choose(scores, bias.clone(), k)
+    return {"probs": probs, "map": chosen, "bias": exercise.move_bias(bias.clone(), counts, rate)}
+
+
+def _biased(
+    scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, *, seen: str = "choice",
+    how: str = "sign",
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """`seen`: where the bias enters. `how`: the way in which it moves."""
+    s, b = scores.double(), bias.double()
+    chosen = top(s if seen == "nowhere" else s + b, k)
+    kept = (s + b if seen == "both" else s) * chosen
+    gap = counts.double().mean() - counts.double()
+    move = {"sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum()}[how]
+    return {"probs": (kept / kept.sum(-1, keepdim=True)).float(), "map": chosen, "bias": (b + rate * move).float()}
+
+
+def _some_scores(draw: Draw) -> dict[str, Any]:
+    e = draw.integer(4, 8)
+    counts = torch.tensor([draw.integer(0, 40) for _ in range(e)])
+    counts[0], counts[1] = 50, 0  # never even
+    return {
+        "scores": draw.tensor(draw.integer(5, 12), e).sigmoid(), "bias": 0.5 * draw.tensor(e),
+        "k": draw.integer(2, 3), "counts": counts, "rate": 0.01 * draw.integer(1, 9),
+    }  # fmt: skip
+
+
+_SCORES = {
+    "scores": torch.tensor([[0.5, 0.25, 0.125], [0.5, 0.375, 0.25]]), "bias": torch.tensor([-0.5, 0.0, 0.25]), "k": 2,
+    "counts": torch.tensor([2, 0, 1]), "rate": 0.5,
+}  # fmt: skip
+
+_BIAS_MISTAKES = [
+    ({"seen": "both"}, "The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of "
+     "the chosen, over their sum."),
+    ({"seen": "nowhere"}, "The choice is by score plus bias."),
+    ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
+    ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
+    ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
+]  # fmt: skip
+
+
+def _bias_mistake(how: dict[str, Any]) -> Callable[..., Any]:
+    return lambda **inputs: _biased(**inputs, **how)
+
+
+BIAS = Exercise(
+    "expert_bias",
+    reference=_biased,
+    drive=_drive_bias,
+    rtol=1e-3,
+    cases=[
+        Case("two tokens, three experts", _SCORES),
+        Case("other sizes", _some_scores, points=3, hidden=True),
+    ],
+    mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
+    hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "
+    "move_bias: bias + rate * sign(mean of counts - counts).",
+)

@@ -1,0 +1,295 @@
+"""Lab 05, what is predicted: bytes of a layer, dropped tokens, gradients compared, seven questions."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+# -------------------------------------------------------------------------------------------------- predictions
+
+
+def bytes_per_layer(tokens: int, h: int, experts: int, k: int, ep: int, element_size: int) -> dict[str, float]:
+    row = h * element_size
+    return {
+        "alltoall": (ep - 1) / ep * k * tokens * (2 * row + 4),
+        "allgather": (ep - 1) * tokens * (2 * row + 5 * experts),
+    }
+
+
+def _layer(draw: Draw) -> dict[str, Any]:
+    ep = draw.choice([2, 4, 8])
+    return {
+        "tokens": 64 * draw.integer(1, 64), "h": 128 * draw.integer(1, 16), "experts": ep * draw.integer(1, 8),
+        "k": draw.integer(1, 4), "ep": ep, "element_size": draw.choice([2, 4]),
+    }  # fmt: skip
+
+
+_EIGHT = {"tokens": 16, "h": 8, "experts": 8, "k": 2, "ep": 4, "element_size": 2}
+
+_wrong_bytes = partial(instead, bytes_per_layer)
+
+
+def _of_all_to_all(tokens: int, h: int, k: int, ep: int, element_size: int, *, way: int = 2, weight: int = 4,
+                   kept: bool = False, times_k: bool = True, **_: Any) -> float:  # fmt: skip
+    share = 1.0 if kept else (ep - 1) / ep
+    return share * (k if times_k else 1) * tokens * (way * h * element_size + weight)
+
+
+def _of_all_gather(tokens: int, h: int, experts: int, ep: int, element_size: int, *, way: int = 2, routing: int = 5,
+                   ranks: int = -1, **_: Any) -> float:  # fmt: skip
+    return (ep + ranks) * tokens * (way * h * element_size + routing * experts)
+
+
+BYTES = Exercise(
+    "bytes_per_layer",
+    reference=bytes_per_layer,
+    cases=[
+        Case("16 tokens, 8 experts on 4 ranks", _EIGHT),
+        Case("one rank sends nothing", {**_EIGHT, "ep": 1}),
+        Case("other layers", _layer, points=2, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, way=1)),
+            "All-to-all: what the experts make of the rows travels back, too.",
+        ),
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, weight=0)),
+            "All-to-all: each row takes its weight along, 4 bytes.",
+        ),
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, weight=8)),
+            "All-to-all: the weights go there; nobody needs them back.",
+        ),
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, kept=True)),
+            "All-to-all: one row of P is for an expert of this very rank, and stays.",
+        ),
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, times_k=False)),
+            "All-to-all: a token is a row for each of its k experts.",
+        ),
+        Mistake(
+            _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, way=1)),
+            "All-gather: the partial sums come back by a reduce-scatter, as many bytes as the tokens themselves.",
+        ),
+        Mistake(
+            _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, ranks=0)),
+            "All-gather: a rank sends its tokens to the P-1 *others*.",
+        ),
+        Mistake(
+            _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, routing=0)),
+            "All-gather: with each token go E weights of 4 bytes and E flags of one.",
+        ),
+    ],
+    hint="All-to-all: k*T rows, of which (P-1)/P leave: h elements and 4 bytes there, h elements back. All-gather: "
+    "P-1 times T tokens with 5*E bytes of routing, and P-1 times T rows of partial sums.",
+)
+
+
+def _chance(n: int, tokens: int, p: float) -> float:
+    """Of n successes in `tokens` trials."""
+    return math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n)
+
+
+def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
+    mean = tokens * k / experts
+    capacity = math.ceil(mean * factor)
+    over = math.fsum((n - capacity) * _chance(n, tokens, k / experts) for n in range(capacity + 1, tokens + 1))
+    return {"capacity": capacity, "dropped": over / mean}
+
+
+def _drops(draw: Draw) -> dict[str, Any]:
+    """Few tokens and little room, so that no right answer is next to nothing."""
+    return {"tokens": 8 * draw.integer(2, 8), "experts": draw.choice([8, 16]), "k": draw.integer(2, 3),
+            "factor": draw.choice([1.0, 1.25])}  # fmt: skip
+
+
+def _fraction(draw: Draw) -> dict[str, Any]:
+    return {"tokens": 8 * draw.integer(2, 20) + draw.integer(1, 3), "experts": 8, "k": 1, "factor": 1.25}
+
+
+_wrong_drops = partial(instead, expected_drops)
+
+
+def _floor(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
+    capacity = math.floor(tokens * k / experts * factor)
+    over = math.fsum((n - capacity) * _chance(n, tokens, k / experts) for n in range(capacity + 1, tokens + 1))
+    return {"capacity": capacity, "dropped": over * experts / (tokens * k)}
+
+
+def _one_choice(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
+    capacity, mean = expected_drops(tokens, experts, k, factor)["capacity"], tokens * k / experts
+    over = math.fsum((n - capacity) * _chance(n, tokens, 1 / experts) for n in range(capacity + 1, tokens + 1))
+    return {"capacity": capacity, "dropped": over / mean}
+
+
+DROPS = Exercise(
+    "expected_drops",
+    reference=expected_drops,
+    rtol=1e-3,
+    atol=0.0,
+    cases=[
+        Case("2 tokens, 2 experts, one each", {"tokens": 2, "experts": 2, "k": 1, "factor": 1.0}),
+        Case("other layers", _drops, points=2, hidden=True),
+        Case("a capacity that is no whole number", _fraction, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_wrong_drops(dropped=lambda **i: max(0.0, 1 - i["factor"])), "That is what an exactly even load would "
+                "drop. Chance is never even: n is binomial, and an expert drops n - C where n is larger."),
+        Mistake(_wrong_drops(dropped=lambda **i: expected_drops(**i)["dropped"] / i["experts"]), "That is one "
+                "expert's share. All E of them drop."),
+        Mistake(_wrong_drops(dropped=lambda **i: expected_drops(**i)["dropped"] * i["k"]), "The share is of the k*T "
+                "rows, not of the T tokens."),
+        Mistake(_one_choice, "A token chooses k of E experts: the chance that this expert is one of them is k/E."),
+        Mistake(_floor, "The capacity is rounded up."),
+    ],
+    hint="C = ceil(k T / E * factor). n ~ Binomial(T, k/E). dropped = E * sum over n > C of (n - C) P(n), over k T.",
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------- gradients compared
+
+
+def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    found = {}
+    for name, right in want.items():
+        g, w = got[name].double(), right.double()
+        if (g - w).norm() <= 1e-3 * w.norm():
+            continue
+        factor = (g * w).sum() / (w * w).sum()
+        found[name] = factor.item() if (g - factor * w).norm() <= 1e-3 * g.norm() else math.nan
+    return found
+
+
+def _pairs(draw: Draw) -> dict[str, Any]:
+    want = {f"layer.{i}.{part}": draw.tensor(3, 4) for i in range(3) for part in ("router", "fc1", "fc2")}
+    got = {name: g * (1 + 1e-6 * draw.tensor(3, 4)) for name, g in want.items()}
+    names = draw.random.sample(list(want), 5)
+    for name, factor in zip(names, (2.0, 0.25, -1.0, 0.0), strict=False):
+        got[name] = factor * got[name]
+    got[names[4]] = draw.tensor(3, 4)
+    return {"got": got, "want": want}
+
+
+def _never_used(draw: Draw) -> dict[str, Any]:
+    """An expert without tokens has the gradient 0, and rightly; a small gradient is a gradient."""
+    small = 1e-6 * draw.tensor(5)
+    want = {"idle": torch.zeros(4), "small": small, "large": draw.tensor(4)}
+    return {"got": {"idle": torch.zeros(4), "small": 3 * small, "large": want["large"].clone()}, "want": want}
+
+
+def _by_norm(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    ratio = {n: (got[n].double().norm() / w.double().norm()).item() for n, w in want.items() if w.norm() > 0}
+    return {n: r for n, r in ratio.items() if abs(r - 1) > 1e-3}
+
+
+_NAMED = {
+    "want": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, -1.0]), "c": torch.tensor([3.0, 0.0])},
+    "got": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5, -0.5]), "c": torch.tensor([0.0, 3.0])},
+}
+
+SUSPECTS = Exercise(
+    "suspects",
+    reference=suspects,
+    rtol=1e-2,
+    cases=[
+        Case("one right, one half as large, one of another direction", _NAMED),
+        Case("nine gradients", _pairs, points=2, hidden=True),
+        Case("gradients of zero, and tiny ones", _never_used, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_by_norm, "A norm does not see a direction, or a sign. The factor is (got . want) / (want . want), if "
+                "got - factor * want is nothing."),
+        Mistake(lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor "
+                "is got over want."),
+        Mistake(lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that "
+                "are right."),
+    ],
+    hint="For each name: right if |got - want| <= 1e-3 |want|. Else factor = (got . want)/(want . want); if "
+    "|got - factor want| is not small beside |got| it is no factor: nan.",
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- 7 questions
+
+
+def answers(
+    tokens: int, h: int, f: int, experts: int, k: int, ep: int, dp: int, element_size: int, flops: float,
+    bandwidth: float,
+) -> dict[str, Any]:  # fmt: skip
+    one = 3 * h * f
+    return {
+        "parameters": experts * one + experts * h,
+        "active_parameters": k * one + experts * h,
+        "copies_of_an_expert": dp // ep,
+        "rows_of_an_expert": tokens * ep * k / experts,
+        "allgather_over_alltoall": ep / k,
+        "compute_over_travel": 3 * f * bandwidth * ep / (element_size * (ep - 1) * flops),
+    }
+
+
+def _machine(draw: Draw) -> dict[str, Any]:
+    ep = draw.choice([2, 4, 8])
+    experts = ep * draw.choice([1, 2, 4, 8])
+    return {
+        "tokens": 256 * experts * draw.integer(1, 4), "h": 512 * draw.integer(1, 14), "f": 256 * draw.integer(2, 40),
+        "experts": experts, "k": draw.integer(1, 2), "ep": ep, "dp": ep * draw.choice([1, 2, 4]),
+        "element_size": draw.choice([1, 2]), "flops": 1e14 * draw.integer(1, 9),
+        "bandwidth": 1e10 * draw.integer(2, 40),
+    }  # fmt: skip
+
+
+_MIXTRAL = {
+    "tokens": 4096, "h": 4096, "f": 14336, "experts": 8, "k": 2, "ep": 4, "dp": 8, "element_size": 2, "flops": 4e14,
+    "bandwidth": 5e10,
+}  # fmt: skip
+
+_wrong_answers = partial(instead, answers)
+
+QUESTIONS = Exercise(
+    "answers",
+    reference=answers,
+    rtol=1e-3,
+    cases=[
+        Case("a layer of Mixtral 8x7B on 8 ranks, ep 4", _MIXTRAL),
+        Case("another model, another machine", _machine, points=3, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_wrong_answers(
+            parameters=lambda h, f, experts, **_: experts * (2 * h * f + h),
+            active_parameters=lambda h, f, k, experts, **_: k * 2 * h * f + experts * h,
+            compute_over_travel=lambda f, element_size, ep, flops, bandwidth, **_: 2 * f * bandwidth * ep
+            / (element_size * (ep - 1) * flops),
+        ), "A gated expert has three matrices: gate, up and down."),
+        Mistake(_wrong_answers(
+            parameters=lambda h, f, experts, **_: 3 * h * f * experts,
+            active_parameters=lambda h, f, k, **_: 3 * h * f * k,
+        ), "The router is a matrix, too, [E, h], and every token passes all of it."),
+        Mistake(_wrong_answers(active_parameters=lambda h, f, k, **_: k * (3 * h * f + h)), "A token passes the whole "
+                "router: it needs the logits of all experts."),
+        Mistake(_wrong_answers(copies_of_an_expert=lambda dp, **_: dp), "Experts take their ranks from dp: dp/ep "
+                "copies of each."),
+        Mistake(_wrong_answers(rows_of_an_expert=lambda tokens, k, experts, **_: tokens * k / experts), "An expert "
+                "gets rows from all ep ranks."),
+        Mistake(_wrong_answers(allgather_over_alltoall=lambda ep, k, **_: (ep - 1) / k), "All-to-all keeps its own "
+                "share: k T (P-1)/P rows. All-gather sends T (P-1)."),
+        Mistake(_wrong_answers(
+            compute_over_travel=lambda f, element_size, ep, flops, bandwidth, **_: 1.5 * f * bandwidth * ep
+            / (element_size * (ep - 1) * flops)
+        ), "A multiply-add is two operations: 6 h f of them a row."),
+        Mistake(_wrong_answers(
+            compute_over_travel=lambda f, element_size, ep, flops, bandwidth, **_: 6 * f * bandwidth * ep
+            / (element_size * (ep - 1) * flops)
+        ), "A row travels twice: there and back."),
+        Mistake(_wrong_answers(
+            compute_over_travel=lambda f, element_size, flops, bandwidth, **_: 3 * f * bandwidth
+            / (element_size * flops)
+        ), "Of a rank's rows (P-1)/P travel, and all are computed."),
+    ],
+    hint="An expert: 3 h f parameters; the router: E h. edp = dp/ep. Rows: T k from each of ep ranks, over E experts. "
+    "A row: 6 h f operations; 2 h element_size bytes, of which (P-1)/P travel.",
+)  # fmt: skip

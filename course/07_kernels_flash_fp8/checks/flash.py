@@ -1,0 +1,168 @@
+"""Checks of lab 07, second part: what attention moves, and flash attention tile by tile from a memory that counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from labkit.checks import difference, no_tensor_above
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+
+
+def _keys_seen(s: int, rows: int, cols: int) -> list[int]:
+    """Keys that each block of queries loads: whole blocks, up to the one with its last query."""
+    return [-(-end // cols) * cols for end in range(rows, s + 1, rows)]
+
+
+def flash_bytes(s: int, d: int, rows: int, cols: int, element_size: int) -> dict[str, int]:
+    flash = 2 * s * d + s + 2 * d * sum(_keys_seen(s, rows, cols))
+    return {"standard": (4 * s * s + 4 * s * d) * element_size, "flash": flash * element_size}
+
+
+def _other(**change: Any) -> Any:
+    return lambda **i: {**flash_bytes(**i), **{key: int(one(**i)) for key, one in change.items()}}
+
+
+def _attention_sizes(draw: Draw) -> dict[str, Any]:
+    rows, cols = 16 * draw.choice([1, 2, 4, 8]), 16 * draw.choice([1, 2, 4])
+    return {
+        "s": 128 * draw.integer(1, 30), "d": 32 * draw.integer(1, 4), "rows": rows, "cols": cols,
+        "element_size": draw.choice([2, 4]),
+    }  # fmt: skip
+
+
+FLASH_BYTES = Exercise(
+    "flash_bytes",
+    reference=flash_bytes,
+    cases=[
+        Case("8 tokens, blocks of 4", {"s": 8, "d": 2, "rows": 4, "cols": 4, "element_size": 2}),
+        Case("8 tokens, 4 queries against 2 keys", {"s": 8, "d": 2, "rows": 4, "cols": 2, "element_size": 2}),
+        Case("other sizes", _attention_sizes, hidden=True, points=2),
+    ],
+    mistakes=[
+        Mistake(
+            _other(flash=lambda s, d, rows, element_size, **_: element_size * (2 * s * d + s + 2 * d * s * s // rows)),
+            "The mask is causal: a block of queries loads no block of keys that begins after its last query.",
+        ),
+        Mistake(
+            _other(flash=lambda element_size, s, **i: flash_bytes(s=s, element_size=element_size, **i)["flash"]
+                   - s * element_size),
+            "lse is written too: one number a query.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, element_size, **_: (4 * s * d + s) * element_size),
+            "K and V do not fit on the chip: every block of queries loads them again.",
+        ),
+        Mistake(
+            _other(standard=lambda s, d, element_size, **_: (2 * s * s + 4 * s * d) * element_size),
+            "Three kernels: S is written, read, P is written, read. Four times s x s.",
+        ),
+        Mistake(
+            _other(standard=lambda s, element_size, **_: 4 * s * s * element_size),
+            "Q, K and V are read and out is written: 4 s d beside the 4 s x s.",
+        ),
+    ],
+    hint="standard: Q K^T reads 2 s d, writes s^2; softmax reads s^2, writes s^2; P V reads s^2 + s d, writes s d. "
+    "flash: q, out and lse once; for each block of queries, K and V of all key blocks up to its last query.",
+)  # fmt: skip
+
+
+def _drive_tiles(exercise: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, rows: int, cols: int) -> dict[str, Any]:
+    from labkit.hbm import Memory
+
+    memory = Memory(q=q, k=k, v=v, out=out, lse=lse)
+    exercise.flash_tiles(memory, *q.shape, rows, cols)
+    return {"out": out, "lse": lse, "loaded": memory.loaded, "stored": memory.stored}
+
+
+_CLOSE = 1e-3, 1e-4  # scores in the hundreds have few digits left behind the point
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, scaled: bool = True, seen: Any = None
+) -> Any:
+    """out and lse by the formula, in float64; `seen` says how many keys each query sees."""
+    q, k, v = q.double(), k.double(), v.double()
+    s = q @ k.T / (q.shape[1] ** 0.5 if scaled else 1.0)
+    if causal:
+        places = torch.arange(len(s))
+        s = s.masked_fill(places >= (places + 1 if seen is None else seen)[:, None], -torch.inf)
+    return s.softmax(-1) @ v, s.logsumexp(-1)
+
+
+def _right(answer: Answer) -> str | None:
+    got, i = answer.value, answer.inputs
+    q, k, v = i["q"], i["k"], i["v"]
+    want, lse = (t.float() for t in attention(q, k, v))
+    if difference(got["out"], want, *_CLOSE):
+        blocks = torch.tensor(_keys_seen(len(q), i["rows"], i["cols"])).repeat_interleave(i["rows"])
+        for how, why in (({"seen": blocks}, "inside of a block too a key may come after the query: -inf there"),
+                         ({"causal": False}, "a query sees keys up to itself, no later one"),
+                         ({"scaled": False}, "the scores are divided by sqrt(d)")):  # fmt: skip
+            if not difference(got["out"], attention(q, k, v, **how)[0].float(), *_CLOSE):
+                return why
+        if got["out"].isnan().any():
+            return "out has NaN: some rows were not stored, or -inf minus -inf was computed"
+        return "out is wrong"
+    return "lse is wrong: it is m + log l" if difference(got["lse"], lse, *_CLOSE) else None
+
+
+def _moves(answer: Answer) -> str | None:
+    got, i = answer.value, answer.inputs
+    s, d = i["q"].shape
+    keys = d * sum(_keys_seen(s, i["rows"], i["cols"]))
+    want = {"loaded": {"q": s * d, "k": keys, "v": keys}, "stored": {"out": s * d, "lse": s}}
+    for what, table in want.items():
+        for name, most in table.items():
+            if got[what][name] > most:
+                return f"{name}: {got[what][name]} numbers are {what}; {most} are enough"
+    for name in ("out", "lse"):
+        if got["loaded"][name]:
+            return f"{name} is loaded: keep it on the chip until it is complete, and store it once"
+    return None
+
+
+def _inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int) -> dict[str, Any]:
+    """With room for the results, filled with NaN."""
+    empty = {"out": torch.full_like(q, torch.nan), "lse": torch.full_like(q[:, 0], torch.nan)}
+    return {"q": q, "k": k, "v": v, **empty, "rows": rows, "cols": cols}
+
+
+def _tiles(scale: float = 1.0, equal: bool = False) -> Any:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        rows = draw.choice([4, 8])
+        cols = rows if equal else draw.choice([2, 4, 8, 16])
+        s, d = 16 * draw.integer(2, 5), draw.integer(2, 8)
+        return _inputs(scale * draw.tensor(s, d), draw.tensor(s, d), draw.tensor(s, d), rows, cols)
+
+    return inputs
+
+
+def _long(draw: Draw) -> dict[str, Any]:
+    return _inputs(draw.tensor(128, 4), draw.tensor(128, 4), draw.tensor(128, 4), 8, draw.choice([4, 8, 16]))
+
+
+_FIXED = _inputs(
+    torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.0]]), torch.eye(2).repeat(2, 1),
+    torch.arange(8.0).view(4, 2), 2, 2,
+)  # fmt: skip
+
+FLASH_TILES = Exercise(
+    "flash_tiles",
+    drive=_drive_tiles,
+    accept=[_right],
+    cases=[
+        Case("4 tokens, blocks of 2", _FIXED),
+        Case("other sizes, square blocks", _tiles(equal=True), hidden=True),
+        Case("blocks of any shape", _tiles(), hidden=True),
+        Case("scores in the hundreds", _tiles(100.0), hidden=True),
+        Case("nothing is moved twice that need not be", _tiles(), hidden=True, points=2, accept=[_moves]),
+        Case("never the scores of a whole row", _long, hidden=True, accept=[no_tensor_above(
+            "half of a block of queries against all keys", lambda i: 2 * i["rows"] * i["q"].shape[0])]),
+    ],
+    hint="for each block of queries: load q; m = -inf, l = 0, o = 0. For each block of keys that begins at or before "
+    "the last query: load k, v; S = q k^T / sqrt(d), -inf where the key comes after the query; m' = max(m, rowmax S); "
+    "p = exp(S - m'); l = l exp(m - m') + rowsum p; o = o exp(m - m') + p v. Then store o / l and m + log l.",
+)  # fmt: skip
+EXERCISES = [FLASH_BYTES, FLASH_TILES]

@@ -1,0 +1,207 @@
+"""Checks of lab 07, fourth part: scales that follow a tensor over steps and ranks, ranks that disagree, the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from labkit.checks import only
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake, instead
+
+Inputs = list[dict[str, Any]]
+
+# ----------------------------------------------------------------------------------------------------- delayed scaling
+
+
+def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float) -> list[Any]:
+    import torch as t
+
+    from minimegatron.comm.mesh import Axis
+
+    tp = Axis.world("tp")
+    scales = [exercise.DelayedScale(history, top) for _ in amaxes[0][0]]
+    trace = [[float(s.scale) for s in scales]]
+    for step in amaxes:
+        for microbatch in step:
+            for scale, a in zip(scales, microbatch, strict=True):
+                scale.note(t.tensor([[a / 2, -a], [0.0, a / 3]]))
+        exercise.update(scales, tp)
+        trace.append([float(s.scale) for s in scales])
+    return trace
+
+
+def delayed(
+    ranks: Inputs, *, shared: bool = True, longest: bool = True, own: bool = True, last: bool = False
+) -> list[list[list[float]]]:
+    """The scales of every step, by rank. The keywords make mistakes."""
+    world, out = len(ranks), []
+    for rank in range(world):
+        h, top, amaxes = ranks[rank]["history"], ranks[rank]["top"], ranks[rank]["amaxes"]
+        past: list[list[float]] = [[] for _ in amaxes[0][0]]
+        scale = [1.0] * len(past)
+        trace = [list(scale)]
+        for step in range(len(amaxes)):
+            who = range(world) if shared else [rank]
+            for t in range(len(scale)):
+                noted = [[m[t] for m in ranks[r]["amaxes"][step]] for r in who]
+                amax = max(row[-1] if last else max(row) for row in noted)
+                past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
+                window = past[t][-h:] if longest else past[t][-1:]
+                if not own:
+                    window = past[t][-h - 1 : -1]
+                most = max(window, default=0.0)
+                if most > 0 and math.isfinite(amax):
+                    scale[t] = top / most
+            trace.append(list(scale))
+        out.append(trace)
+    return out
+
+
+def _steps(history: tuple[int, int], ranks: tuple[int, int], microbatches: int = 1, odd: float | None = None) -> Any:
+    def inputs(draw: Draw) -> Inputs:
+        h, top, tensors, steps = draw.integer(*history), draw.choice([448.0, 57344.0]), draw.integer(2, 3), 7
+        world = draw.integer(*ranks)
+
+        def amax() -> float:
+            return float(2.0 ** draw.integer(-6, 6) * draw.choice([1.0, 1.25, 1.5]))
+
+        given = [[[[amax() for _ in range(tensors)] for _ in range(microbatches)] for _ in range(steps)]
+                 for _ in range(world)]  # fmt: skip
+        if odd is not None:
+            for rank in range(world if odd == 0.0 else 1):
+                given[rank][3][0][0] = odd
+        return [{"amaxes": of, "history": h, "top": top} for of in given]
+
+    return inputs
+
+
+def _one_message(answer: Answer) -> str | None:
+    steps = len(answer.inputs[0]["amaxes"])
+    for rank, one in enumerate(answer.evidence):
+        if one.count() != steps:
+            return f"rank {rank} sends {one.count()} messages in {steps} steps; one for all tensors together is enough"
+    return None
+
+
+_VECTOR = [{"amaxes": [[[a]] for a in (1.0, 1.0, 8.0, 1.0, 1.0, 1.0, 1.0, 1.0)], "history": 4, "top": 448.0}]
+
+DELAYED = Exercise(
+    "delayed_scaling",
+    reference=delayed,
+    drive=_drive_delayed,
+    cases=[
+        Case("one tensor that jumps once, history 4", _VECTOR),
+        Case("several tensors, other histories", _steps((2, 5), (1, 1)), hidden=True),
+        Case("a history of 1", _steps((1, 1), (1, 1)), hidden=True),
+        Case("several microbatches a step", _steps((2, 4), (1, 1), 3), hidden=True),
+        Case("a step in which a tensor is zero", _steps((1, 1), (1, 1), odd=0.0), hidden=True),
+        Case("a step that overflows changes nothing", _steps((2, 4), (1, 2), odd=math.inf), hidden=True),
+        Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2),
+        Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[only("all_reduce"), _one_message]),
+    ],
+    mistakes=[
+        Mistake(lambda r: delayed(r, shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
+        Mistake(lambda r: delayed(r, longest=False), "The largest of the last `history` steps, not of the last one."),
+        Mistake(lambda r: delayed(r, own=False), "The step that ends now belongs to the history."),
+        Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
+    ],
+    hint="note: self.amax = max(self.amax, largest |x|). update: stack the amaxes, one all_reduce with op=MAX; append "
+    "each to its history of at most H, set amax to 0. Where the new one is finite and the history's maximum is not 0: "
+    "scale = top / maximum. An infinite one goes into the history as 0.",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------------- ranks that differ
+
+
+def shares(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
+    """Least squares in float64."""
+    columns = torch.stack([p.double().flatten() for p in parts], 1)
+    return [torch.linalg.lstsq(columns, out.double().flatten()[:, None]).solution.flatten().tolist() for out in outs]
+
+
+def _mixed(tp: tuple[int, int], noise: float = 0.0, equal: bool = False) -> Callable[[Draw], dict[str, Any]]:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        t = draw.integer(*tp)
+        parts = [draw.tensor(6, 8) for _ in range(t)]
+        scales = [1.0 if equal else 2 ** (draw.integer(-8, 8) / 8) for _ in range(t)]
+        outs = [sum((parts[j] * (scales[j] / scales[r]) for j in range(t)), torch.zeros(6, 8)) for r in range(t)]
+        return {"outs": [o + noise * draw.tensor(6, 8) for o in outs], "parts": parts}
+
+    return inputs
+
+
+SHARES = Exercise(
+    "shares",
+    reference=shares,
+    rtol=0.05,
+    atol=0.02,
+    cases=[
+        Case("two ranks", lambda draw: _mixed((2, 2))(draw)),
+        Case("two to four ranks", _mixed((2, 4)), hidden=True),
+        Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
+        Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
+    ],
+    mistakes=[
+        Mistake(lambda outs, parts: [list(col) for col in zip(*shares(outs, parts), strict=True)],
+                "[r][j]: a list a rank, and in it the factor of each rank's part."),
+        Mistake(lambda outs, parts: [[1.0] * len(parts) for _ in outs], "Find out; do not assume."),
+        Mistake(lambda outs, parts: [[float((o * p).sum() / (p * p).sum()) for p in parts] for o in outs],
+                "The parts are not orthogonal: solve for all factors together (torch.linalg.lstsq)."),
+    ],
+    hint="For each rank: out = c_0 part_0 + c_1 part_1 + ... Flatten, stack the parts as columns, torch.linalg.lstsq.",
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------------------- explain
+
+
+def answers(
+    peak: float, bandwidth: float, hidden: int, element_size: int, layers: int, growth: float
+) -> dict[str, float]:
+    ridge = peak / bandwidth
+    tokens = ridge * element_size * hidden / (2 * hidden - 2 * ridge * element_size)
+    return {
+        "ridge": ridge, "tokens_for_arithmetic": math.ceil(tokens - 1e-9), "amax_bytes": 4 * 3 * 4 * layers,
+        "cut_off": 1 - 1 / growth, "smallest_kept": 2.0**-9 / 448, "norm_microseconds": 1e6 * 2 * 8192 * hidden
+        * element_size / bandwidth,
+    }  # fmt: skip
+
+
+def _run(draw: Draw) -> dict[str, Any]:
+    bandwidth = 1e12 * draw.integer(1, 8)
+    return {
+        "peak": bandwidth * draw.integer(100, 350), "bandwidth": bandwidth, "hidden": 1024 * draw.integer(2, 16),
+        "element_size": draw.choice([1, 2]), "layers": draw.integer(2, 96),
+        "growth": draw.choice([1.5, 2.0, 8.0]),
+    }  # fmt: skip
+
+
+_instead = partial(instead, answers)
+
+_H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0}
+
+ANSWERS = Exercise(
+    "answers",
+    reference=answers,
+    cases=[Case("an H100, h = 4096", _H100), Case("other runs", _run, points=3, hidden=True)],
+    mistakes=[
+        Mistake(_instead(ridge=lambda bandwidth, peak, **_: bandwidth / peak), "FLOP per byte: peak over bandwidth."),
+        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, **_: math.ceil(
+            peak / bandwidth * element_size / 2)), "x and y move too: 2 n h² FLOP for (2 n h + h²) numbers."),
+        Mistake(_instead(amax_bytes=lambda layers, **_: 4 * 4 * layers), "x, W *and* dy: three numbers a linear "
+                "layer."),
+        Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "Four linear layers in each layer."),
+        Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
+        Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value: (growth - 1) / growth."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 come seven more: down to 2^-9."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
+        Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
+                "written once."),
+    ],
+    hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
+    "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "
+    "bytes over the bandwidth.",
+)  # fmt: skip

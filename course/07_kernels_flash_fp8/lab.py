@@ -1,0 +1,1059 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Lab 07 · Kernels, flash attention and FP8
+#
+# The labs before cut a model over many GPUs. This one looks inside one of them. Most operations of a transformer wait
+# for memory, not for arithmetic. So you move less: you write a fused kernel in CUDA C++, build flash attention by
+# counting bytes, and store numbers in eight bits. You need no GPU: the kernels run here, thread by thread.
+
+# %%
+# %load_ext course
+# %lab 07_kernels_flash_fp8
+
+# %% [markdown]
+# ## 1 · The problem
+#
+# Every transformer layer has two norms. Here is RMSNorm as one would write it. How often does it move its tensor?
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minimegatron.viz.roofline import roofline
+from minimegatron.viz.volume import bars
+
+
+def rms_norm(x, gamma, eps=1e-5):
+    squares = x.pow(2)
+    rstd = (squares.mean(-1, keepdim=True) + eps).rsqrt()
+    return (x * rstd) * gamma
+
+
+class Moves(TorchDispatchMode):
+    """Bytes that every operation reads and writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        self.bytes[name] = self.bytes.get(name, 0) + sum(t.nbytes for t in (*args, out) if isinstance(t, torch.Tensor))
+        return out
+
+
+x, gamma = torch.randn(2048, 4096), torch.randn(4096)
+with Moves() as moves:
+    rms_norm(x, gamma)
+print(f"x has {x.nbytes / 2**20:.0f} MiB; the norm moves {sum(moves.bytes.values()) / x.nbytes:.1f} times as much")
+bars(moves.bytes, title="One norm, operation by operation", what="read and written")
+
+# %% [markdown]
+# Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it again.
+# One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same. If
+# memory is what the norm waits for, it becomes 3.5 times faster.
+#
+# ## 2 · Predict
+#
+# ### Bytes
+#
+# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number a
+# row or a column). `mul` is in the picture twice.
+
+# %%
+# %%exercise norm_bytes
+def norm_bytes(rows: int, cols: int, element_size: int) -> dict[str, int]:
+    """{"eager": ..., "fused": ...}"""
+    ### BEGIN SOLUTION
+    whole = rows * cols * element_size
+    return {"eager": (2 + 1 + 2 + 2) * whole, "fused": 2 * whole}
+    ### END SOLUTION
+
+
+# %%
+check("norm_bytes")
+
+# %%
+# %%needs norm_bytes
+predicted = norm_bytes(*x.shape, 4)["eager"]
+print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.bytes.values()) / predicted:.3f}")
+
+# %% [markdown]
+# ### Memory or arithmetic?
+#
+# Does it wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it does
+# both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
+# peak/bandwidth, the machine's *ridge*: below it memory is the bound, above it arithmetic.
+#
+# **Exercise.** The intensity, the seconds at best, and the bound: `"memory"` or `"arithmetic"`.
+
+# %%
+# %%exercise at_best
+def at_best(flops: float, nbytes: float, peak: float, bandwidth: float) -> dict[str, object]:
+    """{"intensity": ..., "seconds": ..., "bound": ...}"""
+    ### BEGIN SOLUTION
+    computing, moving = flops / peak, nbytes / bandwidth
+    bound = "memory" if moving > computing else "arithmetic"
+    return {"intensity": flops / nbytes, "seconds": max(computing, moving), "bound": bound}
+    ### END SOLUTION
+
+
+# %%
+check("at_best")
+
+# %% [markdown]
+# Now guess for each of these, on an H100, before you run the cell: a norm; a square matrix product; the same matrix
+# times one vector, as in generating text; the product of 128 such vectors. (NVIDIA's data sheets, SXM, bf16 without
+# sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s for the H200.)
+
+# %%
+# %%needs at_best
+H100, H200 = (989e12, 3.35e12), (989e12, 4.8e12)
+h = 4096
+programs = {
+    "norm, fused": (5 * h * h, 2 * h * h * 2),
+    "matrix x matrix": (2 * h**3, 3 * h * h * 2),
+    "matrix x vector": (2 * h * h, (h * h + 2 * h) * 2),
+    "matrix x 128 vectors": (2 * h * h * 128, (h * h + 2 * h * 128) * 2),
+}
+points = {}
+for name, (flops, nbytes) in programs.items():
+    best = at_best(flops, nbytes, *H100)
+    points[name] = best["intensity"], None
+    print(f"{name:21} {best['intensity']:7.1f} FLOP/byte  {best['seconds'] * 1e6:6.1f} us at best  bound: {best['bound']}")
+display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
+
+# %% [markdown]
+# Only the product of two matrices reaches the flat part. Everything left of the ridge runs as fast as its bytes: 128
+# vectors take hardly longer than one. A norm uses half a percent of the arithmetic that you have paid for. So: fewer
+# passes (a fused kernel, flash attention) and fewer bytes (FP8).
+#
+# ## 3 · Implement
+#
+# ### A kernel, first rung: a thread a row
+#
+# A GPU runs your function in many threads. Threads come in **blocks** of up to 1024; a block's threads can share
+# memory. Inside a block, 32 threads form a **warp** and execute each instruction together. `blockIdx.x`, `blockDim.x`
+# and `threadIdx.x` tell a thread who it is.
+#
+# The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. With a GPU, nvcc compiles it. Here
+# g++ does, and an emulator runs the threads one after another, counts every access, and stops at one that is out of
+# bounds. `norm` launches it: how many blocks, and how many threads in each.
+#
+# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Blocks are
+# full, rows may not be: a thread without a row does nothing. (`rsqrtf` is 1 over the root. Delete the line
+# `not_implemented`.)
+
+# %%
+from minimegatron.kernels.build import compiler
+
+if compiler("emulated") is None:
+    print("no C++ compiler here: install g++; the next three exercises need it")
+else:
+    print("a C++ compiler is here")
+
+# %%
+# %%exercise norm_rows
+import torch
+
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  int row = blockIdx.x * blockDim.x + threadIdx.x;
+  // ### BEGIN SOLUTION
+  if (row >= rows) return;
+  float sum = 0;
+  for (int i = 0; i < cols; ++i) {
+    float v = x[row * cols + i];
+    sum += v * v;
+  }
+  float rstd = rsqrtf(sum / cols + eps);
+  for (int i = 0; i < cols; ++i) y[row * cols + i] = x[row * cols + i] * rstd * gamma[i];
+  // ### END SOLUTION
+}
+""")
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [rows, cols], gamma [cols], both float32 -> y [rows, cols]."""
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=(rows + 63) // 64, block=64)
+    return y
+
+
+# %%
+check("norm_rows")
+
+# %% [markdown]
+# It is right. It is also slow, and here is why. Memory serves **sectors** of 32 bytes, eight numbers. When the threads
+# of a warp execute `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight
+# threads of your kernel and what comes to them; in the lower one, how it should be.
+
+# %%
+from minimegatron.viz.access import access_map
+
+shape = (8, 32)
+access_map(shape, {
+    "a thread a row": [thread * 32 for thread in range(8)],
+    "neighbours read neighbours": list(range(8)),
+})  # fmt: skip
+
+# %% [markdown]
+# Eight sectors come for eight numbers, where one would do. (A cache may keep the other numbers until the loop reaches
+# them. With thousands of rows under way it is too small.)
+#
+# ### Second rung: a block a row
+#
+# Let a whole block work on one row. Thread t reads columns t, t + blockDim.x, ...: neighbours read neighbours. Each
+# thread then has a part of the sum, and the parts must come together. For that a block has **shared memory**, on the
+# chip: `__shared__ float parts[256];` is one array for all threads of the block.
+#
+# They add in a tree. With 256 threads: the lower 128 add what the upper 128 hold, then 64, 32, ..., 1. Before a thread
+# reads what another one wrote, all must have arrived: `__syncthreads()`.
+#
+# **Exercise.** One block of 256 threads for each row. Every thread of a block must meet the same `__syncthreads()`.
+# The check runs the threads in several orders: a missing one shows.
+
+# %%
+# %%exercise norm_block
+import torch
+
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[256];
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  // ### BEGIN SOLUTION
+  float sum = 0;
+  for (int i = threadIdx.x; i < cols; i += blockDim.x) {
+    float v = row[i];
+    sum += v * v;
+  }
+  parts[threadIdx.x] = sum;
+  for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }
+  __syncthreads();
+  float rstd = rsqrtf(parts[0] / cols + eps);
+  for (int i = threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
+  // ### END SOLUTION
+}
+""")
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [rows, cols], gamma [cols], both float32 -> y [rows, cols]."""
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %%
+check("norm_block")
+
+# %% [markdown]
+# ### Third rung: warps, and 16 bytes a load
+#
+# Two things are still dear. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction for
+# every 4 bytes.
+#
+# The threads of a warp need no barrier among themselves. `__shfl_xor_sync(0xffffffff, v, o)` hands thread i the `v` of
+# thread i^o of its warp. With o = 16, 8, 4, 2, 1 and a sum at each step, all 32 have the total. So each warp adds up by
+# itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds up those few numbers.
+#
+# And a thread can load four neighbouring floats at once: `float4 v = x4[i];` with
+# `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
+# of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
+#
+# **Exercise.** Both. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+
+# %%
+# %%exercise norm_warp
+import torch
+
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__device__ float warp_sum(float v) {
+  // ### BEGIN SOLUTION
+  for (int o = 16; o > 0; o /= 2) v += __shfl_xor_sync(0xffffffff, v, o);
+  return v;
+  // ### END SOLUTION
+}
+
+__global__ void rms_norm(const float* x, const float* gamma, float* y, int rows, int cols, float eps) {
+  __shared__ float parts[32];
+  const float* row = x + (long long)blockIdx.x * cols;
+  float* out = y + (long long)blockIdx.x * cols;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  // ### BEGIN SOLUTION
+  const float4* row4 = reinterpret_cast<const float4*>(row);
+  const float4* gamma4 = reinterpret_cast<const float4*>(gamma);
+  float4* out4 = reinterpret_cast<float4*>(out);
+  int packs = cols % 4 == 0 ? cols / 4 : 0;  // 0: number by number
+  float sum = 0;
+  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+    float4 v = row4[i];
+    sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+  }
+  for (int i = 4 * packs + threadIdx.x; i < cols; i += blockDim.x) {
+    float v = row[i];
+    sum += v * v;
+  }
+  sum = warp_sum(sum);
+  if (lane == 0) parts[warp] = sum;
+  __syncthreads();
+  sum = warp_sum(lane < warps ? parts[lane] : 0.0f);
+  float rstd = rsqrtf(sum / cols + eps);
+  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+    float4 v = row4[i], g = gamma4[i];
+    out4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);
+  }
+  for (int i = 4 * packs + threadIdx.x; i < cols; i += blockDim.x) out[i] = row[i] * rstd * gamma[i];
+  // ### END SOLUTION
+}
+""")
+
+
+def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [rows, cols], gamma [cols], both float32 -> y [rows, cols]."""
+    rows, cols = x.shape
+    y = torch.empty_like(x)
+    kernel(x, gamma, y, rows, cols, eps, grid=rows, block=256)
+    return y
+
+
+# %%
+check("norm_warp")
+
+# %% [markdown]
+# The ladder, as the emulator counted it. x is read twice in each: the second reading comes from a cache, if the row is
+# still there. The package's own kernel goes one rung further and keeps the row in registers between its two uses; then
+# every byte moves once.
+
+# %%
+# %%ranks 1 --needs norm_rows,norm_block,norm_warp --name ladder
+import importlib
+
+import torch
+import torch.nn.functional as F
+
+x, gamma = torch.randn(128, 1024), torch.randn(1024)
+print("                 of x's sectors asked for   bytes a load   barriers a thread")
+for name in ("norm_rows", "norm_block", "norm_warp"):
+    rung = importlib.import_module(f"exercises.{name}")
+    right = torch.allclose(rung.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
+    of_x = rung.kernel.counts["x"]
+    width = of_x["read"] // of_x["loads"]
+    print(f"{name:11} {right!s:5} {of_x['share']:24.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
+
+# %% [markdown]
+# ### Flash attention: what not to move
+#
+# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They are
+# written and read again, and nobody wants them.
+#
+# Flash attention (Dao et al., 2022) never writes them. A kernel keeps a block of `rows` queries on the chip. Blocks of
+# `cols` keys and values pass by, and the softmax is built block by block. Only q, k, v, out and one number a query, lse,
+# touch the large memory. The price: every block of queries loads K and V again.
+#
+# **Exercise.** Bytes that one head moves, forward. *Standard*: three kernels; each reads its inputs and writes its
+# result, all of S and P, although the mask is causal. *Flash*: q is read once, out and lse are written once, and each
+# block of queries loads only the blocks of keys that it sees: those that begin no later than its last query. `rows` and
+# `cols` divide s.
+
+# %%
+# %%exercise flash_bytes
+def flash_bytes(s: int, d: int, rows: int, cols: int, element_size: int) -> dict[str, int]:
+    """{"standard": ..., "flash": ...} of one head: q, k, v and out are [s, d], lse is [s]."""
+    ### BEGIN SOLUTION
+    keys = 0  # loaded by all blocks of queries together
+    for last in range(rows - 1, s, rows):
+        keys += (last // cols + 1) * cols
+    return {"standard": (4 * s * s + 4 * s * d) * element_size, "flash": (2 * s * d + s + 2 * keys * d) * element_size}
+    ### END SOLUTION
+
+
+# %%
+check("flash_bytes")
+
+# %%
+# %%needs flash_bytes
+for s in (1024, 8192, 65536):
+    moved = {rows: flash_bytes(s, 128, rows, 64, 2) for rows in (64, 128, 256)}
+    times = "   ".join(f"rows {rows}: {m['standard'] / m['flash']:4.1f} x less" for rows, m in moved.items())
+    print(f"{s:6} tokens   {moved[64]['standard'] / 2**20:8.0f} MiB   {times}")
+
+# %% [markdown]
+# What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So a
+# kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
+# shared memory.
+#
+# **Exercise.** The kernel, on tiles. `memory.load("k", a, b)` brings rows a to b-1 to the chip and counts them;
+# `memory.store("out", a, b, value)` writes. For one block of queries keep the largest score so far m, the sum l and the
+# weighted sum o. For each block of keys, with S = q·kᵀ/√d, -∞ where the key comes after the query:
+#
+# $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
+# o \leftarrow o\,e^{m-m'} + P\,v$$
+#
+# At the end out = o/l and lse = m + log l. The check compares the counts with your prediction.
+
+# %%
+# %%exercise flash_tiles
+import torch
+
+
+def flash_tiles(memory, s: int, d: int, rows: int, cols: int) -> None:
+    """Causal attention of q, k, v [s, d] in memory -> out [s, d] and lse [s] in memory."""
+    ### BEGIN SOLUTION
+    for first in range(0, s, rows):
+        q, at = memory.load("q", first, first + rows), torch.arange(first, first + rows)[:, None]
+        top, total, o = torch.full((rows, 1), -torch.inf), torch.zeros(rows, 1), torch.zeros(rows, d)
+        for start in range(0, first + rows, cols):
+            k, v = memory.load("k", start, start + cols), memory.load("v", start, start + cols)
+            scores = (q @ k.T / d**0.5).masked_fill(torch.arange(start, start + cols) > at, -torch.inf)
+            higher = torch.maximum(top, scores.amax(1, keepdim=True))
+            p, shrink = torch.exp(scores - higher), torch.exp(top - higher)
+            total, o, top = total * shrink + p.sum(1, keepdim=True), o * shrink + p @ v, higher
+        memory.store("out", first, first + rows, o / total)
+        memory.store("lse", first, first + rows, (top + total.log()).squeeze(1))
+    ### END SOLUTION
+
+
+# %%
+check("flash_tiles")
+
+# %%
+# %%needs flash_bytes flash_tiles
+import torch.nn.functional as F
+
+from labkit.hbm import Memory
+
+s, d = 512, 32
+q, k, v = torch.randn(3, s, d, generator=torch.Generator().manual_seed(0)).unbind()
+want = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+predicted, measured = {"three kernels": flash_bytes(s, d, 64, 32, 4)["standard"]}, {}
+for rows in (32, 64, 128):
+    memory = Memory(q=q, k=k, v=v, out=torch.zeros(s, d), lse=torch.zeros(s))
+    flash_tiles(memory, s, d, rows, 32)
+    out = memory.load("out", 0, s)
+    predicted[f"flash, {rows} rows"] = flash_bytes(s, d, rows, 32, 4)["flash"]
+    measured[f"flash, {rows} rows"] = 4 * (memory.moved - s * d)
+    print(f"{rows:3} rows: as torch's attention: {torch.allclose(out, want, atol=1e-5)}")
+display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
+
+# %% [markdown]
+# The backward pass needs P again. It is not stored, so it is computed again from q, k and lse: P = exp(S - lse). That is
+# a sixth more arithmetic, for s x s numbers that are neither written nor read. (You build that in lab 04.)
+#
+# ### FP8: eight bits
+#
+# Half the bytes of bf16, and on an H100 twice the FLOP/s. A number in **E4M3** has a sign, 4 bits of exponent and 3
+# digits: 1.ddd · 2^e, with e from -6 to 8, at most 448. Below 2^-6 the steps stay as they are, 2^-9, down to 0.
+# **E5M2** has an exponent more and a digit less: e from -14, at most 57344. Activations and weights get E4M3; gradients,
+# whose sizes differ more, E5M2.
+#
+# Predict: what is 17 in E4M3? And 1000? The numbers around 17 are 16, 18, 20.
+#
+# **Exercise.** Round to such a format, with `digits` digits, lowest exponent `lowest` and largest number `top`. The
+# result stays float32; only its values are those of the format. Beyond ±top: ±top. Nearest number; half-way, the one
+# whose last digit is even. Other formats than these two are asked too, so do not ask torch for its float8.
+
+# %%
+# %%exercise to_fp8
+import torch
+
+
+def to_fp8(x: torch.Tensor, digits: int, lowest: int, top: float) -> torch.Tensor:
+    """Each number of x, rounded; float32."""
+    ### BEGIN SOLUTION
+    x = x.float().clamp(-top, top)
+    exponent = (torch.frexp(x).exponent - 1).clamp(min=lowest)
+    step = torch.exp2((exponent - digits).float())
+    return torch.round(x / step) * step
+    ### END SOLUTION
+
+
+# %%
+check("to_fp8")
+
+# %%
+# %%needs to_fp8
+E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
+print("17, 1000 and 0.001 in E4M3:", to_fp8(torch.tensor([17.0, 1000.0, 0.001]), *E4M3).tolist())
+bits = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()  # every bf16 there is
+for name, (format, dtype) in {"E4M3": (E4M3, torch.float8_e4m3fn), "E5M2": (E5M2, torch.float8_e5m2)}.items():
+    cast = bits.clamp(-format[2], format[2]).to(dtype).float()
+    print(f"{name}: as torch's cast, for all 65536: {torch.equal(to_fp8(bits, *format).nan_to_num(7.0), cast.nan_to_num(7.0))}")
+
+fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
+sizes = torch.logspace(-6, 6, 3000)
+for ax, (name, format) in zip(axes, {"E4M3": E4M3, "E5M2": E5M2}.items()):
+    ax.plot(sizes, (to_fp8(sizes, *format) - sizes).abs() / sizes, "-", color="black", linewidth=0.7)
+    ax.set(xscale="log", xlabel="number", title=f"What {name} makes of a number")
+axes[0].set(ylabel="relative error", ylim=(0, 0.3))
+plt.show()
+
+# %% [markdown]
+# In the middle the error is at most 1/16 (E4M3) or 1/8 (E5M2). At the left small numbers vanish, at the right large
+# ones are cut off. The valley is where a tensor must be: so multiply it by a **scale** first, and divide the result
+# by it.
+#
+# ### Which scale?
+#
+# *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
+# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight (DeepSeek-V3).
+# An outlier spoils its own tile only. Scales are rounded down to a power of two: multiplying by them is exact.
+#
+# **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
+# the whole tensor: that is current scaling. A tile of zeros gets 1.
+
+# %%
+# %%exercise tile_scales
+import torch
+
+
+def tile_scales(x: torch.Tensor, tile: tuple[int, int], top: float) -> torch.Tensor:
+    """x [m, n] -> what to multiply each tile with, [tiles down, tiles across]; the largest powers of two that fit."""
+    ### BEGIN SOLUTION
+    rows = [torch.stack([piece.abs().max() for piece in row.split(tile[1], 1)]) for row in x.split(tile[0])]
+    amax = torch.stack(rows)
+    return torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double()))), 1.0).float()
+    ### END SOLUTION
+
+
+# %%
+check("tile_scales")
+
+# %% [markdown]
+# ### Delayed scaling
+#
+# Current scaling reads the tensor once for amax and again to cast it: memory, again. *Delayed* scaling casts at once,
+# with a scale from the *past*, and notes the new amax on the way:
+#
+# * `note(x)`: keep the largest magnitude of this step; a step may note several times, once a microbatch.
+# * end of the step: the amax of this step joins the history of the last H steps; scale = top / largest of the history.
+# * Not finite? The step overflowed: leave the scale, and put 0 into the history. All zero? Leave the scale.
+#
+# With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over all
+# ranks of tp**. Dozens of tensors, one number each: put them into *one* message.
+#
+# **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
+
+# %%
+# %%exercise delayed_scaling
+import torch
+import torch.distributed as dist
+
+
+class DelayedScale:
+    """The scale of one tensor, from what it was in the last `history` steps. It starts at 1."""
+
+    def __init__(self, history: int, top: float):
+        self.scale = 1.0
+        ### BEGIN SOLUTION
+        self.history, self.top, self.past, self.amax = history, top, [], torch.zeros(())
+        ### END SOLUTION
+
+    def note(self, x: torch.Tensor) -> None:
+        ### BEGIN SOLUTION
+        self.amax = torch.maximum(self.amax, x.detach().abs().max())
+        ### END SOLUTION
+
+
+def update(scales: list[DelayedScale], tp) -> None:
+    """End of a step, on every rank of tp with the same list."""
+    ### BEGIN SOLUTION
+    together = torch.stack([one.amax for one in scales])
+    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)
+    for one, amax in zip(scales, together.tolist()):
+        finite = amax < float("inf")
+        one.past = [*one.past, amax if finite else 0.0][-one.history :]
+        if finite and max(one.past) > 0:
+            one.scale = one.top / max(one.past)
+        one.amax = torch.zeros(())
+    ### END SOLUTION
+
+
+# %%
+check("delayed_scaling")
+
+# %% [markdown]
+# ### A linear layer
+#
+# y = x·Wᵀ, and backward dx = dy·W, dW = dyᵀ·x: three products, each of two FP8 factors. Sum in float32 (tensor cores do
+# too) and divide by both scales.
+#
+# What is kept for the backward pass are the FP8 tensors: half of bf16's activation memory. `t.to(torch.float8_e4m3fn)`
+# makes eight bits of a tensor that your `to_fp8` has rounded, exactly.
+#
+# **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
+# scaled.
+
+# %%
+# %%exercise fp8_linear
+import torch
+from exercises.to_fp8 import to_fp8
+
+E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
+
+
+class Fp8Linear(torch.autograd.Function):
+    """x [n, i], weight [o, i] -> x weight^T [n, o], all float32."""
+
+    @staticmethod
+    def forward(ctx, x, weight, sx, sw, sdy):
+        ### BEGIN SOLUTION
+        sx.note(x)
+        sw.note(weight)
+        ctx.scales, ctx.sdy = (sx.scale, sw.scale), sdy
+        qx, qw = to_fp8(x * sx.scale, *E4M3), to_fp8(weight * sw.scale, *E4M3)
+        ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn))
+        return qx @ qw.T / (sx.scale * sw.scale)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, dy):
+        """dx, dweight, and nothing for the three states."""
+        ### BEGIN SOLUTION
+        (qx, qw), (scale_x, scale_w), sdy = ctx.saved_tensors, ctx.scales, ctx.sdy
+        sdy.note(dy)
+        qdy = to_fp8(dy * sdy.scale, *E5M2)
+        dx = qdy @ qw.float() / (sdy.scale * scale_w)
+        return dx, qdy.T @ qx.float() / (sdy.scale * scale_x), None, None, None
+        ### END SOLUTION
+
+
+# %%
+check("fp8_linear")
+
+# %% [markdown]
+# ## 4 · Run
+#
+# ### Training in FP8 on two ranks
+#
+# A Llama of two layers, tensor parallel. Its MLPs are yours: two FP8 linear layers in each, with delayed scales that the
+# ranks share. The package builds its layers from a specification, so a class can take another one's place. Beside it
+# runs the same model in float32.
+
+# %%
+# %%torchrun -n 2 --needs to_fp8,delayed_scaling,fp8_linear --name train_fp8 --timeout 170 --out trained
+import itertools
+
+import torch
+import torch.nn.functional as F
+from exercises.delayed_scaling import DelayedScale, update
+from exercises.fp8_linear import Fp8Linear
+
+from minimegatron.comm.collectives import all_gather, copy_to_region, reduce_from_region
+from minimegatron.launch.rank import finish, init, report
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.data.corpus import documents
+from minimegatron.layers.mlp import MLP
+from minimegatron.models.decoder import build_model
+from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.zoo import family_config
+
+STEPS, SEQ, BATCH = 40, 64, 8
+rank, world = init()
+mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
+config = family_config("llama", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256)
+
+
+class Fp8MLP(MLP):
+    def __init__(self, config, mesh):
+        super().__init__(config, mesh)
+        self.tp = mesh.tp
+        with torch.device("cpu"):  # a model is built on "meta", where tensors have no numbers
+            self.scales = [[DelayedScale(16, top) for top in (448.0, 448.0, 57344.0)] for _ in range(2)]
+
+    def forward(self, x):
+        x = copy_to_region(x, self.tp)
+        gate, up = self.linear(x, self.linear_fc1, 0).chunk(2, -1)
+        return reduce_from_region(self.linear(F.silu(gate) * up, self.linear_fc2, 1), self.tp)
+
+    def linear(self, x, layer, which):
+        return Fp8Linear.apply(x.flatten(0, 1), layer.weight, *self.scales[which]).unflatten(0, x.shape[:2])
+
+
+plain = decoder_layer_spec(config)
+models = {
+    "fp32": build_model(config, mesh, 1, plain),
+    "fp8": build_model(config, mesh, 1, plain.with_submodule("mlp", ModuleSpec(Fp8MLP))),
+}
+scales = [one for m in models["fp8"].modules() if isinstance(m, Fp8MLP) for three in m.scales for one in three]
+
+text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
+data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+places = torch.Generator().manual_seed(5)
+batches = [torch.stack([data[a : a + SEQ + 1] for a in torch.randint(len(data) - SEQ, (BATCH,), generator=places)])
+           for _ in range(STEPS)]  # fmt: skip
+losses = {name: [] for name in models}
+for name, model in models.items():
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for rows in batches:
+        loss = model(rows[:, :-1], labels=rows[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if name == "fp8":
+            update(scales, mesh.tp)
+        optimizer.step()
+        losses[name].append(loss.item())
+
+mine = torch.tensor([one.scale for one in scales])
+both = all_gather(mine, mesh.tp).view(world, -1)
+if rank == 0:
+    print(f"loss per byte fell by more than a third: {losses['fp8'][-1] < losses['fp8'][0] * 2 / 3}")
+    last = {name: sum(row[-10:]) / 10 for name, row in losses.items()}
+    print(f"the last ten steps, FP8 within 10 % of float32: {abs(last['fp8'] / last['fp32'] - 1) < 0.1}")
+    print(f"{len(scales)} scales, equal on both ranks to the last bit: {torch.equal(both[0], both[1])}")
+report(losses)
+finish()
+
+# %%
+# %%needs to_fp8 delayed_scaling fp8_linear
+fig, ax = plt.subplots(figsize=(7, 2.6))
+for name, style in (("fp32", "-"), ("fp8", "--")):
+    ax.plot(trained.reports[0][name], style, color="black", label=name)
+ax.set(xlabel="step", ylabel="loss per byte", title="MLPs in FP8, on two ranks")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: it takes no more
+# than another order of the same sums. Remember that in what follows: a curve like this proves little.
+#
+# ### On a machine with a GPU
+#
+# The same texts, compiled by nvcc, on 16384 rows of 4096.
+
+# %%
+# %%torchrun -n 1 --gpus --needs norm_rows,norm_block,norm_warp --name on_gpu --timeout 200
+import importlib
+import torch
+import torch.nn.functional as F
+from minimegatron.launch.rank import finish, init
+from minimegatron.kernels.build import KernelsUnavailable
+
+ROWS, WIDTH = 16384, 4096
+
+init()
+x, gamma = torch.randn(ROWS, WIDTH, device="cuda"), torch.randn(WIDTH, device="cuda")
+want = F.rms_norm(x, (WIDTH,), gamma, 1e-5)
+
+def seconds(function):
+    for _ in range(3):
+        function()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(20):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 20e3
+
+y = torch.empty_like(x)
+copy = 2 * x.nbytes / seconds(lambda: y.copy_(x))
+for name in ("norm_rows", "norm_block", "norm_warp"):
+    rung = importlib.import_module(f"exercises.{name}")
+    try:
+        right = torch.allclose(rung.norm(x, gamma, 1e-5), want, atol=1e-4)
+    except KernelsUnavailable as missing:
+        print(f"your kernels cannot be compiled for this GPU: {missing.what}; {missing.fix}")
+        break
+    rate = 2 * x.nbytes / seconds(lambda: rung.norm(x, gamma, 1e-5))
+    print(f"{name:11} right: {right}   {rate / 1e9:6.0f} GB/s, {rate / copy:4.0%} of a copy")
+finish()
+
+# %% [markdown]
+# ## 5 · See
+#
+# ### The roofline of this computer
+#
+# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then five programs
+# against that roof. Guess which ones reach it.
+
+# %%
+import time
+
+import torch.nn.functional as F
+
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+
+
+def fastest(function, times=5):
+    function()
+    took = []
+    for _ in range(times):
+        start = time.perf_counter()
+        function()
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+n = 1024
+a, b = torch.randn(n, n), torch.randn(n, n)
+x, gamma, y = torch.randn(2048, 4096), torch.randn(4096), torch.empty(2048, 4096)
+peak = 2 * n**3 / fastest(lambda: a @ b)
+bandwidth = 2 * x.nbytes / fastest(lambda: y.copy_(x))
+vector, few = torch.randn(4096), torch.randn(4096, 16)
+programs = {
+    "norm, seven passes": (5 * x.numel(), 7 * x.nbytes, lambda: rms_norm(x, gamma)),
+    "norm, torch's own": (5 * x.numel(), 2 * x.nbytes, lambda: F.rms_norm(x, (4096,), gamma)),
+    "matrix x vector": (2 * x.numel(), x.nbytes, lambda: x @ vector),
+    "matrix x 16 vectors": (32 * x.numel(), x.nbytes, lambda: x @ few),
+    "matrix x matrix": (2 * n**3, 12 * n * n, lambda: a @ b),
+}
+measured = {name: (flops / nbytes, flops / fastest(run)) for name, (flops, nbytes, run) in programs.items()}
+torch.set_num_threads(threads)
+roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
+
+# %% [markdown]
+# A point above the slope is no mistake: what fits into a cache need not come from memory. A point far below it does
+# more than it must. On a CPU torch (2.13) makes its own norm of the same separate operations as you saw at the
+# beginning; drawn as if it were fused, it is far from its roof. On a GPU it has a fused kernel.
+#
+# ### The error of each recipe
+#
+# A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
+# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
+# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bar will be high?
+
+# %%
+# %%needs to_fp8 tile_scales
+g = torch.Generator().manual_seed(0)
+before = torch.randn(64, 512, generator=g)
+outlier = torch.randn(64, 512, generator=g)
+outlier[5, 77] = 1e6
+tensors = {"as before": torch.randn(64, 512, generator=g), "one outlier": outlier,
+           "grown by 8": 8 * torch.randn(64, 512, generator=g)}  # fmt: skip
+ordinary = torch.ones(64, 512, dtype=torch.bool)
+ordinary[5, 77] = False
+
+
+def error(x, scale):
+    back = to_fp8(x * scale, *E4M3) / scale
+    return ((back - x)[ordinary].norm() / x[ordinary].norm()).item()
+
+
+recipes = {
+    "delayed": lambda x: 448.0 / before.abs().max(),
+    "current": lambda x: tile_scales(x, (64, 512), 448.0),
+    "tiles": lambda x: tile_scales(x, (1, 128), 448.0).repeat_interleave(128, 1),
+}
+errors = {name: [error(x, scale(x)) for x in tensors.values()] for name, scale in recipes.items()}
+for name, row in errors.items():
+    print(f"{name:8}", "  ".join(f"{what}: {e:5.1%}" for what, e in zip(tensors, row)))
+
+fig, ax = plt.subplots(figsize=(7, 2.8))
+for i, (name, shade, hatch) in enumerate((("delayed", "0.85", ""), ("current", "0.6", "///"), ("tiles", "0.3", "..."))):
+    places = [place + 0.27 * (i - 1) for place in range(3)]
+    ax.bar(places, errors[name], 0.25, color=shade, hatch=hatch, edgecolor="black", label=name)
+ax.set_xticks(range(3), tensors)
+ax.set(yscale="log", ylabel="relative error", title="Three tensors, three recipes, E4M3")
+ax.legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# Around 2.6 % is what three digits cost, whatever the scale. An outlier makes a current scale push all others below
+# 2^-9: they round to zero or close to it. Tiles lose one of 256. A tensor that grows is cut off by a delayed scale; in
+# the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it cuts the
+# outlier off.)
+#
+# ## 6 · Break it
+#
+# Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and x₁,
+# and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. Somebody saved work:
+# "divide by the scales once, *after* the sum, instead of every rank before". One multiplication fewer, the same numbers.
+# Two ranks, and the same network in float32 beside it.
+
+# %%
+# %%ranks 2 --needs to_fp8 --name suspect --out evidence
+import torch
+import torch.distributed as dist
+from exercises.to_fp8 import to_fp8
+
+H, F_, N = 32, 64, 256
+half = slice(rank * F_ // 2, (rank + 1) * F_ // 2)
+
+
+def cast(x):
+    scale = 448.0 / x.abs().max().item()
+    return to_fp8(x * scale, 3, -6, 448.0), scale
+
+
+class RowParallel(torch.autograd.Function):
+    """x_0 W_0^T + x_1 W_1^T, each product on its rank."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        (qx, sx), (qw, sw) = cast(x), cast(weight)
+        ctx.save_for_backward(x, weight)
+        y = qx @ qw.T
+        dist.all_reduce(y)
+        return y / (sx * sw)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy @ weight, dy.T @ x
+
+
+g = torch.Generator().manual_seed(9)
+first, second = torch.randn(F_, H, generator=g) / H**0.5, torch.randn(H, F_, generator=g) / F_**0.5
+teacher = torch.randn(H, H, generator=g) / H**0.5
+mine = [first[half].clone().requires_grad_(), second[:, half].clone().requires_grad_()]
+twin = [first.clone().requires_grad_(), second.clone().requires_grad_()]
+optimizers = [torch.optim.Adam(p, lr=3e-3) for p in (mine, twin)]
+for step in range(101):
+    x = torch.randn(N, H, generator=g)
+    target = torch.tanh(x @ teacher.T)
+    hidden, whole = torch.relu(x @ mine[0].T), torch.relu(x @ twin[0].T)
+    y, want = RowParallel.apply(hidden, mine[1]), whole @ twin[1].T
+    loss, twin_loss = ((y - target) ** 2).mean(), ((want - target) ** 2).mean()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    twin_loss.backward()
+    if step == 0:
+        report((y.detach(), (hidden @ mine[1].T).detach()))
+        of_twin = [twin[0].grad[half], twin[1].grad[:, half]]
+        norms = [torch.stack([g.norm() for g in one]).norm().item() for one in ([p.grad for p in mine], of_twin)]
+    if step % 50 == 0 and rank == 0:
+        print(f"step {step:3}  loss   FP8, two ranks {loss.item():.2f}   float32, one process {twin_loss.item():.2f}")
+    for optimizer in optimizers:
+        optimizer.step()
+print(f"first step, gradient norm of this rank's weights: {norms[0]:.2f}   in one process {norms[1]:.2f}")
+
+# %% [markdown]
+# The curve falls, a little above the other one, and FP8 is known to cost a little. But rounding cannot cost that much:
+# three digits are 2.6 % of a number, and the errors of thousands of them average out in a norm. The gradient norms of
+# the first step are off, one up and one down.
+#
+# Look at the first step's output. It should be part 0 + part 1, on both ranks. Both parts are known: each rank's own
+# product in float32.
+#
+# **Exercise.** How much of each part is in each rank's output? Return a list for each rank: the factor of part 0, of
+# part 1, and so on.
+
+# %%
+# %%exercise shares
+import torch
+
+
+def shares(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
+    """outs[r] is the output of rank r, about sum_j c[r][j] parts[j] -> c."""
+    ### BEGIN SOLUTION
+    columns = torch.stack([part.flatten() for part in parts], 1)
+    return [torch.linalg.lstsq(columns, out.flatten()[:, None]).solution.flatten().tolist() for out in outs]
+    ### END SOLUTION
+
+
+# %%
+check("shares")
+
+# %%
+# %%needs to_fp8 shares
+outs, parts = zip(*evidence)
+for rank, factors in enumerate(shares(list(outs), list(parts))):
+    print(f"rank {rank} has", " and ".join(f"{c:.2f} of part {j}" for j, c in enumerate(factors)))
+
+# %% [markdown]
+# Each rank has all of its own part, and the wrong amount of the other's. The factor is the ratio of their scales: the
+# ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So the
+# ranks do not even agree with each other, on a tensor that everything after takes to be the same.
+#
+# The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the sum.
+# With scales that are powers of two the mistake hides better still: the two are equal most of the time, and it shows in
+# some layers at some steps.
+
+# %% [markdown]
+# ## 7 · Explain
+#
+# Say your answer aloud before you read on.
+#
+# 1. *A fused norm is 3.5 times faster than the eager one. Why not a fused matrix product?* It is bound by arithmetic;
+#    its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
+# 2. *Why does flash attention compute P twice and is still faster?* Arithmetic is cheap left of the ridge. Writing and
+#    reading s x s numbers is not.
+# 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a warp.
+# 4. *Why E5M2 for gradients?* They span more sizes than 2^-9 to 448 of one scale can hold, and a wrong last digit of a
+#    gradient hurts less than a missing gradient. With a scale for every tile E4M3 is enough, and DeepSeek-V3 uses it.
+# 5. *Delayed or current?* Delayed saves a pass over memory and gives every rank its scale in advance, at the price of
+#    one step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
+# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp because
+#    each replica would round the *same weights* differently.
+#
+# **Exercise.** Numbers for any machine and model. Return a dict:
+#
+# * `ridge`: FLOP per byte;
+# * `tokens_for_arithmetic`: the fewest tokens n with which x·Wᵀ, [n, h] times [h, h], is no longer bound by memory. x
+#   and W are read once and y is written once, `element_size` bytes a number. Round up;
+# * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best;
+# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers a layer, and for each x, W
+#   and dy;
+# * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
+#   scale does not know yet (the largest used to hit the top exactly);
+# * `smallest_kept`: the smallest number that E4M3 holds, other than 0, relative to amax, with scale 448/amax.
+
+# %%
+# %%exercise answers
+import math
+
+
+def answers(
+    peak: float, bandwidth: float, hidden: int, element_size: int, layers: int, growth: float
+) -> dict[str, float]:
+    """{"ridge": ..., "tokens_for_arithmetic": ..., "norm_microseconds": ..., "amax_bytes": ..., ...}"""
+    ### BEGIN SOLUTION
+    ridge, h, e = peak / bandwidth, hidden, element_size
+    return {
+        "ridge": ridge,
+        # 2 n h² / (e (2 n h + h²)) = ridge
+        "tokens_for_arithmetic": math.ceil(ridge * e * h / (2 * h - 2 * ridge * e)),
+        "norm_microseconds": 2 * 8192 * h * e / bandwidth * 1e6,
+        "amax_bytes": layers * 4 * 3 * 4,
+        "cut_off": 1 - 1 / growth,
+        "smallest_kept": 2**-9 / 448,
+    }
+    ### END SOLUTION
+
+
+# %%
+check("answers")
+
+# %%
+progress()
+
+# %% [markdown]
+# ## Where this lives
+#
+# | here | minimegatron | Megatron-LM |
+# |---|---|---|
+# | the norm and its ladder | `kernels/csrc/norm.cu`, `kernels/norm.py` | Transformer Engine, Apex |
+# | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
+# | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
+# | flash attention | `layers/flash.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
+# | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
+# | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
+#
+# Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
+# (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
+#
+# Next: lab 08, checkpoints, where a model leaves the run that made it.

@@ -1,0 +1,20 @@
+"""The course: a folder for each lab, with everything that its author edits.
+
+    NN_name/__init__.py    LAB: the exercises in their order
+    NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
+    NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
+
+A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
+`%lab 01_process_groups` loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by IPython at `%load_ext course`: a notebook's magics, which find labs here."""
+    from labkit.magics import LabMagics
+
+    shell.register_magics(LabMagics(shell, __name__))

@@ -1,0 +1,25 @@
+"""The labs' machinery: what a notebook says after `%load_ext course`.
+
+    %lab 01_process_groups                        which lab this is; gives the notebook `check` and `progress`
+    %%exercise ring_all_reduce                    the learner's code: defined here, and importable by ranks
+    %%needs ring_all_reduce                       a plain cell that waits until this is done
+    check("ring_all_reduce")                      a small table: not done yet, not right yet, passed
+    %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell; ranks on CPUs, on every machine
+    %%torchrun --gpus 2                           the same on all GPUs of this machine; left out with fewer than 2
+    %%ranks 4                                     the same on warm ranks on CPUs, in a fraction of a second
+    progress()                                    all exercises and the sum
+
+| to read                 | its one idea                                                              |
+|-------------------------|---------------------------------------------------------------------------|
+| `magics`, `workspace`   | what a cell does, and where its files are                                 |
+| `exercises`, `checks`   | how a lab's author declares exercises; comparison in words                |
+| `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
+| `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
+| `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
+| `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
+| `hbm`                   | a memory that counts                                                      |
+| `sandbox`               | what such a process may do to the machine: compute                        |
+| `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
+| `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
+| `build`                 | one source for the lab and its solution                                   |
+"""

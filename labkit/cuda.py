@@ -1,0 +1,278 @@
+"""A learner's kernel: CUDA C++ in a cell, run thread by thread on any CPU, and by nvcc where there is a GPU.
+
+The problem in a sentence: a lab on kernels must let learners write real CUDA, on laptops that have no GPU, and must see
+what their kernel does to memory, not only what it returns.
+
+In the cell the kernel is a text, as it would stand in a `.cu` file::
+
+    kernel = Kernel(r'''
+    __global__ void scale(const float* x, float* y, int n, float by) {
+      int i = blockIdx.x * blockDim.x + threadIdx.x;
+      if (i < n) y[i] = by * x[i];
+    }
+    ''')
+    kernel(x, y, n, 2.0, grid=(n + 255) // 256, block=256)
+    kernel.counts["x"]["share"]     # of the bytes that the memory served for x, how many were asked for
+
+| where            | what is compiled                                                                              |
+|------------------|-----------------------------------------------------------------------------------------------|
+| tensors on a CPU | the text with `const float*` read as `Counted<const float>` (`csrc/lab.h`), by g++, on the    |
+|                  | package's emulator of threads; each access is counted and held against its array's bounds     |
+| tensors on a GPU | the text as it is, by nvcc                                                                    |
+
+The compiler's messages name lines of the cell. A library is built once for each text (`kernels/build.py`); the header,
+which most of the time goes into, is compiled beforehand.
+
+**In a check** the learner's process may start no program. So the text is compiled before it, in a process of its own
+that knows the text alone: `compile_cell`, under the sandbox and its limits, with one freedom more, to start the
+compiler. It runs nothing of the learner's; what it sends back is a library, which the learner's process then loads.
+A kernel that was not in the cell as a plain text was not compiled, and is refused: it fails closed. A learner's native
+code can forge its own counts, as a learner's Python can: grade strangers with care (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.cuda_text import ARRAYS, CompileError, digest, explained, signature, texts, todo, translated
+from minimegatron.data.publish import build_once
+from minimegatron.errors import MinimegatronError
+from minimegatron.kernels import build
+from minimegatron.kernels.launch import KernelError, Library
+
+CSRC = Path(__file__).parent / "csrc"
+STUB = "your code here"
+COMPILE_SECONDS = 45.0
+_FAST = ("-g0", "-fmax-errors=1", "-w")
+
+
+class Kernel:
+    """One `__global__` function.
+
+    Args:
+        source: CUDA C++ with one `__global__ void`; its parameters are pointers to float or int, int and float.
+
+    Attributes:
+        counts: what the last call did to memory, all threads together; empty on a GPU. For each array, by the name
+            of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
+            `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
+            met `__syncthreads`, on average.
+        outputs: in a check, what the last call left in the arrays that are not const, by name.
+        ready: of the class: in a check's process the folder of libraries that were built beforehand (`install`).
+        order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
+    """
+
+    ready: Path | None = None
+
+    def __init__(self, source: str) -> None:
+        self.source, self.order = source, 0
+        self.line = sys._getframe(1).f_lineno
+        self.counts: dict[str, Any] = {}
+        self.outputs: dict[str, torch.Tensor] = {}
+
+    def __call__(self, *args: Any, grid: int, block: int) -> None:
+        """Launch `grid` blocks of `block` threads. Tensors are contiguous and of float32 or int32.
+
+        Raises:
+            NotImplementedError: the kernel is still to be written.
+            CompileError: it is not right C++.
+            KernelError: the launch failed: an access out of bounds, a deadlock, arguments that do not fit.
+        """
+        if todo(self.source):
+            raise NotImplementedError(STUB)
+        name, parameters = signature(self.source, self.line)
+        tensors = _fitting(name, parameters, args)
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated", Kernel.ready)
+        sizes = [tensor.numel() for tensor in tensors]
+        if on_gpu:
+            library.call("lab_launch", *args, *sizes, grid, block)
+            self.counts = {}
+            return
+        library.order(self.order)
+        library.counters()
+        try:
+            library.call("lab_launch", *args, *sizes, grid, block)
+        except KernelError as error:
+            raise KernelError(re.sub(r"^lab_launch failed with error (-?\d+): ", r"error \1: ", error.what)) from None
+        finally:
+            library.order(0)
+        self.counts = _counted(library, parameters, grid * block)
+        if Kernel.ready:
+            named = zip(parameters, args, strict=True)
+            self.outputs = {what: a.clone() for (kind, what), a in named if kind in ("float*", "int*")}
+
+
+# -------------------------------------------------------------------------------------------- arguments and counts
+
+
+def _fitting(name: str, parameters: list[tuple[str, str]], args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors among the arguments.
+
+    Raises:
+        KernelError: an argument is not what its parameter wants.
+    """
+    if len(args) != len(parameters):
+        raise KernelError(f"{name} takes {len(parameters)} arguments, not {len(args)}")
+    tensors = []
+    for value, (kind, what) in zip(args, parameters, strict=True):
+        if "*" in kind:
+            want = torch.float32 if "float" in kind else torch.int32
+            fits = isinstance(value, torch.Tensor) and value.dtype == want and value.is_contiguous()
+            if not fits:
+                shown = f"{value.dtype}, strides {value.stride()}" if isinstance(value, torch.Tensor) else repr(value)
+                raise KernelError(f"{name}: {what} wants a contiguous tensor of {want}, got {shown}"[:200])
+            tensors.append(value)
+        elif not isinstance(value, int if kind == "int" else int | float):
+            raise KernelError(f"{name}: {what} wants {kind}, got {value!r}"[:200])
+    return tensors
+
+
+def _counted(library: Library, parameters: list[tuple[str, str]], threads: int) -> dict[str, Any]:
+    raw = torch.zeros(ARRAYS, 2, 3, dtype=torch.int64)
+    waits = library.counters()["block_waits"]
+    library.call("lab_counts", raw)
+    arrays = [what for kind, what in parameters if "*" in kind]
+    counts: dict[str, Any] = {"barriers": waits / threads}
+    for what, ((loads, read, sectors), (stores, written, _)) in zip(arrays, raw.tolist(), strict=False):
+        served = 32 * sectors
+        share = read / served if served else 0.0
+        counts[what] = {
+            "loads": loads, "stores": stores, "read": read, "written": written, "served": served, "share": share
+        }  # fmt: skip
+    return counts
+
+
+# --------------------------------------------------------------------------------------------------------- building
+
+
+def header(cache: Path | None = None) -> Path:
+    """A folder with `lab.h`, compiled beforehand where the compiler can: most of a kernel's compile time is this.
+
+    Raises:
+        KernelsUnavailable: no compiler, or nowhere to write.
+    """
+    program = build.compiler("emulated")
+    if program is None:
+        raise build.KernelsUnavailable("no g++ or clang++ on this machine", where="kernels", fix="install g++")
+    text = (CSRC / "lab.h").read_text()
+    others = "".join((build.CSRC / name).read_text() for name in ("device.h", "emulator.h"))
+    parts = (text, others, build.compiler_version(program), *build.EMULATED_FLAGS, *_FAST)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = (cache or build.cache_folder()) / f"lab-header-{key}"
+    if not (folder / "lab.h").is_file():  # asked first: a process in the sandbox may not lock what is outside of it
+        build_once(os.fspath(folder), lambda stage: _precompile(program, Path(stage), text), os.path.isdir)
+    return folder
+
+
+def _precompile(program: str, stage: Path, text: str) -> None:
+    import subprocess
+
+    (stage / "lab.h").write_text(text)
+    flags = [flag for flag in build.EMULATED_FLAGS if flag not in ("-x", "c++", "-shared")]
+    command = [program, "-x", "c++-header", *flags, *_FAST, f"-I{build.CSRC}", "lab.h", "-o", "lab.h.gch"]
+    done = subprocess.run(command, cwd=stage, capture_output=True, text=True, timeout=build.COMPILE_DEADLINE_S)
+    if done.returncode:  # the header itself still serves
+        (stage / "lab.h.gch").unlink(missing_ok=True)
+
+
+def build_library(
+    source: str,
+    line: int,
+    target: str,
+    *,
+    folder: Path | None = None,
+    cache: Path | None = None,
+    capability: tuple[int, int] | None = None,
+) -> Path:
+    """The compiled library of a learner's text.
+
+    Args:
+        line: of the cell, on which the text begins.
+        target: `emulated` or `cuda`.
+        folder: what `header` returned; by default it is asked.
+        cache: where libraries are kept.
+        capability: of the GPU; by default that of the current one.
+    Raises:
+        CompileError: the text is refused; with the line of the cell.
+        KernelsUnavailable: there is no compiler.
+    """
+    text = translated(source, line, target == "cuda")
+    extra: tuple[str, ...] = ()
+    if target == "emulated":
+        extra = (f"-I{folder or header()}", *_FAST)
+    try:
+        return build.library(
+            "lab", target, capability=capability, source=text, extra=extra, cache=cache, deadline_s=COMPILE_SECONDS
+        )
+    except build.KernelsUnavailable as error:
+        if "took longer than" in error.what:
+            raise CompileError(f"the compiler was not done after {COMPILE_SECONDS:g} s") from None
+        if "the compiler refused it" not in error.what:
+            raise
+        raise explained(error.what) from None
+
+
+@functools.cache
+def _library(source: str, line: int, target: str, ready: Path | None) -> Library:
+    """The library of a text, once a process."""
+    if ready and target == "emulated":
+        path = ready / f"{digest(source)}.so"
+        if not path.is_file():
+            raise build.KernelsUnavailable(
+                "this kernel was not compiled before the check", where="Kernel(...)",
+                fix='write its text in the call: Kernel(r"""...""")',
+            )  # fmt: skip
+    else:
+        path = build_library(source, line, target)
+    return Library(path, translated(source, line, target == "cuda"), target == "emulated")
+
+
+# ------------------------------------------------------------------------------------------------------ for a check
+
+
+def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
+    """Compile the kernels of a cell; runs in a fresh process of the nursery, under the sandbox.
+
+    Args:
+        job: `cell` its text, `header` the folder of `header`, `hidden` what must not be read.
+
+    Returns:
+        `{"libraries": {digest: bytes}}`, `{"todo": True}`, `{"error": text, "line": n}`, or `{"unavailable": text}`.
+    """
+    from labkit import sandbox
+
+    sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),), programs=True)
+    try:
+        found = texts(job["cell"])
+        if any(todo(source) for source, _ in found):
+            return {"todo": True}
+        libraries = {}
+        for source, line in found:
+            folder, here = Path(job["header"]), Path.cwd() / "cache"
+            path = build_library(source, line, "emulated", folder=folder, cache=here)
+            libraries[digest(source)] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+        return {"libraries": libraries}
+    except CompileError as error:
+        return {"error": error.what, "line": error.line}
+    except MinimegatronError as error:
+        return {"unavailable": error.what}
+
+
+def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put what `compile_cell` made where `Kernel` finds it, for the rest of this process."""
+    folder.mkdir(exist_ok=True)
+    for name, raw in libraries.items():
+        (folder / f"{name}.so").write_bytes(raw.numpy().tobytes())
+    Kernel.ready = folder
+
+
+__all__ = ["CompileError", "Kernel", "KernelError", "compile_cell", "header", "install", "texts", "todo"]

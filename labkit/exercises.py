@@ -1,0 +1,262 @@
+"""How a lab declares its exercises: what is called, on which inputs, what is right, and what to say when it is not.
+
+A lab is a package, `course/NN_name`, that ends in a `LAB`; the files of its `checks/` declare the exercises. The
+smallest complete one::
+
+    def total(ranks):                                   # the judge's own answer, never shown to the learner's process
+        return [sum(r["x"] for r in ranks)] * len(ranks)
+
+    def some_ranks(draw):                               # hidden: drawn anew at every check
+        shape = draw.integer(1, 9), draw.integer(1, 9)
+        return [{"x": draw.tensor(*shape)} for _ in range(draw.integer(2, 4))]
+
+    LAB = Lab("01_process_groups", [
+        Exercise(
+            "ring_all_reduce",
+            reference=total,
+            cases=[
+                Case("two ranks, two numbers", [{"x": torch.ones(2)}, {"x": torch.zeros(2)}], points=1),
+                Case("other sizes, up to four ranks", some_ranks, points=3, hidden=True),
+                Case("only neighbours talk", some_ranks, points=1, hidden=True, accept=[only("send", "recv")]),
+            ],
+            mistakes=[Mistake(mean, "This is the mean. An all-reduce with op=sum does not divide.")],
+            hint="After N-1 steps each rank has seen every other rank's tensor exactly once.",
+        ),
+    ])
+
+| a case's `inputs`      | the learner's function runs                  | `reference` is called | and returns          |
+|------------------------|----------------------------------------------|-----------------------|----------------------|
+| a dict                 | alone, with no process group: `f(**inputs)`  | `reference(**inputs)` | the answer           |
+| a list of dicts        | on so many ranks, each with its own dict     | `reference(inputs)`   | a list, one per rank |
+| a function of a `Draw` | as what it returns says                      |                       |                      |
+
+On ranks the default process group (gloo) is initialised. The learner's process gets nothing but the inputs, so neither
+references nor expected values can be read there; for the same reason `drive`, which calls code that is not one plain
+function (a class, a backward pass), travels as source text and must do its own imports::
+
+    def forward_backward(exercise, x):
+        x.requires_grad_()
+        y = exercise.f(x)
+        y.sum().backward()
+        return {"y": y, "grad": x.grad}
+
+Where no single answer is right (a schedule, an overlap, bytes sent) `accept` judges instead of, or after, the
+reference: functions of an `Answer` that return None or a sentence about what is wrong (`labkit.checks` has
+some ready-made).
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import dis
+import importlib
+import inspect
+import random
+import textwrap
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.evidence import Evidence
+from minimegatron.errors import ConfigError, did_you_mean
+
+Inputs = dict[str, Any] | list[dict[str, Any]]
+
+
+class Draw:
+    """Inputs from a seed: the same seed gives the same inputs, wherever it runs."""
+
+    def __init__(self, seed: int | str) -> None:
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(self.random.getrandbits(60))
+
+    def integer(self, low: int, high: int) -> int:
+        """From `low` to `high`, both included."""
+        return self.random.randint(low, high)
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return self.random.choice(options)
+
+    def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Normal numbers of this shape."""
+        return torch.randn(*shape, generator=self.generator).to(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What `accept` judges.
+
+    Attributes:
+        value: what the learner's function returned; on ranks a list, one value per rank.
+        inputs: what it was called with, as the case gave it.
+        evidence: what it did, one per rank (one in all when it ran alone).
+    """
+
+    value: Any
+    inputs: Any
+    evidence: list[Evidence]
+
+
+Accept = Callable[[Answer], str | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of the table that `check` shows.
+
+    Attributes:
+        what: the row's text; says what is tried, never what the answer is.
+        inputs: a dict, a list of dicts, or a function of a `Draw` that returns one of the two.
+        points: given when the answer is right, else none.
+        hidden: draw the inputs anew at each check, and show neither them nor the answers.
+        accept: judges after those of the exercise.
+        reference: in place of the exercise's.
+    """
+
+    what: str
+    inputs: Inputs | Callable[[Draw], Inputs]
+    points: int = 1
+    hidden: bool = False
+    accept: Sequence[Accept] = ()
+    reference: Callable[..., Any] | None = None
+
+    def draw(self, seed: int | str) -> Inputs:
+        """The inputs; `seed` is used only by a hidden case."""
+        if not callable(self.inputs):
+            return self.inputs
+        return self.inputs(Draw(seed if self.hidden else self.what))
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A mistake that many make: the answer it leads to (called as `reference` is), and the hint for who gives it."""
+
+    answer: Callable[..., Any]
+    hint: str
+
+
+def instead(right: Callable[..., dict[str, Any]], **wrong: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The answer of a `Mistake` in some of several numbers: what `right` gives, but for these entries."""
+    return lambda **inputs: {**right(**inputs), **{key: one(**inputs) for key, one in wrong.items()}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exercise:
+    """One idea that the learner implements in one cell, `%%exercise name`.
+
+    Attributes:
+        name: of the cell, of the module `exercises.name`, and by default of the function.
+        cases: what is tried, in this order.
+        reference: gives the right answer; may be None where `accept` decides alone.
+        function: name of the learner's function; by default the exercise's name.
+        drive: calls the learner's module in another way than `function(**inputs)`.
+        accept: judges of every case, after the comparison with the reference.
+        mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
+        hint: where no mistake is recognised.
+        seconds: for one case, from the moment its ranks have started.
+        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried.
+        rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
+    """
+
+    name: str
+    cases: Sequence[Case]
+    reference: Callable[..., Any] | None = None
+    function: str = ""
+    drive: Callable[..., Any] | None = None
+    accept: Sequence[Accept] = ()
+    mistakes: Sequence[Mistake] = ()
+    hint: str = ""
+    seconds: float = 20.0
+    kernels: bool = False
+    rtol: float | None = None
+    atol: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigError(f"{self.name!r} cannot name an exercise", fix="it becomes a module: use an identifier")
+        if not self.cases:
+            raise ConfigError("an exercise needs at least one case", where=self.name)
+        for case in self.cases:
+            if not (case.reference or self.reference or case.accept or self.accept):
+                raise ConfigError(
+                    f"nothing says when `{case.what}` is right", where=self.name, fix="give a reference or an accept"
+                )
+        _ = self.drive_source
+
+    @property
+    def points(self) -> int:
+        return sum(case.points for case in self.cases)
+
+    @property
+    def drive_source(self) -> str | None:
+        """The text of `drive`, which must stand by itself.
+
+        Raises:
+            ConfigError: it uses a name from outside of itself.
+        """
+        if self.drive is None:
+            return None
+        names = sorted(_outside(self.drive.__code__))
+        if names:
+            raise ConfigError(
+                f"drive uses {', '.join(names)} from outside of itself",
+                where=f"{self.name}: {self.drive.__qualname__}",
+                fix="it runs in the learner's process as text: import inside the function, pass values as inputs",
+            )
+        return textwrap.dedent(inspect.getsource(self.drive))
+
+
+def _outside(code: types.CodeType) -> set[str]:
+    """Names that code takes from around it, other than Python's own."""
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return ({*loaded, *code.co_freevars} - set(dir(builtins))).union(
+        *(_outside(c) - {*code.co_cellvars} for c in inner)
+    )
+
+
+class Lab:
+    """The exercises of one notebook, in its order.
+
+    Args:
+        name: the notebook's file name without `.ipynb`, e.g. `01_process_groups`.
+        exercises: each with a name of its own.
+    """
+
+    def __init__(self, name: str, exercises: Sequence[Exercise]) -> None:
+        self.name = name
+        self.exercises = {exercise.name: exercise for exercise in exercises}
+        if len(self.exercises) != len(exercises):
+            raise ConfigError("two exercises have the same name", where=f"lab {name}")
+
+    @property
+    def points(self) -> int:
+        return sum(exercise.points for exercise in self.exercises.values())
+
+    def __getitem__(self, name: str) -> Exercise:
+        if name not in self.exercises:
+            raise ConfigError(
+                f"lab {self.name} has no exercise `{name}`",
+                fix=did_you_mean(name, self.exercises) or f"it has {', '.join(self.exercises)}",
+            )
+        return self.exercises[name]
+
+
+def load_lab(module: str) -> Lab:
+    """The `LAB` of a course module, named as an import would name it.
+
+    Raises:
+        ConfigError: there is no such module, or it has no LAB.
+    """
+    try:
+        lab = getattr(importlib.import_module(module), "LAB", None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise ConfigError(f"there is no lab `{module.rpartition('.')[2]}`", where=f"no module {module}") from None
+    if not isinstance(lab, Lab):
+        raise ConfigError("a course module must define LAB = Lab(...)", where=module)
+    return lab

@@ -1,0 +1,197 @@
+"""`minimegatron grade SUBMISSIONS/ --out marks.csv`: mark a class, safely, from what learners handed in.
+
+Notebooks are never run as a whole and their outputs are not read. Each exercise is pulled out by its name and judged as
+`check` judges it, in fresh processes with limits, on hidden cases drawn anew for this run.
+
+| to read              | its one idea                                                        |
+|----------------------|---------------------------------------------------------------------|
+| `submissions`        | what a folder may hold; exercises by name, nothing run              |
+| `grading`            | many submissions through one judge                                  |
+| `marks`, `report`    | what is written                                                     |
+| `sandbox`, `fresh`   | what a submission can do to the machine                             |
+
+Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed; 2 the command line;
+4 nothing to grade; 5 the machine could not start processes; 130 interrupted, and the marks so far are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import pkgutil
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from labkit import marks as files
+from labkit import report, sandbox
+from labkit.exercises import Lab, load_lab
+from labkit.fresh import Nursery
+from labkit.grading import Course, Mark, grade
+from labkit.nursery import Limits
+from labkit.submissions import collect
+from minimegatron.errors import ConfigError, did_you_mean
+
+_EPILOG = """
+SUBMISSIONS holds a notebook a learner (ada.ipynb) or a folder a learner (ada/anything.ipynb, or as nbgrader collects
+them, ada/01_process_groups/01_process_groups.ipynb). File names do not matter; .py in Jupytext's percent format too.
+
+Examples:
+  minimegatron grade submitted/ --out marks.csv
+  minimegatron grade submitted/ --lab 01_process_groups --out marks.csv --json marks.json --report report.html
+  minimegatron grade submitted/ --only ring_all_reduce,overlap --seed 6f0c...   # a complaint: the same questions again
+
+Exit status: 0 graded, 1 a check of the course failed, 2 wrong command line, 4 nothing to grade, 130 interrupted (the
+marks so far are written).
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command.
+
+    Raises:
+        MinimegatronError: with the exit status of its class.
+    """
+    options = _options(argv)
+    courses = known_courses(options.course)
+    only_lab = _choose_lab(options.lab, courses)
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}", fix="at least 1")
+    for path in filter(None, (options.out, options.json, options.report)):
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written", fix="name a file in a folder that exists")
+    labs = {name: course.lab for name, course in courses.items()}
+    submissions = collect(options.submissions, labs, only_lab)
+    only = _choose_exercises(options.only, [labs[one.lab] for one in submissions if one.lab in labs])
+    run: dict[str, Any] = {"seed": options.seed or secrets.token_hex(16)}
+    with contextlib.ExitStack() as stack:
+        nurseries = [stack.enter_context(Nursery()) for _ in range(min(options.jobs, len(submissions)))]
+        for nursery in nurseries:
+            nursery.warm_up()
+        run["prevented"] = _prevented(nurseries[0])
+        bar = stack.enter_context(tqdm(total=len(submissions), unit="submission", disable=options.quiet or None))
+
+        def on_mark(mark: Mark) -> None:
+            bar.set_postfix_str(f"{mark.submission.learner} {mark.points}/{mark.of}")
+            bar.update()
+
+        marks, interrupted = grade(
+            submissions, courses, seed=run["seed"], nurseries=nurseries, only=only, on_mark=on_mark
+        )
+    run["complete"] = not interrupted
+    _write(options, marks, run)
+    print(summary(marks))
+    if interrupted:
+        print(f"interrupted: {len(marks)} of {len(submissions)} submissions are graded", file=sys.stderr)
+        return 130
+    faults = sorted({name for mark in marks for name in mark.faults})
+    if faults:
+        print(f"the course's own checks failed: {', '.join(faults)}; see the remarks", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "minimegatron grade", description="Grade a folder of submissions.", epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("submissions", type=Path, metavar="SUBMISSIONS", help="folder with what learners handed in")
+    parser.add_argument("--out", type=Path, metavar="CSV", help="marks as a table, a row a learner")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="marks with every case, reason, hint, and the seed")
+    parser.add_argument("--report", type=Path, metavar="HTML", help="a page for the instructor: who, what, why")
+    parser.add_argument("--feedback", type=Path, metavar="DIR", help="a page for each learner: what check() shows")
+    parser.add_argument("--lab", default="", help="grade this lab only; also says which lab it is where a notebook "
+                        "does not. A name, a number, or a module of your own that ends in LAB = Lab(...)")  # fmt: skip
+    parser.add_argument("--course", default="course", metavar="PACKAGE", help="where labs are declared (course)")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="these exercises only")
+    parser.add_argument("--jobs", type=int, default=1, help="submissions at once (1); an exercise takes up to 4 ranks")
+    parser.add_argument("--seed", default="", help="of the hidden cases; by default a new secret one, kept in --json")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(argv)
+
+
+def known_courses(package: str) -> dict[str, Course]:
+    """The labs of a course, by name: the folders `NN_name` of its package.
+
+    Raises:
+        ConfigError: there is no such package.
+    """
+    try:
+        folder = importlib.import_module(package).__path__
+    except ModuleNotFoundError as error:
+        fix = "--course with a package on PYTHONPATH"
+        raise ConfigError(f"there is no course `{package}`: {error}", fix=fix) from error
+    found = {}
+    for info in sorted(pkgutil.iter_modules(folder), key=lambda one: one.name):
+        if info.ispkg and re.match(r"\d\d_", info.name):
+            module = f"{package}.{info.name}"
+            found[load_lab(module).name] = Course(module, load_lab(module))
+    return found
+
+
+def _choose_lab(wanted: str, courses: dict[str, Course]) -> str:
+    """The name of the one lab that is graded, or "". A module of the instructor's joins `courses`."""
+    if not wanted:
+        return ""
+    if "." in wanted:
+        lab = load_lab(wanted)
+        courses[lab.name] = Course(wanted, lab)
+        return lab.name
+    named = [name for name in courses if name == wanted or name.split("_")[0] == wanted]
+    if not named:
+        raise ConfigError(
+            f"there is no lab `{wanted}`", fix=did_you_mean(wanted, courses) or f"one of {', '.join(courses)}"
+        )
+    return named[0]
+
+
+def _choose_exercises(wanted: str, labs: Sequence[Lab]) -> tuple[str, ...]:
+    names = tuple(filter(None, (name.strip() for name in wanted.split(","))))
+    there = [name for lab in labs for name in lab.exercises]
+    if unknown := [name for name in names if name not in there]:
+        near = did_you_mean(unknown[0], there) or f"there are {', '.join(dict.fromkeys(there))}"
+        raise ConfigError(f"no exercise `{unknown[0]}` in what was handed in", fix=near)
+    return names
+
+
+def _prevented(nursery: Nursery) -> dict[str, bool]:
+    """{what a submission might do: whether this machine prevents it}, tried."""
+    with tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
+        [reply] = nursery.call(sandbox.probe, [{"outside": f"{folder}/probe"}], Limits(seconds=20))
+    return dict(reply.value) if isinstance(reply.value, dict) else {}
+
+
+def _write(options: argparse.Namespace, marks: Sequence[Mark], run: Mapping[str, Any]) -> None:
+    for path, text in _texts(options, marks, run):
+        files.write(path, text)
+    if options.feedback is not None:
+        files.feedback(marks, options.feedback)
+
+
+def _texts(options: argparse.Namespace, marks: Sequence[Mark], run: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    if options.out is not None:
+        yield options.out, files.as_csv(marks)
+    if options.json is not None:
+        yield options.json, files.as_json(marks, run)
+    if options.report is not None:
+        yield options.report, report.as_html(marks, run)
+
+
+def summary(marks: Sequence[Mark]) -> str:
+    """A line a learner."""
+    width = max((len(mark.submission.learner) for mark in marks), default=0)
+    lines = [
+        f"{mark.submission.learner:<{width}}  {mark.points:>3}/{mark.of:<3} {mark.percent:>5g} %  "
+        f"{'; '.join(mark.remarks)}".rstrip()
+        for mark in marks
+    ]
+    return "\n".join(lines).encode(errors="backslashreplace").decode()

@@ -1,0 +1,164 @@
+"""Many submissions through one judge: the same hidden cases for all, one mark each, whatever they hold.
+
+    submissions ──> [judge of each exercise, in fresh processes] ──> marks, in the submissions' order
+
+Every learner of one run gets the same seed, so all are asked the same questions; the seed is in the marks, and
+`--seed` asks them again. A submission that crashes, loops or cannot be read is 0 with the reason, and the next one is
+graded. An interrupt keeps the marks of those who are done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from labkit.exercises import Lab
+from labkit.fresh import Nursery
+from labkit.judge import judge
+from labkit.submissions import Submission
+from labkit.verdict import Verdict
+from minimegatron.errors import MinimegatronError, RankError
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """A lab, and the module that holds its checks."""
+
+    module: str
+    lab: Lab
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """One learner's result in one lab.
+
+    Attributes:
+        submission: what was graded.
+        verdicts: one per exercise asked, in the lab's order.
+        seconds: how long each took to judge.
+        faults: exercises whose own checks failed, which is the course's fault.
+    """
+
+    submission: Submission
+    verdicts: tuple[Verdict, ...]
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> int:
+        return sum(verdict.points for verdict in self.verdicts)
+
+    @property
+    def of(self) -> int:
+        return sum(verdict.of for verdict in self.verdicts)
+
+    @property
+    def percent(self) -> float:
+        return round(100 * self.points / self.of, 1) if self.of else 0.0
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        reason = self.submission.reason
+        failed = tuple(f"{name}: the check itself failed" for name in self.faults)
+        return ((f"not graded: {reason}",) if reason else ()) + self.submission.remarks + failed
+
+
+class Stopped(Exception):
+    """The run was interrupted while this submission was graded."""
+
+
+def grade(
+    submissions: Sequence[Submission],
+    courses: Mapping[str, Course],
+    *,
+    seed: str,
+    nurseries: Sequence[Nursery],
+    only: Sequence[str] = (),
+    on_mark: Callable[[Mark], None] = lambda mark: None,
+) -> tuple[list[Mark], bool]:
+    """Grade all submissions.
+
+    Args:
+        courses: by name of the lab.
+        seed: of the hidden cases.
+        nurseries: where processes come from; as many submissions are graded at once. An interrupt ends them.
+        only: exercises; by default all of the lab.
+        on_mark: called in this thread after each submission.
+
+    Returns:
+        The marks in the order of the submissions, and whether the run was interrupted and some are missing.
+    """
+    marks: dict[int, Mark] = {}
+    idle: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
+    stop = threading.Event()
+    for nursery in nurseries:
+        nursery.warm_up()
+        idle.put(nursery)
+
+    def work(submission: Submission) -> Mark:
+        nursery = idle.get(timeout=1)  # there are as many as threads
+        try:
+            return _mark(nursery, submission, courses.get(submission.lab), seed, only, stop)
+        finally:
+            idle.put(nursery)
+
+    interrupted = False
+    with ThreadPoolExecutor(len(nurseries), "grade") as pool:
+        waiting: dict[Future[Mark], int] = {pool.submit(work, one): i for i, one in enumerate(submissions)}
+        try:
+            while waiting:
+                done, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    marks[waiting.pop(future)] = mark = future.result(timeout=0)
+                    on_mark(mark)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:  # nothing waits any more, or nobody will
+            stop.set()
+            for future in waiting:
+                future.cancel()
+            for nursery in nurseries if waiting else ():
+                nursery.interrupt()
+    return [marks[index] for index in sorted(marks)], interrupted
+
+
+def _mark(
+    nursery: Nursery, submission: Submission, course: Course | None, seed: str, only: Sequence[str], stop: Any
+) -> Mark:
+    if course is None:
+        return Mark(submission, ())
+    verdicts, seconds, faults = [], {}, []
+    for name, exercise in course.lab.exercises.items():
+        if only and name not in only:
+            continue
+        if submission.reason or name not in submission.sources:
+            note = "" if submission.reason else "there is no such cell in the notebook"
+            verdicts.append(Verdict(name, "todo", exercise.points, note=note))
+            continue
+        started = time.monotonic()
+        try:
+            verdict = _judge(nursery, course.module, name, submission.sources, seed, stop)
+        except MinimegatronError as error:
+            if stop.is_set():
+                raise Stopped from None
+            faults.append(name)
+            why = error.what.splitlines()[-1]
+            verdict = Verdict(name, "wrong", exercise.points, note=f"could not be graded: {why}")
+        verdicts.append(verdict)
+        seconds[name] = time.monotonic() - started
+    return Mark(submission, tuple(verdicts), seconds, tuple(faults))
+
+
+def _judge(nursery: Nursery, module: str, name: str, sources: Mapping[str, str], seed: str, stop: Any) -> Verdict:
+    """A verdict; once more if the machine took the server away (memory, somebody's kill)."""
+    try:
+        return judge(nursery, module, name, sources, seed)
+    except RankError:
+        if stop.is_set():
+            raise
+        return judge(nursery, module, name, sources, seed)

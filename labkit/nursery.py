@@ -1,0 +1,155 @@
+"""The nursery: imports torch once, keeps a single thread, and forks a fresh process for every rank of every job.
+
+The far side of `fresh`, which says what it is for. One order at a time, over a socket:
+
+    fresh                                       nursery                         rank
+      |-- order, write ends of the pipes -------> fork, once a rank ------------> limits, empty folder
+      |<-- pids ----------------------------------|                               |
+      |<-- "+" and then one line of JSON, over the rank's pipe -------------------|
+      |-- "end" --------------------------------> kill process groups, wait       x
+      |<-- statuses ------------------------------|
+
+Forking is safe only from here: a notebook's kernel has threads, whose locks a fork would copy in any state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from labkit import plain, sandbox
+from minimegatron.launch import procs
+
+_PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one rank may use.
+
+    Attributes:
+        seconds: from the start of all ranks to the last answer.
+        memory: bytes of address space above what the process starts with.
+        file: bytes of the largest file it may write.
+        disk: bytes of all files of all ranks together.
+        answer: bytes of the answer.
+    """
+
+    seconds: float = 20.0
+    memory: int = 4 << 30
+    file: int = 64 << 20
+    disk: int = 256 << 20
+    answer: int = 64 << 20
+
+
+class Failed(Exception):
+    """Raised by a rank's function to answer `value` and leave at once.
+
+    A rank that has returned stays until all have answered, so that nobody loses a connection; one that failed goes,
+    so that nobody waits for it.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+def serve(descriptor: int) -> None:
+    """The nursery: read an order, fork its ranks, wait for the word that it is over, kill and reap. For ever."""
+    importlib.import_module(_PRELOAD).rehearse()
+    sandbox.leave_network()
+    threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
+    assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
+    with socket.socket(fileno=descriptor) as connection:
+        while True:
+            line, pipes, _, _ = socket.recv_fds(connection, 1 << 16, 64)
+            while line and not line.endswith(b"\n"):
+                line += connection.recv(1 << 16)
+            if not line:
+                return
+            order = json.loads(line)
+            ranks = [_fork(rank, order, pipes, connection) for rank in range(order["world"])]
+            for pipe in pipes:
+                os.close(pipe)
+            word = b""
+            with contextlib.suppress(OSError):  # the caller is gone: end its ranks all the same
+                connection.sendall(json.dumps(ranks).encode() + b"\n")
+                word = connection.recv(16)
+            statuses = [_reap(pid) for pid in ranks]
+            if not word:
+                shutil.rmtree(order["folder"], ignore_errors=True)  # nobody else will
+                return
+            connection.sendall(json.dumps(statuses).encode() + b"\n")
+
+
+def _reap(pid: int) -> int:
+    # A rank that ended by itself keeps its status until now, so its number cannot belong to anybody else.
+    procs.send(pid, signal.SIGKILL, group=True)
+    procs.send(pid, signal.SIGKILL)  # if it had no time yet to found its group
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _fork(rank: int, order: dict[str, Any], pipes: list[int], connection: socket.socket) -> int:
+    nursery, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        procs.die_with_parent(signal.SIGKILL, nursery)
+        connection.close()
+        for other, pipe in enumerate(pipes):
+            if other != rank:
+                os.close(pipe)
+        _live(rank, order, pipes[rank])
+    finally:
+        os._exit(70)
+
+
+def _live(rank: int, order: dict[str, Any], pipe: int) -> None:
+    """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
+    folder, limits = Path(order["folder"]), Limits(**order["limits"])
+    os.chdir(folder)
+    os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    stack = open(folder / f"stack.{rank}", "w")  # noqa: SIM115  open as long as the process lives
+    faulthandler.enable(stack)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * limits.seconds) + 5,) * 2)
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + limits.memory,) * 2)
+    job = plain.loads((folder / f"job.{rank}").read_text())
+    sys.path[:0] = order["path"]
+    module, name = order["function"].split(":")
+    function = getattr(importlib.import_module(module), name)
+    os.write(pipe, b"+")
+    try:
+        _send(pipe, function(rank, order["world"], job))
+        signal.pause()
+    except Failed as failure:
+        _send(pipe, failure.value)
+
+
+def _send(pipe: int, value: Any) -> None:
+    line = memoryview(plain.dumps(value).encode() + b"\n")
+    while line:
+        line = line[os.write(pipe, line) :]
+
+
+if __name__ == "__main__":
+    # Run as a module this file would be called `__main__`; `Failed` must be one class.
+    from labkit import nursery
+
+    nursery.serve(int(sys.argv[1]))

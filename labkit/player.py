@@ -1,0 +1,116 @@
+"""The learner's side of a check: import the code, call it, and say in plain data what came out.
+
+Runs in a process of the nursery (`fresh`), which knows neither the expected answers nor the module that holds them. The
+job, by rank::
+
+    sources    {name: text} of all saved exercises, importable here as `exercises.<name>`
+    exercise   which of them is asked
+    function   the function in it
+    drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
+    inputs     keyword arguments
+    ranks      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
+    seconds    timeout of the process group
+    hidden     folder of the checks, closed to this process
+    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
+
+It returns `{"value": ..., "evidence": ...}`, or fails with `{"todo": exercise}` where a stub raised
+NotImplementedError, or `{"error": text, "line": n, "peer": whether it is only another rank's failure seen from here}`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit import cuda, plain, sandbox
+from labkit.evidence import Witness
+from labkit.nursery import Failed
+from minimegatron.comm.guard import is_consequence
+from minimegatron.errors import MinimegatronError
+
+STUB = "your code here"
+
+
+def rehearse() -> None:
+    """Load, before any fork, the modules that torch imports at its first operation under a dispatch mode (1 s)."""
+    with Witness():
+        torch.ones(1)
+
+
+def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
+    """Run one case on this rank.
+
+    Raises:
+        Failed: with what the learner's code raised, as plain data.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    random.seed(rank)
+    sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),))
+    _install(job["sources"])
+    if job["libraries"] is not None:
+        cuda.install(job["libraries"], Path.cwd() / "kernels")
+    try:
+        if job["ranks"]:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{Path.cwd()}/rendezvous", rank=rank, world_size=world,
+                timeout=datetime.timedelta(seconds=job["seconds"] + 10),
+            )  # fmt: skip
+            # One that fails at once and goes must not leave another in the middle of connecting to it, for ever.
+            dist.barrier()
+        exercise = __import__(f"exercises.{job['exercise']}", fromlist=["_"])
+        with Witness(rank) as witness:
+            value = _drive(exercise, job)
+        return {"value": plain.loads(plain.dumps(value)), "evidence": witness.evidence().to_plain()}
+    except NotImplementedError as error:
+        todo = {"todo": _exercise_of(error) or job["exercise"]}
+        raise Failed(todo if STUB in str(error) else _error(error, job["exercise"])) from None
+    except BaseException as error:
+        raise Failed(_error(error, job["exercise"])) from None
+
+
+def _install(sources: dict[str, str]) -> None:
+    folder = Path("exercises")
+    folder.mkdir(exist_ok=True)
+    for name, text in sources.items():
+        (folder / f"{name}.py").write_text(text)
+    sys.path.insert(0, str(Path.cwd()))
+
+
+def _drive(exercise: Any, job: dict[str, Any]) -> Any:
+    if job["drive"] is None:
+        return getattr(exercise, job["function"])(**job["inputs"])
+    namespace: dict[str, Any] = {}
+    # Its annotations stay unevaluated: compile inherits the future import of this file.
+    exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)
+    drive = next(value for name, value in namespace.items() if name != "__builtins__")
+    return drive(exercise, **job["inputs"])
+
+
+def _exercise_of(error: BaseException) -> str | None:
+    """The exercise in whose file the error was raised."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.parent.name == "exercises":
+            return path.stem
+    return None
+
+
+def _error(error: BaseException, name: str) -> dict[str, Any]:
+    text = error.what if isinstance(error, MinimegatronError) else str(error)
+    line = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).name == f"{name}.py":
+            line = frame.lineno
+    if isinstance(error, SyntaxError):
+        line = error.lineno
+    first = text.strip().splitlines()[0][:200] if text.strip() else ""
+    return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
+            "line": line, "peer": is_consequence(error)}  # fmt: skip

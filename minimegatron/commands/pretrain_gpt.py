@@ -1,0 +1,75 @@
+"""Train a GPT from the command line, on one process or under torchrun.
+
+    minimegatron train --preset laptop-10m --corpus stdlib --train-iters 100 --lr 1e-3
+
+    torchrun --nproc-per-node 4 -m minimegatron train --tensor-model-parallel-size 2 --sequence-parallel ...
+
+The flags are Megatron-LM's; `--help` lists them. The command line is checked against every rule before the ranks meet,
+so a mistake costs a second and not a place in a queue. When they meet, they compare what they were given.
+
+| exit status | when                                                                                       |
+|-------------|--------------------------------------------------------------------------------------------|
+| 0           | done, or stopped as asked: `--exit-interval`, `--exit-duration-in-mins`, SIGTERM           |
+| 2           | a flag, or flags that do not fit together or this number of ranks; ranks that were given   |
+|             | different flags, versions or data; GPUs that are there and cannot be used, or are too few  |
+| 3           | a checkpoint                                                                               |
+| 4           | the data                                                                                   |
+| 5           | a rank failed, died, or its replicas differ                                                |
+| 6           | a loss or gradient that is not finite                                                      |
+| 7           | a rank did not come in time                                                                |
+| 130         | Ctrl-C                                                                                     |
+
+(These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status. At
+Ctrl-C ranks print nothing; the 30 lines that end in `SignalException` are torchrun's. With `minimegatron.launch.agent`
+in the place of `torch.distributed.run` there are none, and the status is a rank's.)
+
+Megatron-LM: `pretrain_gpt.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+try:
+    from minimegatron.launch import hardware, launchers
+    from minimegatron.launch.rank import described, init, run_rank
+    from minimegatron.training.arguments import parse_args
+    from minimegatron.training.facts import run_facts
+    from minimegatron.training.trainer import Trainer
+except KeyboardInterrupt:  # the imports of a rank take seconds, and nobody wants to read where Ctrl-C has met them
+    if __name__ == "__main__":
+        sys.exit(130)
+    raise
+
+
+def pretrain(argv: Sequence[str]) -> Trainer:
+    """Parse, check, meet the other ranks, train; the trainer when all is done.
+
+    Args:
+        argv: the command line's words.
+
+    Raises:
+        MinimegatronError: see the table of this module.
+    """
+    run = parse_args(argv, world_size=launchers.place().world)
+    warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
+    seconds = run.parallel.distributed_timeout_seconds
+    rank, _ = init(seconds, backend=run.training.distributed_backend, facts=run_facts(run))
+    if rank == 0:
+        print("\n".join(filter(None, [described(), warning])), flush=True)
+    trainer = Trainer(run)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The whole life of this process; see the table of exit statuses."""
+    run_rank(lambda: pretrain(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    main()

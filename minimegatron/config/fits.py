@@ -1,0 +1,163 @@
+"""What must hold between a model and a layout: checked before any rank starts, and again where the model is built.
+
+| who divides              | what                                              | else                       |
+|--------------------------|---------------------------------------------------|----------------------------|
+| tp                       | heads, MLP width; with few groups the packed rows | a rank has half a head     |
+| 2 cp, with sp 2 cp tp    | the sequence                                      | zigzag has no equal chunks |
+| cp, where it deals heads | heads of a tp rank                                | a rank has no head         |
+| ep, etp                  | experts, their width                              | a rank has half an expert  |
+| 16, 32 or 128 (FP8)      | both dims of every matrix on a rank               | no tensor core takes it    |
+
+The rules of one configuration alone stand with its fields, in `config/`; those of stages in `stages.py`.
+
+Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions in the layers.
+"""
+
+from __future__ import annotations
+
+from minimegatron.config import ParallelConfig, TransformerConfig, precision
+from minimegatron.config.fields import divides, require
+from minimegatron.config.stages import expand_layout, plan_stages
+from minimegatron.errors import ConfigError
+
+
+def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:
+    """All rules between a model and a layout; called before any rank starts and again when the model is built.
+
+    Raises:
+        ConfigError: with the two values, the rule and the values that would work.
+    """
+    tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
+    divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
+    divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
+    groups = model.num_query_groups
+    if groups % tp and tp % groups:
+        raise ConfigError(
+            f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",
+            fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
+        )
+    if groups < tp:  # a rank's share of the packed rows is then only a part of a group
+        rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
+        divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
+    check_context_fits(model, parallel)
+    check_experts_fit(model, parallel)
+    if model.fp8_format is not None:
+        check_fp8_fits(model, parallel)
+    plan_stages(parallel, model.num_layers)
+    check_depths_fit(model, parallel)
+    if seq_length is not None:
+        if parallel.sequence_parallel:
+            divides(tp, seq_length, "tensor_model_parallel_size (with sequence_parallel)", "seq_length")
+        if cp > 1:
+            divides(
+                2 * cp * (tp if parallel.sequence_parallel else 1),
+                seq_length,
+                "2*cp (times tp with sequence_parallel)",
+                "seq_length",
+            )
+        if model.position_embedding_type == "learned_absolute":
+            require(
+                seq_length <= model.max_position_embeddings,
+                f"seq_length ({seq_length}) is longer than max_position_embeddings ({model.max_position_embeddings})",
+                "raise max_position_embeddings, shorten the sequence, or use position_embedding_type=rope",
+            )
+
+
+def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """The rules of context parallelism between a model and a layout; those of the sequence are in `check_model_fits`.
+
+    Raises:
+        ConfigError: heads that an all-to-all cannot deal out, or an attention that has no partial form.
+    """
+    cp, tp = parallel.context_parallel_size, parallel.tensor_model_parallel_size
+    if cp == 1:
+        return
+    inner, outer = parallel.context_parallel_factors
+    heads = model.num_attention_heads // tp
+    require(
+        heads % inner == 0,
+        f"cp_comm_type {parallel.cp_comm_type} deals a tp rank's {heads} query heads out to {inner} ranks",
+        f"num_attention_heads / tp must be a multiple of {inner}; or choose cp_comm_type p2p or allgather",
+    )
+    backend = model.attention_backend
+    require(
+        backend != "te",
+        "attention_backend te with context_parallel_size > 1: Transformer Engine would cut the sequence its own way",
+        "choose attention_backend sdpa",
+    )
+    if outer == 1:
+        return
+    require(
+        backend != "flash",
+        f"attention_backend flash with cp_comm_type {parallel.cp_comm_type}: the package has no attention over some of "
+        "the keys",
+        "choose attention_backend sdpa, which is FlashAttention-2 on a GPU, or cp_comm_type a2a",
+    )
+    require(
+        model.attention_dropout == 0.0,
+        f"attention_dropout={model.attention_dropout} with cp_comm_type {parallel.cp_comm_type}: no rank holds a whole "
+        "row of weights to draw a mask for",
+        "choose attention_dropout=0, or cp_comm_type a2a",
+    )
+
+
+def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """The matrices that FP8 multiplies, on a rank of tp.
+
+    Raises:
+        ConfigError: dims that the recipe does not take.
+    """
+    tp, d = parallel.tensor_model_parallel_size, model.kv_channels
+    heads, qkv = model.num_attention_heads // tp, (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
+    dims = {"hidden_size": model.hidden_size}
+    if not all(model.expert_layers):
+        dims["ffn_hidden_size / tp"] = model.ffn_hidden_size // tp
+    if model.num_experts is not None:
+        dims["moe_ffn_hidden_size / etp"] = model.moe_ffn_hidden_size // parallel.expert_tensor_parallel_size
+    if not model.multi_latent_attention:  # else the layers themselves check, when they are built
+        dims |= {"rows of q, k, v / tp": qkv, "num_attention_heads * kv_channels / tp": heads * d}
+    precision.check_fp8_dims(model.fp8_recipe, "FP8", **dims)
+
+
+def check_experts_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """The rules between a model's experts and a layout.
+
+    Raises:
+        ConfigError: experts that cannot be dealt out, or tokens that would be counted twice.
+    """
+    ep, etp = parallel.expert_model_parallel_size, parallel.expert_tensor_parallel_size
+    tp = parallel.tensor_model_parallel_size
+    if model.num_experts is None:
+        require(ep == 1, f"expert_model_parallel_size is {ep}, and the model has no experts", "1, or give num_experts")
+        return
+    divides(ep, model.num_experts, "expert_model_parallel_size", "num_experts")
+    divides(etp, model.moe_ffn_hidden_size, "expert_tensor_parallel_size", "moe_ffn_hidden_size")
+    if model.moe_shared_expert_intermediate_size is not None:
+        size = model.moe_shared_expert_intermediate_size
+        divides(tp, size, "tensor_model_parallel_size", "moe_shared_expert_intermediate_size")
+    require(
+        tp == 1 or parallel.sequence_parallel,
+        f"experts with tensor_model_parallel_size={tp} and no sequence_parallel: all {tp} ranks would route the same "
+        "tokens, and every expert would see each of them more than once",
+        "--sequence-parallel",
+    )
+    require(
+        not parallel.variable_seq_lengths or model.moe_token_dispatcher_type == "alltoall" or ep * etp == 1,
+        "moe_token_dispatcher_type allgather with variable_seq_lengths: it needs as many tokens on every rank",
+        "moe_token_dispatcher_type=alltoall",
+    )
+
+
+def check_depths_fit(model: TransformerConfig, parallel: ParallelConfig) -> None:
+    """Predictions of several tokens are where a written-out layout puts them: all on the last stage.
+
+    Raises:
+        ConfigError: another number of them.
+    """
+    layout, depths = parallel.pipeline_model_parallel_layout, model.mtp_num_layers or 0
+    written = expand_layout(layout).count("m") if layout else 0
+    require(
+        written in (0, depths),
+        f"pipeline_model_parallel_layout {layout!r} has {written} m, mtp_num_layers is {model.mtp_num_layers}",
+        f"{depths} m before the L, or none: they stand there anyway",
+    )

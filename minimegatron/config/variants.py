@@ -1,0 +1,273 @@
+"""Fields that only some models have: experts, latent attention, prediction of several tokens.
+
+`TransformerConfig` (config/model.py) inherits them, so a model is still one flat list of fields with Megatron's names.
+They stand here because their rules are rules among themselves: a model without experts has nothing of the kind.
+
+| class          | turned on by                | described in                                      |
+|----------------|-----------------------------|---------------------------------------------------|
+| `ExpertFields` | `num_experts`               | `layers/router`, `layers/dispatch`, `layers/moe`  |
+| `LatentFields` | `multi_latent_attention`    | `layers/mla`                                      |
+| `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                      |
+
+Megatron-LM: `TransformerConfig`, `MLATransformerConfig` in `megatron/core/transformer/transformer_config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from minimegatron.config.fields import Config, divides, opt, require
+from minimegatron.errors import ConfigError
+
+# The balancing losses, and what Megatron calls each in its log.
+BALANCING = {
+    "aux_loss": "load_balancing_loss",
+    "seq_aux_loss": "seq_load_balancing_loss",
+    "global_aux_loss": "global_load_balancing_loss",
+}
+_FREQUENCY = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertFields(Config):
+    """A mixture of experts in place of the MLP. `E` num_experts, `k` moe_router_topk."""
+
+    num_experts: int | None = opt(None, "E, experts of a layer; None for a model without", least=1)
+    moe_layer_freq: str = opt("1", "n: every n-th layer has experts, from the first; or all layers: ([0]*3+[1]*58)")
+    moe_ffn_hidden_size: int = opt(None, "inner width of one expert; default f", least=1)
+    moe_shared_expert_intermediate_size: int | None = opt(
+        None, "inner width of an MLP that every token also passes", least=1
+    )
+    moe_shared_expert_gate: bool = opt(False, "its output times a sigmoid of the token (Qwen2-MoE)")
+    moe_shared_expert_overlap: bool = opt(False, "compute the shared expert while tokens travel (alltoall)")
+    moe_router_topk: int = opt(2, "k, experts of a token", least=1)
+    moe_router_score_function: str = opt("softmax", "what makes scores of logits", ("softmax", "sigmoid"))
+    moe_router_pre_softmax: bool = opt(False, "softmax over all experts, then the k largest; default the other order")
+    moe_router_topk_scaling_factor: float | None = opt(None, "the weights of a token's experts times this", above=0.0)
+    moe_router_num_groups: int | None = opt(None, "groups of experts, of which a token may use some", least=1)
+    moe_router_group_topk: int | None = opt(None, "how many of the groups", least=1)
+    moe_router_enable_expert_bias: bool = opt(False, "balance by a bias on the scores instead of a loss (sigmoid)")
+    moe_router_bias_update_rate: float = opt(1e-3, "how much that bias moves in a step", least=0.0)
+    moe_router_dtype: str = opt("fp32", "dtype in which logits and scores are computed", ("fp32", "fp64"))
+    moe_input_jitter_eps: float | None = opt(
+        None, "the router's input times a random number in [1 - eps, 1 + eps]", above=0.0, below=1.0
+    )
+    moe_router_load_balancing_type: str | tuple[str, ...] = opt(
+        "aux_loss",
+        "over which tokens the balancing loss counts: a microbatch, each sequence, the batch so far, or several of "
+        "these; or no such loss: an even assignment, or nothing",
+        (*BALANCING, "sinkhorn", "none"),
+    )
+    moe_aux_loss_coeff: float | tuple[float, ...] = opt(
+        0.0, "weight of the balancing loss, 1e-2 is usual; with several of them a weight for each"
+    )
+    moe_z_loss_coeff: float | None = opt(None, "weight of the loss on large logits; 1e-3 is usual", least=0.0)
+    moe_expert_capacity_factor: float | None = opt(
+        None, "an expert takes at most this times k T / E of a rank's T tokens; None for all that want it", least=0.0
+    )
+    moe_pad_expert_input_to_capacity: bool = opt(False, "every expert takes exactly its capacity, padded")
+    moe_token_drop_policy: str = opt("probs", "who is kept: the heaviest, or the first", ("probs", "position"))
+    moe_token_dispatcher_type: str = opt("allgather", "how tokens reach their experts", ("allgather", "alltoall"))
+    moe_grouped_gemm: bool = opt(False, "all experts of a rank in one matrix product, instead of one after the other")
+
+    @property
+    def expert_layers(self) -> tuple[bool, ...]:
+        """For every layer of the model whether it has experts."""
+        layers: int = self.num_layers  # type: ignore[attr-defined]
+        if self.num_experts is None:
+            return (False,) * layers
+        return layer_pattern(self.moe_layer_freq, layers)
+
+    def has_experts(self, layer_number: int) -> bool:
+        """Whether layer `layer_number` (from 0) has experts in place of its MLP."""
+        pattern = self.expert_layers
+        return pattern[min(layer_number, len(pattern) - 1)]  # what follows the last layer is like it
+
+    @property
+    def balancing_losses(self) -> tuple[tuple[str, float], ...]:
+        """(type, weight) of every balancing loss whose weight is not 0."""
+        kinds, weights = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        weights = weights if isinstance(weights, tuple) else (weights,)
+        return tuple((kind, float(w)) for kind, w in zip(kinds, weights, strict=True) if kind in BALANCING and w)
+
+    def _check_experts(self, ffn_hidden_size: int, add_bias_linear: bool) -> None:
+        self._derive(moe_ffn_hidden_size=ffn_hidden_size)
+        if self.num_experts is None:
+            given = [f.name for f in dataclasses.fields(ExpertFields) if getattr(self, f.name) != f.default]
+            given = [name for name in given if name != "moe_ffn_hidden_size"]
+            require(not given, f"{', '.join(given)} in a model without experts", "give num_experts, or drop them")
+            return
+        experts, k = self.num_experts, self.moe_router_topk
+        require(k <= experts, f"moe_router_topk ({k}) of num_experts ({experts})", f"choose 1 to {experts}")
+        require(
+            any(self.expert_layers),
+            f"num_experts={experts}, and moe_layer_freq={self.moe_layer_freq!r} gives no layer experts",
+            "drop num_experts, or give a layer a 1",
+        )
+        require(
+            not add_bias_linear,
+            "num_experts with add_bias_linear: experts and router have no biases here",
+            "add_bias_linear=False (--disable-bias-linear)",
+        )
+        self._check_router(experts, k)
+        self._check_balance()
+
+    def _check_router(self, experts: int, k: int) -> None:
+        softmax = self.moe_router_score_function == "softmax"
+        require(
+            not softmax or k > 1 or self.moe_router_pre_softmax or experts == 1 or self._sinkhorn,
+            "moe_router_topk=1 with a softmax over one score: its weight is 1, and the router learns nothing",
+            "moe_router_pre_softmax=True",
+        )
+        require(softmax or not self.moe_router_pre_softmax, "moe_router_pre_softmax with sigmoid scores", "drop it")
+        require(
+            not softmax or not self.moe_router_enable_expert_bias,
+            "moe_router_enable_expert_bias with softmax scores: a bias needs scores that are in (0, 1) each",
+            "moe_router_score_function=sigmoid",
+        )
+        groups, chosen = self.moe_router_num_groups, self.moe_router_group_topk
+        if groups is None or chosen is None:
+            require(groups is chosen, f"moe_router_num_groups={groups} and moe_router_group_topk={chosen}", "give both")
+            return
+        divides(groups, experts, "moe_router_num_groups", "num_experts")
+        require(chosen <= groups, f"moe_router_group_topk={chosen} of {groups} groups", f"choose 1 to {groups}")
+        divides(chosen, k, "moe_router_group_topk", "moe_router_topk")
+        require(
+            k // chosen <= experts // groups,
+            f"{k} experts from {chosen} groups of {experts // groups}",
+            "choose fewer experts, or more or larger groups",
+        )
+
+    @property
+    def _sinkhorn(self) -> bool:
+        return self.moe_router_load_balancing_type == "sinkhorn"
+
+    def _check_balance(self) -> None:
+        self._check_balancing_losses()
+        require(
+            self.moe_expert_capacity_factor is not None or not self.moe_pad_expert_input_to_capacity,
+            "moe_pad_expert_input_to_capacity without a capacity",
+            "give moe_expert_capacity_factor",
+        )
+        self._check_sinkhorn()
+        for name in ("moe_shared_expert_overlap", "moe_shared_expert_gate"):
+            require(
+                not getattr(self, name) or self.moe_shared_expert_intermediate_size is not None,
+                f"{name} without a shared expert",
+                "give moe_shared_expert_intermediate_size",
+            )
+        if self.moe_shared_expert_overlap:
+            require(
+                self.moe_token_dispatcher_type == "alltoall",
+                f"moe_shared_expert_overlap with moe_token_dispatcher_type {self.moe_token_dispatcher_type}",
+                "moe_token_dispatcher_type=alltoall, whose messages can travel meanwhile",
+            )
+
+    def _check_balancing_losses(self) -> None:
+        kinds, weights = self.moe_router_load_balancing_type, self.moe_aux_loss_coeff
+        if isinstance(kinds, tuple):
+            names = ", ".join(BALANCING)
+            require(
+                len(set(kinds)) == len(kinds) >= 1 and set(kinds) <= set(BALANCING),
+                f"moe_router_load_balancing_type={kinds} is no list of different losses",
+                f"choose among {names}, each once",
+            )
+        as_many = isinstance(weights, tuple) == isinstance(kinds, tuple)
+        if isinstance(weights, tuple) and isinstance(kinds, tuple):
+            as_many = len(weights) == len(kinds)
+        require(
+            as_many,
+            f"moe_aux_loss_coeff={weights} for moe_router_load_balancing_type={kinds}",
+            "one weight for each type, in the same order",
+        )
+        for weight in weights if isinstance(weights, tuple) else (weights,):
+            number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            require(number and weight >= 0.0, f"moe_aux_loss_coeff is {weights}", "numbers that are not negative")
+
+    def _check_sinkhorn(self) -> None:
+        """It replaces the choice of experts, so whatever else would move the choice is refused."""
+        if not self._sinkhorn:
+            return
+        changed = [
+            name
+            for name in (
+                "moe_aux_loss_coeff",
+                "moe_router_score_function",
+                "moe_router_pre_softmax",
+                "moe_router_topk_scaling_factor",
+                "moe_router_enable_expert_bias",
+                "moe_router_num_groups",
+                "moe_expert_capacity_factor",
+            )
+            if getattr(self, name) != getattr(ExpertFields, name)
+        ]
+        require(
+            not changed,
+            f"moe_router_load_balancing_type sinkhorn with {', '.join(changed)}: it deals tokens out by itself",
+            f"drop {', '.join(changed)}, or choose another type",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentFields(Config):
+    """Multi-latent attention (DeepSeek): keys and values are made from one short vector a token."""
+
+    multi_latent_attention: bool = opt(False, "attention over a compressed latent (DeepSeek-V2, V3)")
+    q_lora_rank: int | None = opt(None, "width of the queries' latent; None projects queries directly", least=1)
+    kv_lora_rank: int = opt(32, "width of the latent of keys and values", least=1)
+    qk_head_dim: int = opt(128, "channels of a query or key without position", least=1)
+    qk_pos_emb_head_dim: int = opt(
+        64, "channels of a query or key that RoPE turns; the key's are shared by all heads", least=2
+    )
+    v_head_dim: int = opt(128, "channels of a value", least=1)
+
+    def _check_latent(self, position_embedding_type: str, qk_layernorm: bool, biases: bool) -> None:
+        if not self.multi_latent_attention:
+            return
+        require(
+            not qk_layernorm and not biases,
+            f"multi_latent_attention with qk_layernorm={qk_layernorm} or biases: it norms its latents and has none",
+            "qk_layernorm=False, add_bias_linear=False, add_qkv_bias=False",
+        )
+        turned = self.qk_pos_emb_head_dim
+        require(turned % 2 == 0, f"qk_pos_emb_head_dim is {turned}", "choose an even number")
+        require(
+            position_embedding_type == "rope",
+            f"multi_latent_attention with position_embedding_type {position_embedding_type}",
+            "position_embedding_type=rope",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthFields(Config):
+    """Prediction of several tokens (DeepSeek-V3)."""
+
+    mtp_num_layers: int | None = opt(None, "D, how many tokens after the next are predicted as well", least=1)
+    mtp_loss_scaling_factor: float = opt(0.1, "weight of the mean of their losses", least=0.0)
+
+
+def layer_pattern(frequency: str, layers: int) -> tuple[bool, ...]:
+    """`moe_layer_freq` for every layer: "2" is every second from the first on, "([0]*3+[1]*2)" says each.
+
+    Raises:
+        ConfigError: it is neither, or says another number of layers.
+    """
+    if frequency.isdigit() and int(frequency) >= 1:
+        return tuple(i % int(frequency) == 0 for i in range(layers))
+    parts = frequency.replace(" ", "").removeprefix("(").removesuffix(")").split("+")
+    found = [_FREQUENCY.fullmatch(part) for part in parts]
+    if not all(found):
+        raise ConfigError(
+            f"moe_layer_freq={frequency!r} is neither a number nor a pattern",
+            fix='every n-th layer: "n"; layer by layer: "([0]*3+[1]*58)" or "[0,1,1]"',
+        )
+    pattern = [m[1].replace(",", "") * int(m[2] or 1) for m in found if m]
+    flat = tuple(x == "1" for x in "".join(pattern))
+    if len(flat) != layers:
+        raise ConfigError(
+            f"moe_layer_freq={frequency!r} says {len(flat)} layers, num_layers is {layers}",
+            fix="one 0 or 1 for every layer",
+        )
+    return flat

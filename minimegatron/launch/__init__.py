@@ -1,0 +1,14 @@
+"""Who starts the processes, watches them and ends them; `comm` is what they say to each other.
+
+| to read                              | its one idea                                                             |
+|--------------------------------------|--------------------------------------------------------------------------|
+| `rank`                               | a script's first and last line: join the group, leave it together        |
+| `torchrun`, `agent`                  | the real `torchrun`, started from a notebook, with what became of it     |
+| `workers`                            | warm ranks: forked from a server that has imported torch once            |
+| `forkclient`, `forkserver`, `clean`  | that server, and what a rank leaves behind between two jobs              |
+| `procs`                              | processes with parents that end them                                     |
+| `watch`, `blame`, `ledger`           | who is late or gone, whose fault it was, where ranks meet                |
+| `patience`                           | a rank that visibly starts is not missing                                |
+| `agreement`                          | ranks compare what they were given before they have a group              |
+| `hardware`, `drivers`, `launchers`   | which device and backend; which driver; torchrun's or srun's environment |
+"""

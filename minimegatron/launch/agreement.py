@@ -1,0 +1,93 @@
+"""Ranks that were given different things: found when they meet, before they have a group in which to disagree.
+
+The problem in a sentence: a launcher on four nodes reads four command lines, four installations and four copies of the
+data, and ranks with another learning rate or another seed train to the end with exit status 0, while another hidden
+size ends in the middle of gloo with a stack in C++.
+
+So every rank describes what it was given as facts, name -> value, and the ranks compare them through the ledger, which
+needs no group. What differs is said with each value and who has it::
+
+    the ranks were not given the same: lr is 0.001 on ranks 0-2 and 0.002 on rank 3
+
+| who agrees | messages of each rank through the store                                                     |
+|------------|---------------------------------------------------------------------------------------------|
+| all        | a digest of 16 bytes and a meeting                                                          |
+| not all    | also the facts themselves, a few kilobytes, which every rank then reads from every other    |
+
+Which facts there are is not known here: `training/facts.py` collects those of a training run, and says which of them
+may differ. Megatron-LM has no such check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minimegatron.comm.guard import ranges
+from minimegatron.errors import ConfigError
+from minimegatron.launch.ledger import Ledger
+
+Facts = Mapping[str, Any]  # values that JSON can hold
+SHOWN = 8  # differences in one message
+
+
+def agree(ledger: Ledger, facts: Facts, seconds: float) -> None:
+    """Return when every rank has come with the same facts; all ranks must call.
+
+    Args:
+        ledger: of this rank.
+        facts: what this rank was given.
+        seconds: longest wait for another rank.
+
+    Raises:
+        ConfigError: on every rank, with one text: what differs, each value and its ranks.
+        DeadlineError: some ranks did not come; names them.
+    """
+    text = json.dumps(facts, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    if ledger.store.compare_set("facts", "", digest).decode() != digest:
+        ledger.store.set("facts differ", "1")
+    ledger.meet("facts", seconds)
+    if not ledger.store.check(["facts differ"]):
+        return
+    ledger.store.set(f"facts/{ledger.rank}", text)
+    ledger.meet("facts of every rank", seconds)
+    require_agreement([json.loads(ledger.store.get(f"facts/{rank}")) for rank in range(ledger.world)])
+
+
+def require_agreement(everybody: Sequence[Facts]) -> None:
+    """Refuse facts that differ between ranks.
+
+    Args:
+        everybody: the facts of each rank, by rank.
+
+    Raises:
+        ConfigError: what differs, each value and its ranks.
+    """
+    found = differences(everybody)
+    if not found:
+        return
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    raise ConfigError(
+        "the ranks were not given the same: " + "; ".join(found[:SHOWN]) + more,
+        fix="start every rank with the same command line, the same installation and the same data",
+    )
+
+
+def differences(everybody: Sequence[Facts]) -> list[str]:
+    """ "lr is 0.001 on ranks 0-2 and 0.002 on rank 3", for every fact that differs, in the order of their names."""
+    found = []
+    for name in sorted({name for facts in everybody for name in facts}):
+        held: dict[str, list[int]] = {}
+        for rank, facts in enumerate(everybody):
+            held.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
+        if len(held) > 1:
+            *first, last = [f"{value} on rank{'s' * (len(ranks) > 1)} {ranges(ranks)}" for value, ranks in held.items()]
+            found.append(f"{name} is {', '.join(first)} and {last}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value and value.isprintable() else repr(value)

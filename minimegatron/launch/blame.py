@@ -1,0 +1,204 @@
+"""Whose fault is it: one traceback for a whole job, from the rank that failed first.
+
+The problem in a sentence: when rank 1 raises, ranks 0, 2 and 3 raise as well, half a millisecond later and with longer
+tracebacks, because their connections broke.
+
+An error is a *consequence* if it only says that talking to another rank failed (`guard.is_consequence`). Whoever fails
+writes the cause into the ledger, and the first to write stands. Then:
+
+| my error                                     | what I print                                | exit status       |
+|----------------------------------------------|---------------------------------------------|-------------------|
+| is the cause                                 | the traceback; of our own errors their text | its class's, or 5 |
+| is a consequence                             | rank 0 ends because rank 1 failed: ...      | 5                 |
+| is a wait that ran out, and nobody knows why | an error naming who is missing, and where   | 7                 |
+| is what the cause says too (a config error)  | nothing                                     | its class's, or 5 |
+| is another one                               | one line                                    | 5                 |
+| is Ctrl-C                                    | nothing                                     | 130               |
+
+Who prints the cause then waits a moment for others that make the same mistake; who fails because of another stays for
+up to 5 s, so that the launcher sees the culprit end first, and names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+
+import torch.distributed as dist
+
+from minimegatron.comm import guard
+from minimegatron.comm.guard import ranges
+from minimegatron.errors import DeadlineError, MinimegatronError, RankError
+from minimegatron.launch.agent import AGENT
+from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
+from minimegatron.launch.watch import Overdue, Watch, position
+
+CAUSE_SECONDS = 3.0  # from a broken connection to the note of the one who broke it
+LINGER_SECONDS = 5.0
+SAME_SECONDS = 0.5  # from one rank's mistake to the same mistake on another; before `init`, START_SECONDS
+START_SECONDS = 3.0
+
+
+def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, seconds: float) -> int:
+    """Print `error` if it is the first of the job, mention it otherwise.
+
+    Args:
+        ledger, watch: of this rank, as far as it has them.
+        seconds: how long this rank waits for others.
+
+    Returns:
+        The exit status for this rank, which should leave now.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
+    if ledger is not None:
+        try:
+            return _fail_with(error, ledger, watch, seconds)
+        except dist.DistError:  # the store, hence the launcher, is gone; then everybody speaks for himself
+            pass
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    _record(error)
+    _write(_described(error))
+    return _status(error)
+
+
+def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, seconds: float) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        ledger.claim(ledger.rank, INTERRUPTED)
+        return 128 + signal.SIGINT
+    silent: list[int] = []
+    consequence = guard.is_consequence(error)
+    if consequence and ledger.cause() is None:
+        if guard.timed_out(error):
+            error, silent = _missing(error, ledger, seconds)
+        else:
+            error = _departed(ledger, watch) or error
+    what = f"failed: {type(error).__name__}: {error}"
+    cause = ledger.claim(ledger.rank, what)
+    if cause.author == cause.rank == ledger.rank:
+        _record(error)
+        _write(_described(error))
+        if not consequence:
+            with contextlib.suppress(DeadlineError):
+                ledger.meet("failure", SAME_SECONDS if watch is not None else START_SECONDS)
+        if watch is not None:
+            watch.end(silent)
+        return _status(error)
+    if cause.text == INTERRUPTED:
+        return 128 + signal.SIGINT
+    if cause.text == what:
+        _record(error)
+        ledger.come("failure")
+    elif not consequence:
+        _write(f"rank {ledger.rank} failed too: {type(error).__name__}: {error}\n")
+    elif AGENT not in os.environ:
+        _write(f"rank {ledger.rank} ends because rank {cause.rank} {cause.text.splitlines()[0]}\n")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        time.sleep(LINGER_SECONDS)
+    return _status(error) if cause.text == what else RankError.exit_code
+
+
+def _record(error: BaseException) -> None:
+    """For the launcher, in the place and the format in which torch's launcher looks for it."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        trace = "".join(traceback.format_exception(error))
+        extra = {"py_callstack": trace, "timestamp": str(int(time.time()))}
+        Path(path).write_text(
+            json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+        )
+
+
+def _described(error: BaseException) -> str:
+    rank = f"rank {os.environ['RANK']} failed: " if "RANK" in os.environ else ""
+    if isinstance(error, MinimegatronError):
+        return f"{rank}{type(error).__name__}: {error}\n"
+    return rank + "".join(traceback.format_exception(error))
+
+
+def _status(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, MinimegatronError) else RankError.exit_code
+
+
+def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[BaseException, list[int]]:
+    """A collective ran out of time: ask everybody where they are; the error that names who is missing, and the mute."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    mine = error.position if isinstance(error, Overdue) else position(trace.tb_frame if trace else None)
+    ledger.answer(mine)
+    ledger.ask()
+    ranks = mine.ranks or tuple(range(ledger.world))
+    found = ledger.answers(range(ledger.world), CAUSE_SECONDS)
+    late = [r for r in ranks if _elsewhere(found.get(r), mine)]
+    behind = _behind(late, found)
+    silent = [r for r in [*late, *behind] if r not in found]
+    limit = re.search(r"(\d+) ?ms", str(error))
+    seconds = int(limit[1]) / 1000 if limit else seconds
+    call = f"{mine.op or 'a communication'} over {mine.axis or 'a group'} (ranks {ranges(ranks)})"
+    who = f"{_ranks(late)} did not come" if late else "all ranks came, but it did not end"
+    who += f", which wait{'s'[: len(late) == 1]} for {_ranks(behind)}" if behind else ""
+    places = [
+        f"rank {r} is at {found[r].line}" if r in found else f"rank {r} does not answer (stopped?)"
+        for r in [*late, *behind]
+    ]
+    missing = DeadlineError(
+        f"{call}: {who}, within {seconds:g} s" if behind else f"{call}: {who} within {seconds:g} s",
+        where="; ".join([*places, f"rank {ledger.rank} waits at {mine.line}"]),
+        fix="every rank of a group must make the same calls; a longer wait is timeout_seconds",
+    )
+    return missing.with_traceback(error.__traceback__), silent
+
+
+def _elsewhere(other: Position | None, mine: Position) -> bool:
+    """Whether a rank does not answer, or is not in the call that this one is in."""
+    return other is None or (other.op, other.ranks) != (mine.op, mine.ranks)
+
+
+def _behind(late: list[int], found: dict[int, Position]) -> list[int]:
+    """Where those that are late wait for others themselves, as along a pipeline: who is at the end of it."""
+    seen, front = set(late), set(late)
+    while True:
+        waited_for = {q for r in front if r in found for q in found[r].ranks if _elsewhere(found.get(q), found[r])}
+        if not (further := waited_for - seen):
+            return sorted(front.difference(late))
+        seen, front = seen | further, further
+
+
+def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
+    """A connection broke: give whoever broke it the time to say so; an error when they only left early."""
+    deadline = time.monotonic() + CAUSE_SECONDS
+    while time.monotonic() < deadline and not ledger.cause():
+        time.sleep(0.05)
+    left = watch.left if watch is not None else set()
+    if not left or ledger.cause():
+        return None
+    return RankError(
+        f"{_ranks(left)} left with exit status 0 while rank {ledger.rank} still waited for it",
+        fix="end every rank with finish(), which waits for all",
+    )
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
+
+
+def say(line: str) -> None:
+    """A line for the user about another rank."""
+    if AGENT not in os.environ:  # it will say so itself, and it knows for certain
+        _write(line + "\n")
+
+
+def _write(text: str) -> None:
+    """In one piece, so that the lines of several ranks do not mix."""
+    sys.stderr.flush()
+    os.write(2, text.encode(errors="replace"))

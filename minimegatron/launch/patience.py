@@ -1,0 +1,81 @@
+"""Deadlines for processes that start: nobody is missing who visibly gets on.
+
+The problem in a sentence: a rank that imports torch needs five seconds of a processor, and on a laptop with twenty busy
+processes on two cores it gets those in two minutes, so a deadline in seconds of the clock calls it missing.
+
+Nor can the deadline go: a rank that hangs in an import has to be found. What tells the two apart is the time that a
+process has had on a processor, which the kernel counts (`/proc/PID/stat`):
+
+| the process                                     | its processor time                    | it is             |
+|-------------------------------------------------|---------------------------------------|-------------------|
+| starts, on whatever machine                     | grows, or is asked for; below `ENOUGH`| waited for        |
+| waits for a lock, a file, another process       | stands still                          | missing           |
+| loops for ever                                  | grows, and is soon above `ENOUGH` s   | missing           |
+
+So a wait of `seconds` ends `seconds` after the last sign of progress, and in any case after `LONGEST * seconds`. Where
+there is no `/proc` (macOS), nothing is seen to grow, and the deadline is the clock's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from minimegatron.launch import procs
+
+ENOUGH = 60.0  # seconds of a processor; the imports of a rank take 5 to 10
+LONGEST = 10.0
+
+
+def cpu_seconds(pid: int) -> tuple[float, bool]:
+    """How long a process has been on a processor, and whether it wants one now; (0, False) where that is not told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0, False
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
+
+
+class Starting:
+    """Processes that start, looked at from time to time.
+
+    Args:
+        pids: whose trees to look at, asked anew each time.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids, self._seen = pids, dict[int, float]()
+
+    def gained(self) -> bool:
+        """Whether one of them has got on since the last look, or waits for a processor, and is not done starting."""
+        before, self._seen, gains = self._seen, dict[int, float](), False
+        for pid in self._pids():
+            seconds, wants = zip(*map(cpu_seconds, (pid, *procs.descendants(pid))), strict=True)
+            self._seen[pid] = total = sum(seconds)
+            gains |= total < ENOUGH and (any(wants) or before.get(pid, total) < total)
+        return gains
+
+
+class Patience:
+    """A wait that ends `seconds` after the last sign of progress.
+
+    Args:
+        seconds: longest time without a sign.
+        gained: looks for one; called about eight times in `seconds`.
+    """
+
+    def __init__(self, seconds: float, gained: Callable[[], bool] = lambda: False) -> None:
+        self.seconds, self._gained = seconds, gained
+        self._begun = self._last = self._looked = time.monotonic()
+        gained()
+
+    def is_over(self) -> bool:
+        """Whether to give up; cheap enough to be asked in a loop."""
+        now = time.monotonic()
+        if now - self._looked >= self.seconds / 8:
+            self._looked = now
+            if self._gained():
+                self._last = now
+        return now - self._last > self.seconds or now - self._begun > LONGEST * self.seconds

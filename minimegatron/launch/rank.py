@@ -1,0 +1,284 @@
+"""The life of one rank: check in, work, leave together, or fail so that the others know why.
+
+The problem in a sentence: `init_process_group` and a script that ends are not enough; the fast rank leaves before the
+slow one has connected, an exception on rank 1 becomes three others elsewhere, a killed launcher leaves ranks behind.
+
+    rank, world = init(timeout_seconds=20)     # in a script that `torchrun` starts
+    ...
+    finish()
+
+| step         | what happens                                                                                     |
+|--------------|--------------------------------------------------------------------------------------------------|
+| `init`       | meet through the store (who is missing is named), compare what each was given (`launch.agreement`),|
+|              | choose backend and GPU from what all ranks see (`launch.hardware`; loopback only on one machine),  |
+|              | leave a note for the launcher, start the watch                                                   |
+| `report(x)`  | a number or a list for the notebook that launched us                                             |
+| `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
+| an exception | `launch.blame`: one traceback for the whole job, the exit status of its class                      |
+| Ctrl-C       | 130, without a word                                                                              |
+
+Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's (`launch.launchers`), and the names below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm import outstanding
+from minimegatron.errors import ConfigError
+from minimegatron.launch import agreement, blame, hardware, launchers, procs
+from minimegatron.launch.agent import AGENT, RUN_DIR
+from minimegatron.launch.ledger import Ledger
+from minimegatron.launch.patience import Starting
+from minimegatron.launch.watch import Overdue, Watch
+
+
+@dataclasses.dataclass
+class _Here:
+    """What `init` made. There is one per process: a process is one rank.
+
+    The store is kept until the end: on rank 0 it may be the one that serves the others, and the process group, which
+    holds it too, goes before the last meeting.
+    """
+
+    ledger: Ledger | None = None
+    store: dist.Store | None = None
+    watch: Watch | None = None
+    seconds: float = 60.0
+    choice: hardware.Choice | None = None
+
+
+_here = _Here()
+
+
+def init(
+    timeout_seconds: float = 60.0, *, backend: str | None = None, facts: agreement.Facts | None = None
+) -> tuple[int, int]:
+    """Become a rank: join the process group that the launcher's environment describes.
+
+    Started without a launcher, this is the only rank of a world of one. Where a group exists already (a warm rank of a
+    notebook), nothing happens.
+
+    Args:
+        timeout_seconds: longest wait for another rank, here (one that visibly starts is waited for, see
+            `launch.patience`) and in every collective of the default group.
+        backend: "gloo" or "nccl"; default NCCL where there are GPUs, one for each rank, and gloo where there are none.
+        facts: what this rank was given and every rank must have (see `launch.agreement`).
+
+    Returns:
+        (rank, world size).
+
+    Raises:
+        DeadlineError: some ranks did not come; names them.
+        ConfigError: the environment is incomplete or of an unknown launcher (`launch/launchers`); the facts of the
+            ranks differ; GPUs are there and cannot be used, or are too few (`launch/hardware`).
+    """
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    _here.seconds = timeout_seconds
+    place = launchers.adopt()
+    rank, world = place.rank, place.world
+    faulthandler.enable()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
+        procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
+    store, ledger = _stores(rank, world, timeout_seconds)
+    _here.ledger, _here.store = ledger, store
+    sys.excepthook = _excepthook
+    ledger.store.set(f"pid/{rank}", json.dumps([*hardware.machine(), os.getpid()]))
+    ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
+    ledger.meet("start", timeout_seconds, Starting(lambda: _not_here_yet(ledger)).gained)
+    if facts is not None:
+        agreement.agree(ledger, facts, timeout_seconds)
+    seen = ledger.store.multi_get([f"sees/{r}" for r in range(world)])
+    choice = _here.choice = hardware.choose(backend, rank, [hardware.Look.from_json(text) for text in seen])
+    backend = choice.backend
+    if choice.local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if choice.local_world == world:
+        _listen_on_loopback()
+    if choice.gpu is not None:
+        # No `device_id` below: it would put all messages of a pipeline's group on one communicator (`comm/p2p`).
+        torch.cuda.set_device(choice.gpu)
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one
+    else:
+        procs.as_batch_job()
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=outstanding.group_timeout(timeout_seconds, backend),
+    )
+    outstanding.listen(backend, timeout_seconds)
+    if world > 1:
+        _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
+        _here.watch.start()
+    if folder := os.environ.get(RUN_DIR):
+        Path(folder, f"started.{rank}").write_text(backend)
+    return rank, world
+
+
+def finish() -> None:
+    """Leave together: wait until every rank has come here, then destroy the process group.
+
+    Raises:
+        DeadlineError: some ranks did not come; names them.
+    """
+    ledger = _here.ledger
+    if ledger is None:
+        return
+    ledger.meet("finish", _here.seconds)
+    if _here.watch is not None:
+        _here.watch.stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # Where rank 0 itself serves the store (no agent), it has to leave last.
+    if ledger.rank == 0:
+        ledger.meet("left", _here.seconds)
+    else:
+        ledger.come("left")
+    _here.ledger = _here.watch = _here.store = None
+
+
+def described() -> str:
+    """Backend, machines, ranks and this rank's GPU, as `init` has chosen them, in one line; "" before."""
+    return _here.choice.said if _here.choice is not None else ""
+
+
+def report(value: Any) -> None:
+    """Hand a small result to whoever launched this rank (`Run.reports[rank]`); the last call counts.
+
+    Args:
+        value: numbers, strings, lists and dicts of them. Without a launcher that listens, nothing happens.
+
+    Raises:
+        ConfigError: not representable as JSON.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot report {type(value).__name__}: {error}", fix="report x.tolist() or x.item()"
+        ) from None
+    if folder := os.environ.get(RUN_DIR):
+        rank = int(os.environ.get("RANK", "0"))
+        partial = Path(folder, f".report.{rank}")
+        partial.write_text(text)
+        partial.rename(Path(folder, f"report.{rank}.json"))
+
+
+def run_rank(main: Callable[[], object]) -> NoReturn:
+    """Run `main` as the whole life of this process and exit with the status of what happened (see `errors`).
+
+    `main` may call `init` and `finish`; what it leaves open is finished here.
+    """
+    try:
+        main()
+        finish()
+    except SystemExit as request:
+        if request.code:
+            raise
+    except BaseException as error:
+        _leave(_fail(error))
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # Python itself joins its own at the exit
+        procs.end_descendants(spare=[child.pid for child in multiprocessing.active_children() if child.pid])
+    sys.exit(0)
+
+
+# ---------------------------------------------------------------------------------------------------- beginning
+
+
+def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
+    """The store for the process group, and a ledger on a connection of its own."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), Ledger(dist.HashStore(), rank, world)
+    store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
+    return dist.PrefixStore("default", store), _ledger(rank, world, seconds)
+
+
+def _ledger(rank: int, world: int, seconds: float) -> Ledger:
+    client = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Ledger(dist.PrefixStore(f"minimegatron/{attempt}", client), rank, world)
+
+
+def _listen_on_loopback() -> None:
+    """All ranks are on this machine: nobody else has to reach them."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+
+
+def _siblings(ledger: Ledger) -> dict[int, int]:
+    """{rank: pid} of the other ranks on this machine."""
+    homes = {r: json.loads(ledger.store.get(f"pid/{r}")) for r in range(ledger.world)}
+    here = list(hardware.machine())
+    return {r: pid for r, (*machine, pid) in homes.items() if machine == here and r != ledger.rank}
+
+
+def _not_here_yet(ledger: Ledger) -> set[int]:
+    """Processes of our launcher that have not come to the first meeting: ranks that are still importing."""
+    come = [r for r in range(ledger.world) if ledger.store.check([f"met/start/{r}"])]
+    homes = [json.loads(ledger.store.get(f"pid/{r}")) for r in come]
+    here = list(hardware.machine())
+    return set(procs.children(os.getppid())) - {pid for *machine, pid in homes if machine == here}
+
+
+# -------------------------------------------------------------------------------------------------------- ending
+
+
+def _excepthook(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
+    _leave(_fail(error))
+
+
+def _overdue(error: Overdue) -> NoReturn:
+    """The main thread waits for a communication and cannot raise: `launch.watch` leaves for it."""
+    _leave(_fail(error))
+
+
+def _fail(error: BaseException) -> int:
+    return blame.fail(error, _here.ledger or _ledger_of_a_launcher(), _here.watch, _here.seconds)
+
+
+def _ledger_of_a_launcher() -> Ledger | None:
+    """For an error before `init`: all ranks may have it, and one is enough to read."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    try:
+        place = launchers.place()
+        return _ledger(place.rank, place.world, blame.CAUSE_SECONDS)
+    except (dist.DistError, ConfigError):
+        return None
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without unwinding: destructors of a broken process group may wait for the other side."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.end_descendants()
+    os._exit(code)

@@ -1,0 +1,190 @@
+"""A thread beside each rank that still works when the rank does not.
+
+The problem in a sentence: a rank blocked in a collective runs no Python, so it sees neither Ctrl-C, nor that its
+neighbour has died, nor the question where it is. The watch is a thread that sleeps in `poll` on
+
+* a descriptor for each sibling process on this machine (`pidfd`): readable means that it has ended;
+* a pipe into which Python's C-level signal handler writes the number of every signal, blocked or not;
+
+and every half second looks into the ledger: has the job failed, does somebody ask where I am.
+
+| what it sees                      | what it does                                                                |
+|-----------------------------------|-----------------------------------------------------------------------------|
+| a sibling ended, not with 0       | writes the cause ("was killed by SIGKILL"), so that everybody knows it      |
+| the job has failed                | the rank has 10 s to leave by itself, then it is ended with status 5        |
+| Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
+| somebody asks                     | answers with the line, and the collective, that the main thread is in       |
+| a communication that takes longer | asks the others, and leaves with an error that names who is missing         |
+| than it may (`comm.outstanding`)  |                                                                             |
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import torch.distributed as dist
+
+from minimegatron.comm import guard, outstanding
+from minimegatron.launch import procs
+from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
+
+TICK_SECONDS = 0.5
+FAILED_SECONDS = 10.0
+INTERRUPTED_SECONDS = 5.0
+RANK_FAILED = 5  # exit status, as `RankError.exit_code`
+
+
+class Overdue(RuntimeError):
+    """A communication took longer than allowed, and whoever waits for it cannot raise; `position` is theirs."""
+
+    def __init__(self, position: Position, seconds: float) -> None:
+        super().__init__(f"{position.op} timed out after {1000 * seconds:.0f} ms")
+        self.position = position
+
+
+class Watch(threading.Thread):
+    """The watch of one rank. Start it from the main thread.
+
+    Args:
+        siblings: {rank: pid} of the other ranks on this machine.
+        say: prints a line for the user.
+        overdue: ends this process, because a communication takes longer than it may (`comm.outstanding`).
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        siblings: dict[int, int],
+        say: Callable[[str], None],
+        overdue: Callable[[Overdue], None],
+    ) -> None:
+        super().__init__(name="minimegatron-watch", daemon=True)
+        self._ledger, self._say, self._overdue = ledger, say, overdue
+        self._main = threading.main_thread().ident
+        self._leave: tuple[float, int] | None = None  # (when, exit status)
+        self.left: set[int] = set()  # siblings that ended with status 0
+        self._pids, self._pidfds = siblings, _pidfds(siblings)
+        self._pipe, signals = os.pipe()
+        os.set_blocking(signals, False)
+        self._signals = signals
+        self._wakeup = signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a loader's signals are its own
+        self._done = False
+
+    def stop(self) -> None:
+        """End the watch; from the main thread."""
+        signal.set_wakeup_fd(self._wakeup)
+        self._done = True
+        os.write(self._signals, b"\0")
+        self.join(2 * TICK_SECONDS)
+        for fd in (self._pipe, self._signals, *self._pidfds.values()):
+            os.close(fd)
+
+    def end(self, ranks: list[int]) -> None:
+        """SIGKILL siblings that do not answer: a stopped process would ignore anything milder."""
+        for fd in (self._pidfds[r] for r in ranks if r in self._pidfds):
+            try:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        for fd in self._pidfds.values():
+            poll.register(fd, select.POLLIN)
+        rank_of = {fd: rank for rank, fd in self._pidfds.items()}
+        try:
+            while not self._done:
+                for fd, _ in poll.poll(1000 * TICK_SECONDS):
+                    if fd == self._pipe:
+                        self._on_signals(os.read(fd, 64))
+                    else:
+                        poll.unregister(fd)
+                        self._on_end(rank_of[fd])
+                self._look()
+        except dist.DistError:  # the store has gone, and with it the launcher
+            return
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for _ in range(numbers.count(signal.SIGINT)):
+            if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+                return  # the program has its own idea of Ctrl-C
+            if self._leave is not None and self._leave[1] == 128 + signal.SIGINT:
+                os._exit(128 + signal.SIGINT)
+            self._leave = (time.monotonic() + INTERRUPTED_SECONDS, 128 + signal.SIGINT)
+            self._ledger.claim(self._ledger.rank, INTERRUPTED)
+
+    def _on_end(self, rank: int) -> None:
+        status = procs.zombie_status(self._pids[rank])
+        if status == 0:
+            self.left.add(rank)
+            return
+        how = "ended without a word" if status is None else procs.how_it_ended(status)
+        cause = self._ledger.claim(rank, how)
+        # SIGTERM is how a launcher ends everybody: nothing to report.
+        if cause.author == self._ledger.rank and status != -signal.SIGTERM:
+            self._say(f"rank {rank} {how}")
+
+    def _look(self) -> None:
+        if self._leave is None and self._ledger.cause():
+            self._leave = (time.monotonic() + FAILED_SECONDS, RANK_FAILED)
+        if self._leave is not None and time.monotonic() > self._leave[0]:
+            os._exit(self._leave[1])
+        if self._ledger.asked():
+            self._ledger.answer(self._position(outstanding.oldest()), certain=False)
+        if (late := outstanding.overdue()) is not None:
+            call, seconds = late
+            self._overdue(Overdue(self._position(call), seconds))
+
+    def _position(self, call: outstanding.Call | None) -> Position:
+        """Where the main thread is; the communication is the oldest under way, where a list of them is kept."""
+        found = position(sys._current_frames().get(self._main or 0))
+        return found if call is None else Position(call.op, call.axis, call.ranks, found.line)
+
+
+_WAITING_ROOMS = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))
+
+
+def _pidfds(pids: dict[int, int]) -> dict[int, int]:
+    """A descriptor for each process; none where the system has no such thing, which leaves the launcher's eyes."""
+    try:
+        return {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
+    except (AttributeError, OSError):
+        return {}
+
+
+def position(frame: FrameType | None) -> Position:
+    """Where a thread is, from its innermost frame.
+
+    The collective is the torch function on the stack; for one that was started earlier and is waited for now, the last
+    that this rank started.
+    """
+    op, axis, ranks = "", "", tuple[int, ...]()
+    last = guard.last_collective()
+    for f in _outward(frame):
+        file = f.f_code.co_filename
+        if file.endswith("distributed_c10d.py") and "group" in f.f_locals:
+            op = f.f_code.co_name
+            ranks = tuple(dist.get_process_group_ranks(f.f_locals["group"] or dist.group.WORLD))
+            break
+        if last is not None and file.endswith(_WAITING_ROOMS):
+            op, ranks = last[0], last[1].ranks
+            break
+    if last is not None and last[1].ranks == ranks:
+        axis = last[1].name
+    frames = [procs.Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in _outward(frame)]
+    return Position(op, axis, ranks, str(procs.users_frame(frames) or ""))
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,238 @@
+"""Warm ranks: run a function on N processes in milliseconds, again and again.
+
+The problem in a sentence: four fresh gloo ranks cost 8 CPU-seconds, nearly all of it `import torch`, so a test suite or
+a notebook that starts ranks for every question is unusable::
+
+    with WarmPool(4) as pool:
+        sums = pool.run(add_up, torch.ones(3), timeout=20)      # add_up(rank, world, x), on each rank
+
+The ranks are forked from a server that has imported everything and runs nothing (`launch.forkserver`; the first pool of
+a process pays for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its
+import path; results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
+
+| what goes wrong                       | what you see                                                              |
+|---------------------------------------|---------------------------------------------------------------------------|
+| the function raises on rank k         | `RankError`: k, the line; its traceback as a note, its error as `__cause__` |
+| rank k is killed                      | `RankError`: rank k was killed by SIGKILL                                 |
+| no answer in time                     | `DeadlineError`: who kept whom waiting, and the line each rank is at      |
+| the function leaves the process dirty | nothing: that rank is replaced before the next job                        |
+| this process dies, however            | the fork server reads end of file and ends; the kernel ends its children  |
+
+Whatever happened, the next job finds N clean ranks and a fresh process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from minimegatron.comm.guard import ranges
+from minimegatron.errors import ConfigError, DeadlineError, RankError
+from minimegatron.launch import procs
+from minimegatron.launch.forkclient import REPLY_SECONDS, Rank, this_process
+from minimegatron.launch.forkserver import Failure, Job
+
+
+class Results(list[Any]):
+    """What the function returned, by rank; `stdout[r]` is what rank r printed."""
+
+    stdout: list[str]
+
+
+class WarmPool:
+    """N ranks that wait for jobs.
+
+    Args:
+        nranks: number of ranks.
+        fingerprints: compare every collective of the package between ranks (see `comm.guard`).
+
+    Attributes:
+        stdout: what each rank printed in the last job, also when it failed.
+    """
+
+    def __init__(self, nranks: int, *, fingerprints: bool = False) -> None:
+        if nranks < 1:
+            raise ConfigError(f"a pool of {nranks} ranks", fix="ask for at least 1")
+        self.nranks, self.fingerprints = nranks, fingerprints
+        self._ranks: list[Rank | None] = [None] * nranks
+        self._closed = False
+        self.stdout: list[str] = []
+        self._one_at_a_time = threading.Lock()
+        self._heal()
+
+    def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, **kwargs: Any) -> Results:
+        """`fn(rank, world, *args, **kwargs)` on every rank, inside a process group of its own.
+
+        Args:
+            fn: a function at the top level of a module that the ranks can import (they get this process's `sys.path`).
+            timeout: seconds for the whole job.
+
+        Returns:
+            The results by rank, with `.stdout`.
+
+        Raises:
+            RankError: a rank raised or died; see the module docstring.
+            DeadlineError: some ranks did not answer; the message says where each of them waits.
+            ConfigError: `fn` cannot be found by its name, or an argument cannot be pickled.
+        """
+        call = _pickled_call(fn, args, kwargs)
+        with self._one_at_a_time:
+            return self._run(call, fn.__qualname__, timeout)
+
+    def _run(self, call: bytes, name: str, timeout: float) -> Results:
+        self._heal()
+        ranks = [r for r in self._ranks if r is not None]
+        store = str(Path(this_process().running_server().folder, uuid.uuid4().hex))
+        job = (self.nranks, store, timeout + 2 * REPLY_SECONDS, self.fingerprints)
+        try:
+            for r, rank in enumerate(ranks):
+                rank.start(Job(r, *job, list(sys.path), os.getcwd(), dict(os.environ), call))
+            _collect(ranks, time.monotonic() + timeout)
+            _raise_first_failure(ranks, name, timeout)
+            results = Results(rank.answer[0] for rank in ranks)  # type: ignore[index]
+        finally:
+            self.stdout = [rank.read(rank.out) for rank in ranks]
+            self._release()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(store)
+        results.stdout = self.stdout
+        return results
+
+    def close(self) -> None:
+        """End the ranks. Safe to call twice."""
+        for rank in self._ranks:
+            if rank is not None:
+                rank.end()
+        self._ranks = [None] * self.nranks
+        self._closed = True
+
+    def __enter__(self) -> WarmPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _heal(self) -> None:
+        """Replace the ranks that died, did not answer, or could not clean up after the last job."""
+        if self._closed:
+            raise ConfigError("this pool of ranks is closed", fix="make a new one")
+        for r, rank in enumerate(self._ranks):
+            if rank is None or not rank.is_clean():
+                if rank is not None:
+                    rank.end()
+                self._ranks[r] = Rank()
+
+    def _release(self) -> None:
+        """Tell the ranks that everybody has answered; end those that have not."""
+        for r, rank in enumerate(self._ranks):
+            if rank is not None and not rank.release():
+                rank.end()
+                self._ranks[r] = None
+
+
+def shared_pool(nranks: int, *, fingerprints: bool = False) -> WarmPool:
+    """The pool of this size that this process keeps until it ends."""
+    pools = this_process().pools
+    if (nranks, fingerprints) not in pools:
+        pools[nranks, fingerprints] = WarmPool(nranks, fingerprints=fingerprints)
+    return pools[nranks, fingerprints]
+
+
+def _pickled_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    name = getattr(fn, "__qualname__", repr(fn))
+    if getattr(fn, "__module__", None) == "__main__":
+        raise ConfigError(
+            f"{name} lives in the main program, which ranks cannot import",
+            fix="put it into a module of its own",
+        )
+    try:
+        return pickle.dumps((fn, args, kwargs))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"{name} and its arguments cannot be sent to the ranks: {error}",
+            fix="define the function at the top level of a module; pass numbers, strings, tensors, dataclasses",
+        ) from None
+
+
+def _collect(ranks: list[Rank], deadline: float) -> None:
+    """Wait for all answers; after a first failure only as long as the others need to notice it."""
+    waiting = {rank.channel: rank for rank in ranks}
+    while waiting:
+        ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return
+        for channel in ready:
+            rank = waiting.pop(channel)  # type: ignore[call-overload]
+            rank.receive()
+            if rank.answer is None or rank.answer[1] is not None:
+                deadline = min(deadline, time.monotonic() + REPLY_SECONDS)
+
+
+def _raise_first_failure(ranks: list[Rank], name: str, timeout: float) -> None:
+    """The cause as an exception, in order of certainty: an error of a rank's own, a death, silence, a lost peer."""
+    failed = {r: rank.answer[1] for r, rank in enumerate(ranks) if rank.answer and rank.answer[1]}
+    causes = {r: failure for r, failure in failed.items() if not failure.consequence}
+    died = {r: rank.failure for r, rank in enumerate(ranks) if rank.failure}
+    silent = {r: rank for r, rank in enumerate(ranks) if not rank.answer and not rank.failure}
+    if died and not causes:
+        raise RankError("; ".join(f"rank {r} {how}" for r, how in died.items()), where=f"in the middle of {name}")
+    if silent and not causes:
+        raise _deadline(silent, name, timeout)
+    if failed:
+        raise _failure(causes or failed, sorted(set(failed) - set(causes)) if causes else [])
+
+
+def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
+    first = min(causes)
+    failure = causes[first]
+    same = [r for r, other in causes.items() if (other.name, other.message) == (failure.name, failure.message)]
+    then = f"; {_ranks(lost)} then lost the connection: a consequence, not the cause" if lost else ""
+    error = RankError(f"{_ranks(same)} raised {failure.name}: {failure.message}", where=failure.frame + then)
+    error.add_note(f"On rank {first}:\n{failure.trace}")
+    with contextlib.suppress(Exception):  # an exception that only its own rank can unpickle stays a text
+        error.__cause__ = pickle.loads(failure.error)
+    return error
+
+
+def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineError:
+    stacks = _stacks(silent)
+    waiting = [r for r, frames in stacks.items() if procs.waits_for_a_peer(frames)]
+    late = [r for r in silent if r not in waiting]
+    where = {r: f"rank {r} {_place(stacks[r])}" for r in [*late, *waiting]}
+    kept = f"{_ranks(late)} kept {_ranks(waiting)} waiting: " if late and waiting else ""
+    return DeadlineError(
+        f"{kept}{name} did not finish within {timeout:g} s",
+        where="; ".join(where.values()),
+        fix="every rank of a group must make the same calls; or give the job a longer timeout",
+    )
+
+
+def _stacks(ranks: dict[int, Rank]) -> dict[int, list[procs.Frame]]:
+    """Ask ranks by signal where they are; those that do not answer within a second have no frames."""
+    for rank in ranks.values():
+        procs.send(rank.pid, signal.SIGUSR1)
+    stacks: dict[int, list[procs.Frame]] = {r: [] for r in ranks}
+    deadline = time.monotonic() + 1.0
+    while not all(stacks.values()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        stacks = {r: procs.dumped_frames(rank.read(rank.err)) for r, rank in ranks.items()}
+    return stacks
+
+
+def _place(frames: list[procs.Frame]) -> str:
+    return f"is at {procs.users_frame(frames)}" if frames else "does not answer (stopped, or stuck in the kernel)"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    ranks = list(ranks)
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"

@@ -1,0 +1,253 @@
+"""From one source to two stored notebooks, and every way in which what is stored may not be trusted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from labkit import build
+from labkit.exercises import load_lab
+from labkit.source import notebooks
+from minimegatron.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = Path(__file__).parent / "mini" / "course" / "00_mini" / "lab.py"
+SOURCE = "course/00_mini/lab.py"
+ELSEWHERE = "/" + "home/ada/x.py"  # in two parts: no file of the project names a path of a machine
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the miniature lab, built."""
+    root = tmp_path_factory.mktemp("repository")
+    shutil.copytree(MINI.parents[1], root / "course")
+    assert build.build(root / SOURCE) == []
+    return root
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    shutil.copytree(built, tmp_path / "copy", ignore=shutil.ignore_patterns(".work"))
+    return tmp_path / "copy"
+
+
+def read(root: Path, name: str) -> Any:
+    return nbformat.read(root / name, 4)
+
+
+def outputs(notebook: Any) -> dict[str, str]:
+    """{cell id: text}."""
+    return {
+        cell.id: "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    }
+
+
+# -------------------------------------------------------------------------------------------------- what is built
+
+
+def test_the_solution_gets_full_marks_and_the_lab_none(built: Path) -> None:
+    solution, lab = (outputs(read(built, f"{folder}/00_mini.ipynb")) for folder in ("solutions", "labs"))
+    assert solution["check-bubble"] == "✔ bubble   passed         5/5"
+    assert lab["check-bubble"] == "○ bubble   not done yet   0/5"
+    assert solution["torchrun-sums"].splitlines()[1:3] == ["2 ranks on CPUs (gloo)", "[ranks 0-1] the sum is 3"]
+    assert lab["torchrun-sums"] == "○ this cell waits for exercise ring_all_reduce\n"
+    assert "ValueError: a planted mistake" in lab["ranks-broken"] == solution["ranks-broken"]
+    assert "12/12" in list(solution.values())[-1] and "0/12" in list(lab.values())[-1]
+
+
+def test_the_lab_has_stubs_and_nothing_of_the_solution(built: Path) -> None:
+    text = (built / "labs" / "00_mini.ipynb").read_text()
+    assert "SOLUTION" not in text and "travelling" not in text and "m + p - 1" not in text and "run.reports" not in text
+    cells = {cell.id: cell for cell in read(built, "labs/00_mini.ipynb").cells}
+    assert cells["exercise-bubble"].source.splitlines()[-1] == '    raise NotImplementedError("your code here")'
+    assert "SOLUTION" not in (built / "solutions" / "00_mini.ipynb").read_text()
+
+
+def test_the_stored_notebooks_are_quiet_and_portable(built: Path) -> None:
+    for folder in ("labs", "solutions"):
+        notebook = read(built, f"{folder}/00_mini.ipynb")
+        text = (built / folder / "00_mini.ipynb").read_text()
+        assert str(built) not in text and str(ROOT) not in text and "/tmp" not in text and "stderr" not in text
+        assert set(notebook.metadata) == {"kernelspec", "language_info", "minimegatron"}
+        assert notebook.metadata["language_info"] == {"name": "python"}
+        assert all("execution" not in cell.metadata for cell in notebook.cells)
+    exercise, check = (read(built, "labs/00_mini.ipynb").cells[i].metadata for i in (3, 4))
+    assert not exercise["deletable"] and not check["deletable"] and not check["editable"]
+
+
+# field -> type, as nbgrader's schema 3 has them; it knows no others
+NBGRADER = {
+    "schema_version": int, "grade": bool, "solution": bool, "locked": bool, "task": bool, "grade_id": str,
+    "points": int, "checksum": str, "cell_type": str,
+}  # fmt: skip
+
+
+def test_nbgraders_metadata_obey_its_schema() -> None:
+    """The rules of nbgrader's own validator, without nbgrader."""
+    sources = [MINI, *sorted(ROOT.glob("course/[0-9][0-9]_*/lab.py"))]
+    for source in sources:
+        for notebook, _ in notebooks(source):
+            known = [(cell, cell.metadata["nbgrader"]) for cell in notebook.cells if "nbgrader" in cell.metadata]
+            ids = [meta["grade_id"] for _, meta in known]
+            assert len(set(ids)) == len(ids) > 0
+            for cell, meta in known:
+                assert all(type(value) is NBGRADER[key] for key, value in meta.items())
+                assert {"schema_version", "grade", "solution", "locked", "task", "grade_id"} <= set(meta)
+                assert meta["schema_version"] == 3 and meta["grade_id"] == cell.id and not meta["task"]
+                assert ("points" in meta) == meta["grade"] and cell.cell_type == "code"
+                assert meta["solution"] != meta["locked"], "a learner writes in solution cells and in no others"
+            lab = load_lab("tests.labkit.mini_course" if source == MINI else f"course.{source.parent.name}")
+            assert sum(meta.get("points", 0) for _, meta in known) == lab.points
+
+
+def test_cell_ids_do_not_move_when_a_cell_is_inserted(tmp_path: Path) -> None:
+    first = [cell.id for notebook, _ in notebooks(MINI) for cell in notebook.cells]
+    longer = write(
+        tmp_path, lambda text: text.replace("# %% [markdown]\n# ## Run", "# %%\n1 + 1\n\n# %% [markdown]\n# ## Run")
+    )
+    second = [cell.id for notebook, _ in notebooks(longer) for cell in notebook.cells]
+    assert len(second) == len(first) + 2 and [one for one in second if one in set(first)] == first
+    assert all(len(set(ids)) == len(ids) for ids in ([c.id for c in notebook.cells] for notebook, _ in notebooks(MINI)))
+
+
+# ------------------------------------------------------------------------------------------------- what is stale
+
+
+def test_what_was_just_built_is_fresh(
+    built: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(built)
+    assert build.main(["--check"]) == 0 and build.main(["--check", "00"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_changed_source_is_stale(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = copy / SOURCE
+    source.write_text(source.read_text().replace("Two ranks", "Three ranks"))
+    monkeypatch.chdir(copy)
+    assert build.main(["--check"]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "solutions/00_mini.ipynb: not what the source says, from cell 00-a-miniature-lab on; build it again",
+        "labs/00_mini.ipynb: not what the source says, from cell 00-a-miniature-lab on; build it again",
+    ]
+
+
+def test_a_missing_notebook_is_stale(copy: Path) -> None:
+    (copy / "labs" / "00_mini.ipynb").unlink()
+    assert build.check(copy / SOURCE) == ["labs/00_mini.ipynb: missing"]
+
+
+def cell(notebook: Any, identity: str) -> Any:
+    return next(cell for cell in notebook.cells if cell.id == identity)
+
+
+def output(kind: str, **content: Any) -> Any:
+    return nbformat.v4.new_output(kind, **content)
+
+
+DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "not run": (lambda nb: cell(nb, "check-bubble").update(execution_count=None), "not run from top to bottom"),
+    "run out of order": (lambda nb: cell(nb, "check-bubble").update(execution_count=40), "not run from top to bottom"),
+    "other metadata": (lambda nb: nb.metadata.update(widgets={}), "its metadata are not what the build writes"),
+    "a tag": (lambda nb: cell(nb, "check-bubble").metadata.update(tags=["nbval-skip"]), "from cell check-bubble on"),
+    "an error": (
+        lambda nb: cell(nb, "check-bubble").outputs.append(output("error", ename="E", evalue="")),
+        "cell check-bubble: it ended in an error",
+    ),
+    "a warning": (
+        lambda nb: cell(nb, "check-bubble").outputs.append(output("stream", name="stderr", text="beware")),
+        "cell check-bubble: it wrote to stderr",
+    ),
+    "an absolute path": (
+        lambda nb: cell(nb, "torchrun-sums").outputs.append(output("stream", name="stdout", text=f"in {ELSEWHERE}")),
+        f"cell torchrun-sums: an absolute path, {ELSEWHERE}",
+    ),
+    "another verdict": (
+        lambda nb: cell(nb, "check-bubble").outputs[0].data.update({"text/plain": "✘ bubble   not right yet  0/5"}),
+        "cell check-bubble: its check should say",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["labs", "solutions"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_notebook_is_stale(copy: Path, damage: str, folder: str) -> None:
+    notebook = read(copy, f"{folder}/00_mini.ipynb")
+    change, says = DAMAGES[damage]
+    change(notebook)
+    nbformat.write(notebook, copy / folder / "00_mini.ipynb")
+    [problem] = build.check(copy / SOURCE)
+    assert problem.startswith(f"{folder}/00_mini.ipynb: ") and says in problem
+
+
+def test_a_lab_that_somebody_has_worked_in_is_not_overwritten(copy: Path) -> None:
+    path = copy / "labs" / "00_mini.ipynb"
+    notebook = nbformat.read(path, 4)
+    cell(notebook, "exercise-bubble").source += "\n    # an evening's work"
+    nbformat.write(notebook, path)
+    before = path.read_text()
+    with pytest.raises(ConfigError, match="holds cells that no build wrote"):
+        build.refuse_to_overwrite(path)
+    assert path.read_text() == before
+
+
+# ------------------------------------------------------------------------------------------ faults of the author
+
+
+def write(folder: Path, change: Callable[[str], str]) -> Path:
+    path = folder / SOURCE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(change(MINI.read_text()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("%lab 00_mini", "%lab 01_other", "a source opens its lab once, under its own name"),
+        ("# %load_ext course\n# %lab 00_mini tests.labkit.mini_course\n", "1\n", "a source opens its lab once"),
+        ("    ### END SOLUTION", "", "do not match"),
+        ("    ### BEGIN SOLUTION", "    ### END SOLUTION", "do not match"),
+        ("    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION", "    return 2 * x", "nothing to do"),
+        ("%%exercise double", "%%exercise bubble", "exercise bubble is there twice"),
+        ("%%exercise double", "%%exercise duble", "lab 00_mini has no exercise `duble`"),
+        ('check("double")', '1', "double: not in the source, or never checked"),
+        ("# %%exercise double\n", "", "a solution outside of an exercise"),
+        ("# %%exercise ring_all_reduce", "# %%torchrun -n 2 --needs double\n1\n\n# %%\n# %%exercise ring_all_reduce",
+         "it needs exercise double, which is not above it"),
+        ("--name broken", "--name sums", "two cells are called sums"),
+    ],
+)  # fmt: skip
+def test_the_rules_of_a_source(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = write(tmp_path, lambda text: text.replace(old, new))
+    assert path.read_text() != MINI.read_text()
+    with pytest.raises(ConfigError, match=says) as caught:
+        list(notebooks(path))
+    assert "00_mini" in str(caught.value)
+
+
+def test_a_cell_that_fails_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    path = write(tmp_path, lambda text: text.replace('check("bubble")', '1 / 0\ncheck("bubble")'))
+    with pytest.raises(ConfigError, match=r"cell 5 did not end well: 1 / 0") as caught:
+        build.build(path)
+    assert "division by zero" in caught.value.fix and caught.value.where == "solutions/00_mini.ipynb"
+    assert not path.with_suffix(".ipynb").exists()
+
+
+def test_the_command_says_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert build.main([]) == 2
+    write(tmp_path, str)
+    assert build.main(["07"]) == 2
+    said = capsys.readouterr().err
+    assert "run this in the repository's root" in said and "choose from 00_mini" in said

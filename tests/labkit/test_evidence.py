@@ -1,0 +1,161 @@
+"""The witness sees what a program does, hand-written communication and backward passes included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.checks import busy_during, in_order, peak_at_most
+from labkit.evidence import Evidence, Witness
+from labkit.exercises import Answer
+from labkit.fresh import Nursery
+from labkit.nursery import Limits
+from labkit.player import play
+
+TALK = """
+import torch, torch.distributed as dist
+from minimegatron import trace
+
+def talk(x):
+    rank = dist.get_rank()
+    dist.all_reduce(x)
+    (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+    both = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, torch.empty_like(x), 1 - rank)]
+    [work.wait() for work in dist.batch_isend_irecv(both)]
+    out = torch.empty(2 * len(x))
+    dist.all_gather_into_tensor(out, x)
+    dist.reduce_scatter_tensor(x, out)
+    dist.all_to_all_single(torch.empty_like(x), x)
+    dist.broadcast(x, 0)
+    dist.barrier()
+    with trace.span("layer", axis="tp", nbytes=7):
+        y = Mean.apply(torch.ones(3, requires_grad=True))
+    y.sum().backward()
+
+class Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+"""
+
+
+def test_every_communication_is_seen(nursery: Nursery) -> None:
+    job: dict[str, Any] = {
+        "sources": {"talk": TALK}, "exercise": "talk", "function": "talk", "drive": None, "seconds": 10, "ranks": 2,
+        "inputs": {"x": torch.ones(4)}, "hidden": "/nowhere", "libraries": None,
+    }  # fmt: skip
+    replies = nursery.call(play, [job, job], Limits(seconds=10))
+    first, second = (Evidence.from_plain(reply.value["evidence"]) for reply in replies)
+    assert [call.name for call in first.calls] == [
+        "all_reduce", "send", "send", "recv", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier",
+        "all_reduce",
+    ]  # fmt: skip
+    assert [call.name for call in second.calls][1] == "recv"
+    assert first.count("send", "recv") == 3 and first.nbytes("send") == 32 and first.nbytes("all_gather") == 32
+    assert [call.peer for call in first.calls[:3]] == [-1, 1, 1]
+    assert first.nbytes("all_reduce") == 16 + 12 and first.count() == 10
+    [event] = first.events
+    assert (event.name, event.axis, event.nbytes, event.rank) == ("layer", "tp", 7, 0)
+
+
+def test_order_and_size_are_seen() -> None:
+    with Witness() as witness:
+        x = torch.ones(8, 8)
+        (x @ x).sum()
+    evidence = witness.evidence()
+    assert evidence.ops == 3 and evidence.largest == 256 and evidence.count() == 0
+    assert not dist.is_initialized()
+
+
+def test_it_travels_as_plain_data() -> None:
+    with Witness(3) as witness:
+        torch.ones(2)
+    assert Evidence.from_plain(witness.evidence().to_plain()) == witness.evidence()
+
+
+OVERLAP = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+def overlapped(x, w):
+    work = dist.all_reduce(x, async_op=True)
+    y = w @ w
+    work.wait()
+    return y
+
+def waiting(x, w):
+    dist.all_reduce(x)
+    return w @ w
+
+def never_waited(x, w):
+    dist.all_reduce(x, async_op=True)
+    return w @ w
+
+def functionally(x, w):
+    x = functional.all_reduce(x, "sum", dist.group.WORLD)
+    y = w @ w
+    return functional.wait_tensor(x).sum() + y.sum()
+"""
+
+
+def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
+    inputs = {"x": torch.ones(4), "w": torch.ones(3, 3)}
+    seen, work = {}, 27
+    for name in ("overlapped", "waiting", "never_waited", "functionally"):
+        job: dict[str, Any] = {
+            "sources": {"overlap": OVERLAP}, "exercise": "overlap", "function": name, "drive": None, "seconds": 10,
+            "ranks": 2, "inputs": inputs, "hidden": "/nowhere", "libraries": None,
+        }  # fmt: skip
+        replies = nursery.call(play, [job, job], Limits(seconds=10))
+        seen[name] = [Evidence.from_plain(reply.value["evidence"]) for reply in replies]
+    assert seen["overlapped"][0].order == (("all_reduce", 16), ("matmul", work), ("wait", 0))
+    assert seen["waiting"][1].order == (("all_reduce", 16), ("wait", 0), ("matmul", work))
+    assert seen["functionally"][0].order == seen["overlapped"][0].order
+    assert seen["functionally"][0].count("all_reduce") == 1, "no way around the count"
+
+    ordered, busy = in_order("all_reduce", "matmul", "wait"), busy_during("all_reduce", lambda _: work)
+    passed = {name for name, evidence in seen.items() if ordered(Answer(None, inputs, evidence)) is None}
+    assert passed == {name for name, one in seen.items() if busy(Answer(None, inputs, one)) is None}
+    assert passed == {"overlapped", "functionally"}
+    assert ordered(Answer(None, inputs, seen["waiting"])) == (
+        "rank 0: no wait after all_reduce and matmul; the order asked for is all_reduce, matmul, wait"
+    )
+    assert "computes 0 multiply-adds while all_reduce travels, of 27" in str(busy(Answer(0, inputs, seen["waiting"])))
+
+
+def test_the_peak_is_of_what_lives_at_one_time() -> None:
+    x = torch.ones(1000)
+    with Witness() as short:
+        for _ in range(10):
+            y = x * 2
+            y = y.view(10, 100).t()
+    with Witness() as long:
+        kept = [x + i for i in range(10)]
+        x.add_(1)
+    del kept
+    with Witness() as given:
+        x.view(-1)[:10]
+    assert short.evidence().peak == 8000, "the old y lives until the new one is there"
+    assert long.evidence().peak == 40000
+    assert given.evidence().peak == 0
+    answer = Answer(None, {}, [long.evidence(), short.evidence()])
+    assert peak_at_most("all of them", lambda _: 40000)(answer) is None
+    assert peak_at_most("half of them", lambda _: 20000)(answer) == (
+        "rank 0 holds 40000 bytes at once; half of them is 20000"
+    )
+
+
+def test_products_are_weighed_by_their_multiply_adds() -> None:
+    a, b, batch = torch.ones(2, 3), torch.ones(3, 5), torch.ones(4, 2, 3)
+    with Witness() as witness:
+        a @ b, torch.addmm(torch.ones(5), a, b), torch.bmm(batch, b.expand(4, 3, 5)), a @ torch.ones(3)
+        torch.nn.functional.linear(batch, b.t())
+    assert [much for what, much in witness.evidence().order if what == "matmul"] == [30, 30, 120, 6, 120]

@@ -1,0 +1,196 @@
+"""Fresh processes: answers come back as plain data, and every other end is seen, named and cleaned up."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from labkit.fresh import Nursery
+from labkit.nursery import Failed, Limits
+from minimegatron.errors import RankError
+from tests.thorough import mostly_thorough
+
+ENOUGH = Limits()
+
+
+def echo(rank: int, world: int, job: Any) -> Any:
+    return {"rank": rank, "world": world, "job": job}
+
+
+def misbehave(rank: int, world: int, job: Any) -> Any:
+    """Runs the source it is given, in the fresh process."""
+    exec(job, {"os": os, "signal": signal, "time": time, "sys": sys, "Failed": Failed, "is_pipe": is_pipe})
+    return "answered"
+
+
+def is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def test_ranks_get_their_jobs_and_answer_in_order(nursery: Nursery) -> None:
+    replies = nursery.call(echo, [torch.ones(2), [1, "two"], None], ENOUGH)
+    assert [reply.value["rank"] for reply in replies] == [0, 1, 2]
+    assert torch.equal(replies[0].value["job"], torch.ones(2)) and replies[1].value["job"] == [1, "two"]
+    assert all(reply.value["world"] == 3 and reply.ended == "" for reply in replies)
+
+
+ENDS = [
+    ("os._exit(0)", "left with exit status 0"),
+    ("os._exit(3)", "left with exit status 3"),
+    ("sys.exit(0)", "left with exit status 70"),
+    ("raise ValueError", "left with exit status 70"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ("os.killpg(0, signal.SIGTERM)", "was killed by SIGTERM"),
+    ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+    ("while True: pass", "late"),
+    ("time.sleep(1000)", "late"),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", "late"),
+    ("[signal.signal(s, signal.SIG_IGN) for s in (2, 6, 15)]; time.sleep(99)", "late"),
+    ("bytearray(20 << 30)", "left with exit status 70"),
+    ("open('big', 'wb').write(bytes(65 << 20))", "left with exit status 70"),
+    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "not plain data"),
+]  # fmt: skip
+
+
+LATE = mostly_thorough(ENDS, lambda end: end[1] != "late" or end[0] in ("while True: pass", "time.sleep(1000)"))
+
+
+@pytest.mark.parametrize(("source", "ended"), LATE)
+def test_every_other_end_is_named(nursery: Nursery, source: str, ended: str) -> None:
+    [reply] = nursery.call(misbehave, [source], Limits(seconds=1.0) if ended == "late" else ENOUGH)
+    assert reply.value is None and reply.ended.startswith(ended)
+    [reply] = nursery.call(echo, [7], ENOUGH)
+    assert reply.value["job"] == 7, "the nursery must survive"
+
+
+def test_a_late_rank_says_where_it_is(nursery: Nursery) -> None:
+    busy, idle = nursery.call(misbehave, ["def wait():\n    while True: pass\nwait()", "pass"], Limits(seconds=0.5))
+    assert busy.ended == "late" and [(f.line, f.function) for f in busy.stack[:2]] == [(2, "wait"), (3, "<module>")]
+    assert idle.value == "answered"
+
+
+def test_who_fails_answers_and_leaves(nursery: Nursery) -> None:
+    [reply] = nursery.call(misbehave, ["raise Failed({'why': 'planted'})"], ENOUGH)
+    assert reply.value == {"why": "planted"}
+
+
+def test_an_answer_too_long_is_no_answer(nursery: Nursery) -> None:
+    [reply] = nursery.call(echo, ["x" * 5000], Limits(seconds=2.0, answer=1000))
+    assert reply.value is None and reply.ended == "sent more than an answer may be"
+
+
+def test_the_outside_is_not_seen(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "raise Failed([dict(os.environ), os.getcwd(), os.listdir(), open('/proc/self/environ').read()])"
+    with monkeypatch.context() as patch, Nursery() as fresh:
+        patch.setenv("SECRET_KEY", "hunter2")
+        [reply] = fresh.call(misbehave, [source], ENOUGH)
+    environment, folder, files, start = reply.value
+    assert "hunter2" not in str(environment) + start and environment["HOME"] == folder
+    assert files == ["job.0", "stack.0"] or sorted(files) == ["job.0", "stack.0"]
+    assert not Path(folder).exists()
+
+
+def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import torch; raise Failed(torch.backends.cpu.get_cpu_capability())"
+    with monkeypatch.context() as patch, Nursery() as fresh:
+        patch.setenv("ATEN_CPU_CAPABILITY", "default")
+        [reply] = fresh.call(misbehave, [source], ENOUGH)
+    assert reply.value in ("DEFAULT", "NO AVX")
+
+
+def test_nothing_outlives_a_job(nursery: Nursery, tmp_path: Path) -> None:
+    """Children of a rank die with it, and its folder goes."""
+    note = str(tmp_path / "pid")
+    source = f"pid = os.fork()\nif pid == 0: time.sleep(60)\nopen({note!r}, 'w').write(str(pid))\ntime.sleep(60)"
+    nursery.call(misbehave, [source], Limits(seconds=1.0))
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("a grandchild lives on")
+
+
+def test_a_killed_nursery_is_said_and_replaced() -> None:
+    with Nursery() as mine:
+        mine.call(echo, [1], ENOUGH)
+        assert mine._server is not None
+        with pytest.raises(RankError):
+            mine.call(misbehave, [f"os.kill({mine._server.pid}, signal.SIGKILL); time.sleep(60)"], Limits(seconds=1.0))
+        [reply] = mine.call(echo, [2], ENOUGH)
+        assert reply.value["job"] == 2
+
+
+@pytest.mark.thorough
+def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
+    source = f"open({str(tmp_path / 'up')!r}, 'w').write(str(os.getpid())); time.sleep(99)"
+    code = (
+        "from labkit.fresh import Nursery; from labkit.nursery import Limits\n"
+        f"from tests.labkit.test_fresh import misbehave; Nursery().call(misbehave, [{source!r}], Limits(60.0))"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(scratch)}
+    caller = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "up").exists() or not (tmp_path / "up").read_text():
+            assert time.monotonic() < deadline and caller.poll() is None
+            time.sleep(0.05)
+    finally:
+        caller.kill()
+        caller.wait(10)
+    rank = Path("/proc") / (tmp_path / "up").read_text()
+    deadline = time.monotonic() + 5
+    while rank.exists() and rank.joinpath("stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the rank outlives its caller"
+        time.sleep(0.02)
+    while list(scratch.iterdir()):
+        assert time.monotonic() < deadline, "its folder outlives its caller"
+        time.sleep(0.02)
+
+
+def test_no_folder_is_left(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    nursery.call(echo, [1, 2], ENOUGH)
+    nursery.call(untidy, [1], ENOUGH)
+    assert not list(tmp_path.iterdir())
+
+
+def untidy(rank: int, world: int, job: int) -> None:
+    """Folders deeper than a path may be long, and one that nobody may enter."""
+    os.mkdir("closed")
+    Path("closed/file").write_text("x")
+    os.chmod("closed", 0)
+    for _ in range(3000):
+        os.mkdir("d")
+        os.chdir("d")
+
+
+def test_the_disk_has_a_limit(nursery: Nursery) -> None:
+    small = dataclasses.replace(ENOUGH, disk=1 << 20)
+    replies = nursery.call(fill, [{"many": True}, {"many": False}], small)
+    assert {reply.ended for reply in replies} == {"wrote more than 1 MiB of files"}
+
+
+def fill(rank: int, world: int, job: dict[str, bool]) -> None:
+    for i in range(100 if job["many"] else 0):
+        Path(f"file{i}").write_bytes(bytes(100_000))
+    time.sleep(1000)

@@ -1,0 +1,258 @@
+"""The judge: right answers pass in whatever form, wrong ones lose points with the right hint, cheats score nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.exercises import load_lab
+from labkit.fresh import Nursery
+from labkit.judge import CourseError, judge
+from labkit.verdict import Verdict
+from minimegatron.errors import ConfigError, RankError
+from tests.labkit.cheats import CHEATS, SLOW
+from tests.thorough import mostly_thorough
+
+COURSE = "tests.labkit.mini_course"
+RING = """
+import torch
+import torch.distributed as dist
+
+def ring_all_reduce(x):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total, travelling = x.clone(), x
+    for _ in range(world - 1):
+        arriving = torch.empty_like(x)
+        sent = dist.isend(travelling, (rank + 1) % world)
+        dist.recv(arriving, (rank - 1) % world)
+        sent.wait()
+        total += arriving
+        travelling = arriving
+    return total
+"""
+
+
+def check(nursery: Nursery, exercise: str, source: str, **others: str) -> Verdict:
+    return judge(nursery, COURSE, exercise, {exercise: source, **others})
+
+
+def stub(name: str) -> str:
+    return f"def {name}(*args, **kwargs):\n    raise NotImplementedError('your code here')\n"
+
+
+def notes(verdict: Verdict) -> list[str]:
+    return [row.note for row in verdict.rows]
+
+
+# ------------------------------------------------------------------------------------------------ right answers
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def bubble(p, m):\n    return (p - 1) / (m + p - 1)",
+        "from fractions import Fraction\ndef bubble(p, m):\n    return float(1 - Fraction(m, m + p - 1))",
+        "import torch\ndef bubble(p, m):\n    return torch.tensor((p - 1) / (m + p - 1), dtype=torch.float64)",
+        "import numpy\nbubble = lambda m, p: numpy.float64(p - 1) / (m + p - 1)",
+    ],
+)
+def test_right_answers_of_any_form_pass(nursery: Nursery, source: str) -> None:
+    verdict = check(nursery, "bubble", source)
+    assert (verdict.state, verdict.points, verdict.of, verdict.hint) == ("passed", 5, 5, "")
+    assert repr(verdict).split() == ["✔", "bubble", "passed", "5/5"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RING,
+        RING.replace("sent = dist.isend(travelling, (rank + 1) % world)", "pass").replace(
+            "dist.recv(arriving, (rank - 1) % world)\n        sent.wait()",
+            "[q.wait() for q in dist.batch_isend_irecv([dist.P2POp(dist.isend, travelling, (rank + 1) % world),"
+            " dist.P2POp(dist.irecv, arriving, (rank - 1) % world)])]",
+        ),
+        RING.replace("(rank + 1)", "(rank - 1 + 2 * 1)").replace("total += arriving", "total = total + arriving"),
+    ],
+    ids=["isend", "batch", "out of place"],
+)
+def test_right_rings_pass(nursery: Nursery, source: str) -> None:
+    assert check(nursery, "ring_all_reduce", source).points == 6
+
+
+def test_a_drive_reaches_the_gradient(nursery: Nursery) -> None:
+    assert check(nursery, "double", "def double(x):\n    return 2 * x").state == "passed"
+    verdict = check(nursery, "double", "def double(x):\n    return 2 * x.detach() + x - x.detach()")
+    assert verdict.points == 0 and notes(verdict)[0].startswith("grad: got")
+
+
+# ------------------------------------------------------------------------------------------------------ not done
+
+
+def test_a_stub_is_not_done(nursery: Nursery) -> None:
+    for name in load_lab(COURSE).exercises:
+        verdict = check(nursery, name, stub(name))
+        assert (verdict.state, verdict.points, verdict.rows) == ("todo", 0, ())
+        assert repr(verdict).startswith(f"○ {name}   not done yet") and repr(verdict) == repr(
+            check(nursery, name, stub(name))
+        )
+
+
+def test_a_cell_that_was_not_run_is_not_done(nursery: Nursery) -> None:
+    verdict = judge(nursery, COURSE, "bubble", {})
+    assert verdict.state == "todo" and "%%exercise bubble" in repr(verdict)
+
+
+def test_an_exercise_that_uses_an_open_one_waits_for_it(nursery: Nursery) -> None:
+    source = "from exercises.bubble import bubble\ndef double(x):\n    return x + x * (bubble(2, 1) > 0)"
+    verdict = check(nursery, "double", source, bubble=stub("bubble"))
+    assert verdict.state == "todo" and verdict.note == "it waits for exercise bubble"
+    assert check(nursery, "double", source, bubble="def bubble(p, m):\n    return 1").state == "passed"
+
+
+def test_an_error_of_the_learners_that_is_no_stub_is_an_error(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    raise NotImplementedError('odd p')")
+    assert verdict.state == "wrong" and "NotImplementedError: odd p (line 2" in verdict.note
+
+
+# ------------------------------------------------------------------------------------------------- wrong answers
+
+
+def test_a_known_mistake_gets_its_hint(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return (p - 1) / m")
+    assert verdict.state == "wrong" and verdict.points == 0
+    assert verdict.hint == "This is idle over busy time; the fraction is of all time."
+    assert notes(verdict)[0] == "got 0.375, expected 0.272727"
+    verdict = check(nursery, "ring_all_reduce", RING.replace("return total", "return total / world"))
+    assert verdict.hint == "This is the mean; op=sum does not divide."
+    assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
+
+
+def test_another_mistake_gets_the_general_hint_and_partial_credit(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 3 / 11 * ((p, m) == (4, 8))")
+    assert (verdict.points, verdict.of) == (2, 5)
+    assert verdict.hint.startswith("The first stage works") and "hidden" in notes(verdict)[1]
+    assert repr(verdict).splitlines()[:2] == [
+        "✘ bubble   not right yet      2/5",
+        "  ✔ 4 stages, 8 microbatches  2/2",
+    ]
+
+
+def test_hidden_cases_show_neither_inputs_nor_answers(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 1234.5")
+    assert not any(character.isdigit() for character in notes(verdict)[1])
+
+
+def test_hidden_inputs_are_new_each_time_unless_seeded(nursery: Nursery) -> None:
+    seen = 'def bubble(p, m):\n    raise ValueError(f"{p} {m}")'
+    runs = [judge(nursery, COURSE, "bubble", {"bubble": seen}, seed=seed) for seed in (1, 1, None, None)]
+    inputs = [notes(run)[1] for run in runs]
+    assert inputs[0] == inputs[1] and len(set(inputs)) == 3
+    assert len({notes(run)[0] for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def bubble(p, m):\n    return p +", "SyntaxError"),
+        ("def buble(p, m):\n    return 1", "AttributeError: module 'exercises.bubble' has no attribute 'bubble'"),
+        ("def bubble(p):\n    return 1", "TypeError"),
+        ("def bubble(p, m):\n    return torch.ones(1)", "NameError: name 'torch' is not defined (line 2: return torch"),
+        ("def bubble(p, m):\n    return {1, 2}", "DataError: answer is a set, which a check cannot read"),
+        ("def bubble(p, m):\n    import sys; sys.exit(0)", "SystemExit: 0"),
+        ("def bubble(p, m):\n    while True:\n        p += 1", "no answer within 2 s; stuck at line"),
+    ],
+)
+def test_what_stops_the_code_is_one_line(nursery: Nursery, source: str, says: str) -> None:
+    verdict = check(nursery, "bubble", source)
+    assert verdict.state == "wrong" and verdict.points == 0
+    said = verdict.note or notes(verdict)[0]
+    assert said.startswith(says) and "\n" not in said and "/tmp" not in said
+
+
+def test_nothing_is_tried_after_a_late_answer(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "import time\ndef bubble(p, m):\n    time.sleep(60)")
+    assert notes(verdict) == ["no answer within 2 s; stuck at line 3: time.sleep(60)", "not tried after that"]
+
+
+def test_a_hang_says_where_each_rank_waits(nursery: Nursery) -> None:
+    source = (
+        "import torch, torch.distributed as dist\ndef ring_all_reduce(x):\n    if dist.get_rank() == 0:\n"
+        "        dist.recv(x, 1)\n    dist.barrier()\n    return x"
+    )
+    said = notes(check(nursery, "ring_all_reduce", source))[0]
+    assert said == "no answer within 5 s; rank 0: line 4: dist.recv(x, 1); rank 1: line 5: dist.barrier()"
+
+
+def test_the_rank_that_failed_is_named_not_those_that_lost_it(nursery: Nursery) -> None:
+    source = RING.replace("    total,", "    if rank == 1:\n        raise ValueError('mine')\n    total,")
+    verdict = check(nursery, "ring_all_reduce", source)
+    assert verdict.note == "rank 1: ValueError: mine (line 8: raise ValueError('mine'))"
+
+
+def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
+    source = "import torch.distributed as dist\ndef ring_all_reduce(x):\n    dist.all_reduce(x)\n    return x"
+    verdict = check(nursery, "ring_all_reduce", source)
+    assert [row.points for row in verdict.rows] == [1, 3, 0, 1]
+    assert notes(verdict)[2] == "it calls all_reduce; allowed here: send, recv"
+    again = (
+        "\n        again = dist.isend(x, (rank + 1) % world)\n        dist.recv(arriving.clone(), (rank - 1) % world)"
+    )
+    wasteful = RING.replace("        total += arriving", f"        total += arriving{again}\n        again.wait()")
+    verdict = check(nursery, "ring_all_reduce", wasteful)
+    assert [row.points for row in verdict.rows] == [1, 3, 1, 0] and "(N-1) n" in notes(verdict)[3]
+
+
+def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:
+    """An answer computed in place is judged against untouched inputs."""
+    assert check(nursery, "ring_all_reduce", RING.replace("x.clone(), x", "x.clone(), x.clone()") + "\n").points == 6
+    verdict = check(nursery, "ring_all_reduce", "def ring_all_reduce(x):\n    x.zero_()\n    return x")
+    assert verdict.points == 0
+
+
+# -------------------------------------------------------------------------------------------------------- cheats
+
+
+# The slow ones are graded two at a time by `test_grade`.
+@pytest.mark.parametrize("name", mostly_thorough(CHEATS, lambda name: name not in SLOW))
+def test_cheats_score_nothing(nursery: Nursery, name: str) -> None:
+    verdict = check(nursery, "bubble", CHEATS[name])
+    assert (verdict.state, verdict.points) == ("wrong", 0), repr(verdict)
+    assert check(nursery, "bubble", "def bubble(p, m):\n    return (p - 1) / (m + p - 1)").points == 5
+
+
+def test_what_is_shown_can_be_learnt_by_heart_what_is_hidden_cannot(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m): return {(4, 8): 3 / 11}.get((p, m), 0.0)")
+    assert [row.points for row in verdict.rows] == [2, 0]
+
+
+def test_nobody_else_can_be_killed(nursery: Nursery) -> None:
+    """Neither the process that starts ranks, nor the notebook or the grader that waits for it."""
+    for target in ("os.getppid()", "-1"):
+        source = f"import os\ndef bubble(p, m):\n    os.kill({target}, 9)\n    return (p - 1) / (m + p - 1)"
+        verdict = check(nursery, "bubble", source)
+        assert (verdict.state, verdict.points) == ("wrong", 0) and "signals to others" in verdict.note
+
+
+def test_a_server_that_dies_is_an_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Nursery() as mine:
+        mine.warm_up()
+        assert mine._server is not None
+        mine._server.kill()
+        mine._server.wait(10)
+        monkeypatch.setattr(mine, "warm_up", lambda: None)
+        with pytest.raises(RankError, match="the process that starts ranks ended"):
+            check(mine, "bubble", "def bubble(p, m):\n    return (p - 1) / (m + p - 1)")
+
+
+# ------------------------------------------------------------------------------------------- faults of the author
+
+
+def test_unknown_names_are_refused_with_the_nearest(nursery: Nursery) -> None:
+    with pytest.raises(ConfigError, match="did you mean `bubble`"):
+        judge(nursery, COURSE, "buble", {})
+    with pytest.raises(ConfigError, match="there is no lab"):
+        judge(nursery, "tests.labkit.no_course", "bubble", {})
+
+
+def test_a_failing_reference_is_the_courses_fault(nursery: Nursery) -> None:
+    with pytest.raises(CourseError, match="ZeroDivisionError"):
+        judge(nursery, "tests.labkit.broken_course", "fails", {"fails": "def fails():\n    return 1"})

@@ -1,0 +1,272 @@
+"""The magics in a real kernel: what a learner reads, and that nothing of theirs is left running."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minimegatron.launch import procs
+from tests.labkit.kernel import Kernel, processes_with
+
+OPEN = "%load_ext course\n%lab 00_mini tests.labkit.mini_course"
+BUBBLE = "%%exercise bubble\ndef bubble(p, m):\n    return (p - 1) / (m + p - 1)\n"
+STUB = "%%exercise bubble\ndef bubble(p, m):\n    raise NotImplementedError('your code here')\n"
+RANK = """import torch, torch.distributed as dist
+from minimegatron.launch.rank import init, finish, report
+rank, world = init()
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with Kernel(tmp_path_factory.mktemp("notebook")) as running:
+        assert running.run(OPEN) == ("lab 00_mini: 0 of 12 points; next: bubble", "")
+        yield running
+
+
+def wait_until(done: object, what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------------------------------------------- exercises
+
+
+def test_an_exercise_is_defined_and_checked(kernel: Kernel) -> None:
+    assert kernel.run(BUBBLE) == ("", "")
+    assert kernel.run("bubble(4, 8) == bubble(p=4, m=8) == 3 / 11").text == "True"
+    assert kernel.run('check("bubble")').text == "✔ bubble   passed         5/5"
+    assert kernel.run("progress()").text.splitlines()[-1].split() == ["lab", "00_mini", "5/12"]
+    assert kernel.run("from exercises.bubble import bubble as same; same is bubble").text == "True"
+
+
+def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
+    kernel.run(STUB)
+    assert kernel.run('check("bubble")') == ("○ bubble   not done yet   0/5", "")
+    for magic in ("%%torchrun -n 2 --needs bubble", "%%ranks 2 --needs bubble,double"):
+        said = kernel.run(f"{magic}\nprint('never')")
+        assert said.text.splitlines()[0] == "○ this cell waits for exercise bubble" and said.error == ""
+
+
+def test_what_the_kernel_did_to_torch_does_not_reach_the_check(kernel: Kernel) -> None:
+    kernel.run(BUBBLE)
+    kernel.run(
+        "import torch; before = torch.isclose; torch.isclose = lambda *a, **k: False\ntorch.set_grad_enabled(False)"
+    )
+    assert "passed" in kernel.run('check("bubble")').text
+    kernel.run("torch.isclose = before; torch.set_grad_enabled(True)")
+
+
+def test_mistakes_in_calling_are_one_message(kernel: Kernel, tmp_path: Path) -> None:
+    assert "did you mean `bubble`?" in kernel.run('check("buble")').error
+    assert "lab 00_mini has no exercise `nothing`" in kernel.run("%%exercise nothing\nx = 1").error
+    assert "there is no lab" in kernel.run("%lab 77_nowhere").error
+    assert "SyntaxError" in kernel.run("%%exercise bubble\ndef bubble(p, m):\n    return = 1").error
+    assert "SyntaxError" in kernel.run("%%torchrun -n 2\nx = = 1").error
+    assert "cannot name a cell" in kernel.run("%%torchrun -n 2 --name torch\nx = 1").error
+    assert kernel.run("%%torchrun -n 2 --bogus\nx = 1").text == "UsageError: unrecognized arguments: --bogus"
+    assert "'0' is no number of 1 or more" in kernel.run("%%torchrun -n 0\nx = 1").text
+    for source in ('check("buble")', "%lab 77_nowhere"):
+        assert "Traceback" not in kernel.run(source).error
+    with Kernel(tmp_path) as bare:
+        bare.run("%load_ext course")
+        assert "no lab is open" in bare.run("%%exercise bubble\nx = 1").error
+
+
+# ------------------------------------------------------------------------------------------------------ torchrun
+
+
+def test_torchrun_shows_its_line_and_one_block_a_rank(kernel: Kernel) -> None:
+    kernel.run(BUBBLE)
+    cell = (
+        f"%%torchrun -n 2 --name talk --needs bubble --out run\n{RANK}from exercises.bubble import bubble\n"
+        "print('together', bubble(2, 1))\nprint('alone') if rank else None\nreport([rank, world])\nfinish()"
+    )
+    said = kernel.run(cell)
+    assert said.error == ""
+    assert said.text.splitlines() == [
+        "$ CUDA_VISIBLE_DEVICES= torchrun --standalone --nproc-per-node=2 .work/00_mini/talk.py",
+        "2 ranks on CPUs (gloo)",
+        "[rank 0] together 0.5",
+        "[rank 1] together 0.5",
+        "[rank 1] alone",
+    ]
+    assert kernel.run("run.reports").text == "[[0, 2], [1, 2]]"
+
+
+def test_torchrun_says_who_failed_and_where(kernel: Kernel) -> None:
+    cell = f"{RANK}if rank == 1:\n    raise ValueError('planted')\ndist.barrier()\nfinish()"
+    said = kernel.run(f"%%torchrun -n 2 --name fails\n{cell}")
+    assert said.error.splitlines()[:2] == [
+        "FAILED on rank 1: ValueError: planted",
+        "  at line 6 of this cell: raise ValueError('planted')",
+    ]
+
+
+@pytest.mark.thorough
+def test_a_failure_that_does_not_come_is_an_error(kernel: Kernel) -> None:
+    assert "was expected to fail" in kernel.run("%%torchrun -n 1 --expect-failure\nprint(1)").error
+
+
+@pytest.mark.thorough
+def test_torchrun_says_where_each_rank_of_a_hang_waits(kernel: Kernel) -> None:
+    said = kernel.run(
+        f"%%torchrun -n 2 --name hangs --timeout 2\n{RANK}if rank == 0:\n    dist.recv(torch.ones(1), 1)\nfinish()"
+    )
+    assert said.error.splitlines()[0].startswith("HANG: not finished 2 s after")
+    assert "rank 0: line 6: dist.recv(torch.ones(1), 1)" in said.error and "rank 1: line 7: finish()" in said.error
+    assert processes_with("00_mini/hangs.py") == []
+
+
+@pytest.mark.thorough
+def test_an_interrupt_leaves_no_rank(kernel: Kernel) -> None:
+    message = kernel.start(f"%%torchrun -n 2 --name sleeps\n{RANK}import time\ntime.sleep(600)")
+    wait_until(lambda: len(processes_with("00_mini/sleeps.py")) >= 3, "the ranks did not start", 60)
+    kernel.manager.interrupt_kernel()
+    said = kernel.wait(message)
+    assert said.error == "interrupted; no rank is left running"
+    assert processes_with("00_mini/sleeps.py") == []
+    assert kernel.run("1 + 1").text == "2"
+
+
+def test_an_interrupted_check_leaves_no_process_and_the_next_works(kernel: Kernel) -> None:
+    kernel.run("%%exercise bubble\nimport time\ndef bubble(p, m):\n    time.sleep(600)")
+    message = kernel.start('check("bubble")')
+    time.sleep(0.7)
+    kernel.manager.interrupt_kernel()
+    assert "interrupted" in kernel.wait(message).error
+    kernel.run(BUBBLE)
+    assert "passed" in kernel.run('check("bubble")').text
+
+
+# --------------------------------------------------------------------------------------------------------- ranks
+
+
+def test_ranks_know_rank_world_and_report(kernel: Kernel) -> None:
+    kernel.run(BUBBLE)
+    said = kernel.run(
+        "%%ranks 2 --needs bubble --out said\nimport torch.distributed as dist\nfrom exercises.bubble import bubble\n"
+        "print('of', world, bubble(2, 1), dist.get_world_size())\nreport(rank * 10)"
+    )
+    assert said == ("[ranks 0-1] of 2 0.5 2", "")
+    assert kernel.run("said").text == "[0, 10]"
+    assert kernel.run("%%needs bubble\ntwice = 2 * said\ntwice[2:]").text == "[0, 10]", "shown as in any cell"
+
+
+def test_ranks_see_the_exercise_as_it_is_now(kernel: Kernel) -> None:
+    cell = "%%ranks 2\nfrom exercises.bubble import bubble\nprint(bubble(1, 1))"
+    kernel.run("%%exercise bubble\ndef bubble(p, m):\n    return 'old'")
+    assert kernel.run(cell).text == "[ranks 0-1] old"
+    kernel.run("%%exercise bubble\ndef bubble(p, m):\n    return 'new'")
+    assert kernel.run(cell).text == "[ranks 0-1] new"
+
+
+def test_ranks_say_who_failed_and_where_a_hang_waits(kernel: Kernel) -> None:
+    said = kernel.run("%%ranks 2 --name fails2\nif rank == 1:\n    raise ValueError('planted')")
+    assert said.error.splitlines() == [
+        "FAILED on rank 1: ValueError: planted",
+        "  at line 3 of this cell: raise ValueError('planted')",
+    ]
+    imports = "import torch, torch.distributed as dist"
+    wait = "if rank == 0:\n    dist.recv(torch.ones(1), 1)"
+    said = kernel.run(f"%%ranks 2 --name hangs2 --timeout 1\n{imports}\n{wait}")
+    assert said.error.splitlines() == [
+        "HANG: the cell did not finish within 1 s",
+        "  rank 0 is at line 4 of this cell: dist.recv(torch.ones(1), 1)",
+    ]
+    assert kernel.run("%%ranks 2\nprint('again')").text == "[ranks 0-1] again"
+
+
+def test_interrupted_ranks_are_gone_and_the_next_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    """Also when they wait for each other in C, where Python's handler of the signal cannot run."""
+    kernel.run("%%ranks 2\nprint(rank)")
+    barrier = "import torch.distributed as dist\nrank or dist.barrier()\nrank and sleep()"
+    for stuck in ("sleep()", barrier):
+        sign = tmp_path / f"started{len(stuck)}"
+        sleep = "import time\nsleep = lambda: time.sleep(600)"
+        cell = f"%%ranks 2 --name stuck\n{sleep}\nopen({str(sign)!r}, 'w').close()\n{stuck}"
+        message = kernel.start(cell)
+        wait_until(sign.exists, "the ranks did not start", 60)
+        kernel.manager.interrupt_kernel()
+        assert kernel.wait(message).error == "interrupted; no rank is left running"
+        assert kernel.run("%%ranks 2\nprint('again', world)").text == "[ranks 0-1] again 2"
+
+
+def test_what_a_cell_does_to_its_ranks_does_not_reach_the_next(kernel: Kernel) -> None:
+    probe = (
+        "%%ranks 2\nimport builtins, os, sys, torch, torch.distributed as dist\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "print(torch.get_default_dtype(), os.environ.get('DIRTY'), 'mine' in globals(), hasattr(builtins, 'mine'),"
+        " torch.allclose(x, torch.zeros(1)), x.item(), [p for p in sys.path if p == '/nowhere'])"
+    )
+    clean = kernel.run(probe)
+    assert clean == ("[ranks 0-1] torch.float32 None False False False 2.0 []", "")
+    for dirt in (
+        "import torch\ntorch.set_default_dtype(torch.float64)\nmine = 1",
+        "import os, sys\nos.environ['DIRTY'] = 'yes'\nsys.path.append('/nowhere')\nos.chdir('/')",
+        "import builtins, torch\nbuiltins.mine = 1\ntorch.allclose = lambda *a: True",
+        "import torch.distributed as dist\ndist.destroy_process_group()",
+        "import torch, torch.distributed as dist\nrank or dist.all_reduce(torch.full((1,), 1000.0), async_op=True)",
+    ):
+        assert kernel.run(f"%%ranks 2 --name dirt\n{dirt}").error == ""
+        assert kernel.run(probe) == clean, dirt
+    assert kernel.run("%%ranks 2 --name dies\nimport os\nos._exit(0)").error.splitlines() == [
+        "FAILED: rank 0 left with exit status 0; rank 1 left with exit status 0",
+        "  in the middle of the cell",
+    ]
+    assert kernel.run(probe) == clean
+
+
+# --------------------------------------------------------------------------------------------------- a dead kernel
+
+
+@pytest.mark.thorough
+def test_a_restart_ends_the_ranks_and_keeps_the_progress(tmp_path: Path) -> None:
+    with Kernel(tmp_path) as kernel:
+        kernel.run(OPEN)
+        kernel.run(BUBBLE)
+        kernel.run('check("bubble")')
+        sign = tmp_path / "started"
+        kernel.start(f"%%ranks 2\nopen({str(sign)!r}, 'w').close()\nimport time\ntime.sleep(600)")
+        wait_until(sign.exists, "the ranks did not start", 60)
+        family = descendants(kernel.pid)
+        kernel.manager.restart_kernel(now=True)
+        wait_until(lambda: not [pid for pid in family if alive(pid)], "orphans")
+        kernel.client.wait_for_ready(timeout=60)
+        assert kernel.run(OPEN).text == "lab 00_mini: 5 of 12 points; next: ring_all_reduce"
+        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "[ranks 0-1] 2", "no need to check again"
+        kernel.run(STUB)
+        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "○ this cell waits for exercise bubble"
+        assert kernel.run(OPEN.splitlines()[1]).text == "lab 00_mini: 0 of 12 points; next: bubble"
+
+
+@pytest.mark.thorough
+def test_a_killed_kernel_takes_everything_with_it(tmp_path: Path) -> None:
+    with Kernel(tmp_path) as kernel:
+        kernel.run(OPEN)
+        kernel.run("%%ranks 2\nprint(rank)")
+        kernel.run(BUBBLE)
+        kernel.run('check("bubble")')
+        family = descendants(kernel.pid)
+        assert len(family) >= 4, "the nursery, the fork server and its ranks"
+        kernel.start(f"%%torchrun -n 2 --name orphans\n{RANK}import time\ntime.sleep(600)")
+        wait_until(lambda: len(processes_with("00_mini/orphans.py")) >= 3, "the ranks did not start", 60)
+        family |= descendants(kernel.pid)
+        procs.send(kernel.pid, signal.SIGKILL)
+        wait_until(lambda: not [pid for pid in family if alive(pid)], "orphans")
+
+
+def descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for child in procs.children(pid):
+        found |= {child} | descendants(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and procs.zombie_status(pid) is None

@@ -1,0 +1,54 @@
+"""What a learner reads: three states told apart without colour, the same text every time, HTML that shows all of it."""
+
+from __future__ import annotations
+
+from labkit.verdict import Progress, Row, Verdict
+
+PASSED = Verdict("ring", "passed", 5, (Row("two ranks", 5, 5),))
+WRONG = Verdict(
+    "bubble", "wrong", 3, (Row("4 stages", 1, 1), Row("a < b & c", 0, 2, "got <1>, expected 2")), hint="p-1 & m"
+)
+TODO = Verdict("double", "todo", 1)
+
+
+def test_the_states_as_text() -> None:
+    assert repr(TODO) == "○ double   not done yet   0/1"
+    assert repr(PASSED) == "✔ ring   passed         5/5"
+    assert repr(WRONG).splitlines() == [
+        "✘ bubble   not right yet  1/3",
+        "  ✔ 4 stages              1/1",
+        "  ✘ a < b & c             0/2  got <1>, expected 2",
+        "  hint: p-1 & m",
+    ]
+
+
+def test_one_cause_is_said_once() -> None:
+    broken = Verdict(
+        "ring", "wrong", 2, (Row("a", 0, 1, "SyntaxError"), Row("b", 0, 1, "SyntaxError")), note="SyntaxError"
+    )
+    assert repr(broken).splitlines() == ["✘ ring   not right yet  0/2", "  SyntaxError"]
+    assert broken._repr_html_().count("SyntaxError") == 1
+
+
+def test_html_is_escaped_and_says_the_same() -> None:
+    page = WRONG._repr_html_()
+    assert "a &lt; b &amp; c" in page and "got &lt;1&gt;, expected 2" in page and "p-1 &amp; m" in page
+    assert page.count("<tr>") == 2 and "✘ not right yet" in page and "1/3" in page
+    assert "<table" not in PASSED._repr_html_() and "✔ passed" in PASSED._repr_html_()
+
+
+def test_progress_adds_up() -> None:
+    progress = Progress("00_mini", [PASSED, WRONG, TODO])
+    assert (progress.points, progress.of) == (6, 9)
+    assert repr(progress).splitlines() == [
+        "✔ ring    passed           5/5",
+        "✘ bubble  not right yet    1/3",
+        "○ double  not done yet     0/1",
+        "  lab 00_mini              6/9",
+    ]
+    assert progress._repr_html_().count("<code>") == 3
+
+
+def test_verdicts_travel_as_plain_data() -> None:
+    for verdict in (PASSED, WRONG, TODO):
+        assert Verdict.from_plain(verdict.to_plain()) == verdict

@@ -1,0 +1,71 @@
+"""Processes on systems that have less than Linux: what is asked of them another way, and what is left out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from minimegatron.data import preprocess
+from minimegatron.launch import procs
+from minimegatron.launch.forkclient import Server
+from minimegatron.launch.watch import _pidfds
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Unix without /proc, prctl, packets between processes, and the calls of Linux's scheduler."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    real, glob = os.path.isdir, procs.Path.glob
+    monkeypatch.setattr(os.path, "isdir", lambda path: not str(path).startswith("/proc") and real(path))
+    monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and os.access(path, os.F_OK))
+    monkeypatch.setattr(procs.Path, "glob", lambda self, *a: [] if str(self).startswith("/proc") else glob(self, *a))
+    for name in ("sched_getaffinity", "sched_setscheduler", "sched_getscheduler", "pidfd_open"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: pytest.fail("a call of Linux"))
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="asks ps")
+def test_a_tree_is_found_without_proc(elsewhere: None) -> None:
+    code = "import subprocess; subprocess.run(['sleep', '1000'], timeout=1000)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        while not (found := procs.descendants(process.pid)):
+            assert process.poll() is None
+        assert len(found) == 1 and process.pid in procs.children(os.getpid())
+        gone = [pid for pid in procs.children(os.getpid()) if not os.access(f"/proc/{pid}", os.F_OK)]
+        assert not gone, "ps itself is none of ours"
+        procs.send(found[0], 9)
+    finally:
+        process.kill()
+        process.wait(5)
+
+
+def test_nothing_of_linux_is_called_elsewhere(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    procs.die_with_parent(9, os.getppid())
+    procs.adopt_orphans()
+    procs.as_batch_job()
+    assert procs.marked("anything") == {} and procs.zombie_status(2**30) is None
+    assert _pidfds({0: os.getpid()}) == {}
+    assert procs.usable_cores() >= 1 and len(procs.limits()) == 3
+    assert "--workers" in preprocess._parser().format_help()
+
+
+def test_the_fork_server_talks_over_a_stream_where_there_are_no_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+
+    def stop(family: int, kind: int) -> None:
+        kinds.append(kind)
+        raise InterruptedError
+
+    monkeypatch.setattr(socket, "socketpair", stop)
+    for name in ("linux", "darwin"):
+        monkeypatch.setattr(sys, "platform", name)
+        with pytest.raises(InterruptedError):
+            Server([])
+    assert kinds == [socket.SOCK_SEQPACKET, socket.SOCK_STREAM]
