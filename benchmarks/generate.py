@@ -27,7 +27,7 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.generate import StaticEngine
-from minimegatron.layers.param import load_logical
+from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import count_parameters
 

@@ -14,11 +14,11 @@ from benchmarks.gpu_parts import Found, Row
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
+from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
-from minimegatron.layers.param import initialize
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.spec import build_module, decoder_layer_spec
 from minimegatron.models.zoo import family_config

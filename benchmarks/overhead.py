@@ -32,7 +32,8 @@ from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.launch.workers import WarmPool
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
-from minimegatron.layers.param import Init, initialize
+from minimegatron.layers.logical import initialize
+from minimegatron.layers.param import Init
 
 IMPORTS = {"torch": "import torch", "minimegatron": "import torch, minimegatron.training.trainer"}
 

@@ -21,7 +21,7 @@ from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.launch.rank import init, run_rank
-from minimegatron.layers.param import load_logical
+from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
 
 

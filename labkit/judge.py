@@ -28,8 +28,7 @@ from labkit.exercises import Answer, Case, Exercise, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Failed, Limits
 from labkit.verdict import Row, Verdict
-from minimegatron.comm.guard import ranges
-from minimegatron.errors import MinimegatronError
+from minimegatron.errors import MinimegatronError, ranges
 from minimegatron.kernels.build import KernelsUnavailable
 
 Plain = dict[str, Any] | None

@@ -32,8 +32,8 @@ import torch.distributed as dist
 from labkit import cuda, plain, sandbox
 from labkit.evidence import Witness
 from labkit.nursery import Failed
-from minimegatron.comm.guard import is_consequence
 from minimegatron.errors import MinimegatronError
+from minimegatron.launch.consequence import is_consequence
 
 STUB = "your code here"
 

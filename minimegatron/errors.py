@@ -98,3 +98,26 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" when nothing is near."""
     near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
     return f"did you mean `{near[0]}`?" if near else ""
+
+
+def require(condition: bool, what: str, fix: str) -> None:
+    """Raise `ConfigError(what, fix)` unless the condition holds."""
+    if not condition:
+        raise ConfigError(what, fix=fix)
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` -> `"0-2, 5"`."""
+    runs: list[list[int]] = []
+    for r in sorted(ranks):
+        if runs and r == runs[-1][1] + 1:
+            runs[-1][1] = r
+        else:
+            runs.append([r, r])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`[3]` -> `"rank 3"`, `[0, 1, 2, 5]` -> `"ranks 0-2, 5"`."""
+    ranks = list(ranks)
+    return f"rank{'s' * (len(ranks) != 1)} {ranges(ranks)}"

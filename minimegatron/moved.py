@@ -1,16 +1,23 @@
-"""Where modules went that once had another name: importing the old one says the new one.
+"""Where modules and names went that once lay elsewhere: importing the old one says the new one.
 
-A name that is imported somewhere else, in a learner's notebook or in a script, is not lost without a word:
+What a learner's notebook or a script imports is not lost without a word:
 
     >>> import minimegatron.comm.workers
     ModuleNotFoundError: minimegatron.comm.workers is now minimegatron.launch.workers
+    >>> from minimegatron.layers.param import draw
+    ImportError: draw of minimegatron.layers.param is now minimegatron.layers.logical.draw
+
+The modules themselves know nothing of it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     **{
@@ -38,16 +45,26 @@ MOVED = {
             "workers",
         )
     },
+    "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
     "minimegatron.lab": "labkit (in a notebook: %load_ext course)",
 }
 
 
+# Module -> name that it once had -> where that is now.
+NAMES = {
+    "minimegatron.layers.param": {
+        name: f"minimegatron.layers.logical.{name}"
+        for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
+    },
+}
+
+
 class Moved:
-    """The last of Python's finders: it is asked for what no other has found."""
+    """The first of Python's finders; what it does not know is left to the others."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Called by `import name`.
 
         Raises:
@@ -55,9 +72,26 @@ class Moved:
         """
         if name in MOVED:
             raise ModuleNotFoundError(f"{name} is now {MOVED[name]}", name=name)
+        spec = PathFinder.find_spec(name, path, target) if name in NAMES else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_sign(module: ModuleType) -> None:
+                execute(module)
+                module.__getattr__ = partial(_moved_name, name)  # type: ignore[method-assign]
+
+            spec.loader.exec_module = execute_and_sign  # type: ignore[method-assign]
+        return spec
+
+
+def _moved_name(module: str, name: str) -> Any:
+    """What a module is asked for and does not have."""
+    if name in NAMES[module]:
+        raise ImportError(f"{name} of {module} is now {NAMES[module][name]}", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def announce() -> None:
     """From now on an import of an old name says the new one."""
     if Moved not in sys.meta_path:
-        sys.meta_path.append(Moved)
+        sys.meta_path.insert(0, Moved)

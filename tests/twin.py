@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.guard import gather_objects
+from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.param import Init, draw, gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.logical import draw, gather_logical, load_logical
+from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel

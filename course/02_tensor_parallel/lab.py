@@ -429,7 +429,8 @@ from exercises.row_linear import row_linear
 
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.param import Init, draw, layout_of
+from minimegatron.layers.logical import draw
+from minimegatron.layers.param import Init, layout_of
 from minimegatron.models.decoder import build_model
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
 from minimegatron.models.zoo import family_config
@@ -491,7 +492,8 @@ from my_model import config, my_losses, my_model, shake
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.param import gather_logical, layout_of
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
 
 g = torch.Generator().manual_seed(0)
@@ -705,7 +707,8 @@ from exercises.sequence_pair import gather_sequence, reduce_scatter_sequence
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.param import gather_logical, layout_of
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
 from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
 from minimegatron.models.zoo import family_config
@@ -1142,7 +1145,8 @@ from careless import careless, loss_of, model_from
 from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.param import gather_logical, layout_of
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of
 
 
 def first_step(mesh):
@@ -1220,7 +1224,8 @@ from exercises.initial_part import initial_part
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.param import gather_logical, layout_of
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of
 
 
 def first_step(mesh):
@@ -1310,7 +1315,7 @@ progress()
 # | vocabulary in: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |
 # | vocabulary out: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
 # | partial gradients: `layers/param.py`, `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
-# | initial values: `layers/param.py` | `core/tensor_parallel/random.py` |
+# | initial values: `layers/logical.py` | `core/tensor_parallel/random.py` |
 #
 # Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 #

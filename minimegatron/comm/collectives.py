@@ -24,7 +24,7 @@ A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` fo
 tensor): an all-reduce *is* a reduce-scatter followed by an all-gather, which is why sequence parallelism is free.
 
 On a group of one every function returns its argument. Every call is counted in `minimegatron.trace`, and in tests and
-labs checked by `minimegatron.comm.guard` against what the other ranks call.
+labs checked by `minimegatron.comm.fingerprints` against what the other ranks call.
 
 Papers: Shoeybi et al. 2019 (arXiv 1909.08053, figure 3); Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
 Megatron-LM: `megatron/core/tensor_parallel/mappings.py`.
@@ -40,8 +40,8 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard, outstanding
-from minimegatron.comm.mesh import Axis
+from minimegatron.comm import calls
+from minimegatron.comm.axis import Axis
 from minimegatron.errors import ConfigError
 
 # torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
@@ -68,10 +68,10 @@ class Pending:
 
 def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
     """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
-    guard.before(name, x, axis, comparable=compare)
+    calls.announce(name, axis, x, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
-    pending._work = outstanding.started(name, axis, lambda: call(async_op=True))
+    pending._work = calls.begin(name, axis, lambda: call(async_op=True))
     return pending
 
 

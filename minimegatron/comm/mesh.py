@@ -42,7 +42,6 @@ object that is passed to whoever needs it, and nothing is global.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from typing import TYPE_CHECKING
 
@@ -50,6 +49,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.comm import outstanding
+from minimegatron.comm.axis import Axis
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 
@@ -73,40 +73,6 @@ AXES: dict[str, tuple[str, str]] = {
     "etp_ep_pp": ("expert", "tp-ep-pp"),
     "world": ("dense", "tp-cp-dp-pp"),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Axis:
-    """The ranks that differ from this one only along one axis (or a set of axes) of the grid.
-
-    Attributes:
-        name: `tp`, `dp_cp`, ...
-        ranks: global ranks in order of their coordinate; this rank is `ranks[rank]`.
-        rank: this rank's position in `ranks`.
-        group: torch's process group, or None when the axis has one rank and nothing can travel.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    rank: int
-    group: dist.ProcessGroup | None = None
-
-    @classmethod
-    def world(cls, name: str) -> Axis:
-        """All ranks of torch's default process group, for who has that and no mesh."""
-        return cls(name, tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.rank == self.size - 1
 
 
 def grid_sizes(parallel: ParallelConfig, world_size: int, grid: str = "dense") -> dict[str, int]:

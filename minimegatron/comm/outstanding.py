@@ -27,13 +27,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from minimegatron.comm.mesh import Axis
+from minimegatron.comm import calls
+from minimegatron.comm.axis import Axis
 
 WATCHDOG_SECONDS = 60.0  # how much later than ours torch's own deadline is
 
@@ -118,6 +118,7 @@ def listen(backend: str, seconds: float) -> None:
     """Keep the list from now on, unless the backend's own waits raise; a communication may take so many seconds."""
     _list.listening, _list.seconds = not waits_raise(backend), seconds
     _list.clear()
+    calls.begin_with(started if _list.listening else None)
 
 
 def allow(seconds: float) -> None:

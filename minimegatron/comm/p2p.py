@@ -47,8 +47,9 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard, outstanding
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm import calls, outstanding
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 
 HEADER = 8  # numbers of a header: dims, dtype, up to six sizes
@@ -118,11 +119,11 @@ class Receiving:
         sender = axis.ranks[self._source]
         pair = Axis("pp", tuple(sorted((sender, axis.ranks[axis.rank]))), 0)
         self._note = f"receive {self.what} from rank {sender}", pair
-        self._work = outstanding.started(*self._note, lambda: dist.irecv(x, src=sender, group=axis.group))
+        self._work = calls.begin(*self._note, lambda: dist.irecv(x, src=sender, group=axis.group))
 
     def _await(self) -> None:
         mail, sender = self._mail, self._mail.pp.ranks[self._source]
-        guard.note(*self._note)
+        calls.announce(*self._note)
         begun = time.monotonic()
         try:
             self._work.wait(*mail.deadline)
@@ -222,7 +223,7 @@ class PointToPoint:
             RuntimeError: a receiver has gone, or did not take its messages within the deadline.
         """
         for to in sorted(self._sending):
-            guard.note(f"deliver to rank {self.pp.ranks[to]}", Axis("pp", (self.pp.ranks[to],), 0))
+            calls.announce(f"deliver to rank {self.pp.ranks[to]}", Axis("pp", (self.pp.ranks[to],), 0))
             self.taken(to, len(self._sending[to]))
 
 
@@ -230,7 +231,7 @@ def _isend(x: torch.Tensor, to: int, axis: Axis, what: str) -> Any:
     receiver = axis.ranks[to]
     pair = Axis("pp", tuple(sorted((receiver, axis.ranks[axis.rank]))), 0)
     note = f"deliver {what} to rank {receiver}"
-    return outstanding.started(note, pair, lambda: dist.isend(x, dst=receiver, group=axis.group))
+    return calls.begin(note, pair, lambda: dist.isend(x, dst=receiver, group=axis.group))
 
 
 def _header(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ A tensor's bits, read as integers `b_i`, are summed with odd weights modulo 2^64
 
 One flipped bit changes one term by an odd multiple of a power of two, hence always changes `h`; the weights make a swap
 of two elements visible. A norm would miss 92 of 100 single flipped bits, a float sum 39, this none. Each tensor is read
-once; then each axis compares the sums of its tensors by one MAX all-reduce of `(h, ~h)`, as `comm/guard` does.
+once; then each axis compares the sums of its tensors by one MAX all-reduce of `(h, ~h)`, as `comm/fingerprints` does.
 
 | what travels                    | axis                                     | bytes     |
 |---------------------------------|------------------------------------------|-----------|
@@ -28,9 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from minimegatron.comm import guard
-from minimegatron.comm.mesh import Axis
-from minimegatron.errors import RankError
+from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.fingerprints import compare, disagreement, hash_of, signed
+from minimegatron.errors import RankError, named, ranges
 
 _MASK = (1 << 64) - 1
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -68,9 +69,9 @@ def check_copies(copies: Mapping[str, tuple[torch.Tensor, Sequence[Axis]]], worl
     errors = [_difference({n: copies[n][0] for n in held}, sums, over[name]) for name, held in names.items()]
     mine = next((error for error in errors if error is not None), None)
     flag = torch.tensor([mine is not None], dtype=torch.int64, device=_device(copies))
-    if world.size == 1 or (not guard.disagreement(flag, world) and mine is None):
+    if world.size == 1 or (not disagreement(flag, world) and mine is None):
         return
-    first = next(error for error in guard.gather_objects(mine, world) if error is not None)
+    first = next(error for error in gather_objects(mine, world) if error is not None)
     raise first
 
 
@@ -82,22 +83,22 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     """What the ranks of the axis hold differently, the same on all of them; None where nothing is."""
     device = _device({name: (tensor, ()) for name, tensor in tensors.items()})
     listing = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
-    digest = guard.hash_of(chr(10).join(listing))
+    digest = hash_of(chr(10).join(listing))
     try:
-        guard.compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "replica_check")
+        compare(f"{len(tensors)} tensors, digest {digest:x}", axis, device, "replica_check")
     except RankError as error:
         return error
-    mine = torch.tensor([guard.signed(sums[name]) for name in tensors], device=device)
-    if not (different := guard.disagreement(mine, axis)):
+    mine = torch.tensor([signed(sums[name]) for name in tensors], device=device)
+    if not (different := disagreement(mine, axis)):
         return None
     held: dict[int, list[int]] = {}
-    for rank, total in zip(axis.ranks, guard.gather_objects(int(mine[different[0]]), axis), strict=True):
+    for rank, total in zip(axis.ranks, gather_objects(int(mine[different[0]]), axis), strict=True):
         held.setdefault(total & _MASK, []).append(rank)
-    shown = "; ".join(f"rank{'s' * (len(r) > 1)} {guard.ranges(r)}: {h:016x}" for h, r in held.items())
+    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in held.items())
     return RankError(
         f"{len(different)} of {len(tensors)} tensors differ between copies over {axis.name}, "
         f"first {list(tensors)[different[0]]!r} ({shown})",
-        where=f"axis {axis.name}, ranks {guard.ranges(axis.ranks)}",
+        where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
         fix="look for a gradient that is not reduced over this axis, or for copies initialised from different seeds",
     )
 

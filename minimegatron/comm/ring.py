@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import guard, outstanding
-from minimegatron.comm.mesh import Axis
+from minimegatron.comm import calls
+from minimegatron.comm.axis import Axis
 
 SHIFT = "ring_shift"
 
@@ -33,7 +33,7 @@ class Shift:
 
     def __init__(self, x: torch.Tensor, axis: Axis, tag: int = 0) -> None:
         assert x.is_contiguous(), "what travels is one piece of memory"
-        guard.before(SHIFT, x, axis)
+        calls.announce(SHIFT, axis, x)
         self._sent, self._received, self._axis, self._start = x, torch.empty_like(x), axis, time.monotonic()
         to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
         if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
@@ -41,7 +41,7 @@ class Shift:
                 dist.P2POp(dist.isend, x, to, axis.group),
                 dist.P2POp(dist.irecv, self._received, source, axis.group),
             ]
-            self._works = outstanding.started(SHIFT, axis, lambda: dist.batch_isend_irecv(ops))
+            self._works = calls.begin(SHIFT, axis, lambda: dist.batch_isend_irecv(ops))
         else:
             works = [
                 dist.isend(x, to, group=axis.group, tag=tag),

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Self
 
-from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.errors import ConfigError, did_you_mean, require
 
 
 def opt(
@@ -97,12 +97,6 @@ class Config:
         for name, value in values.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-
-
-def require(condition: bool, what: str, fix: str) -> None:
-    """Raise `ConfigError(what, fix)` unless the condition holds."""
-    if not condition:
-        raise ConfigError(what, fix=fix)
 
 
 def divides(part: int, whole: int, part_name: str, whole_name: str) -> None:

@@ -16,9 +16,9 @@ Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions
 from __future__ import annotations
 
 from minimegatron.config import ParallelConfig, TransformerConfig, precision
-from minimegatron.config.fields import divides, require
+from minimegatron.config.fields import divides
 from minimegatron.config.stages import expand_layout, plan_stages
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 
 
 def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:

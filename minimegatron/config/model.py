@@ -20,7 +20,8 @@ import math
 import torch
 
 from minimegatron.config import precision, variants
-from minimegatron.config.fields import Config, divides, opt, require
+from minimegatron.config.fields import Config, divides, opt
+from minimegatron.errors import require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from minimegatron.config.fields import Config, opt, require
+from minimegatron.config.fields import Config, opt
 from minimegatron.config.stages import SCHEDULES
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 
 ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 

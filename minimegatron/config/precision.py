@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config.fields import Config, opt, require
+from minimegatron.config.fields import Config, opt
+from minimegatron.errors import require
 
 # What the dims of a factor must be multiples of.
 MULTIPLE = {"delayed": 16, "tensorwise": 16, "blockwise": 128, "mxfp8": 32}

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from minimegatron.config.fields import Config, opt, require
+from minimegatron.config.fields import Config, opt
+from minimegatron.errors import require
 
 
 @dataclasses.dataclass(frozen=True)

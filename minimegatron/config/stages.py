@@ -29,8 +29,8 @@ import dataclasses
 import re
 from typing import Any
 
-from minimegatron.config.fields import divides, require
-from minimegatron.errors import ConfigError
+from minimegatron.config.fields import divides
+from minimegatron.errors import ConfigError, require
 
 V_SHAPED = ("zb_v", "dualpipe_v")
 STRAIGHT = ("gpipe", "1f1b", "zb_h1")

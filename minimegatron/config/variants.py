@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from minimegatron.config.fields import Config, divides, opt, require
-from minimegatron.errors import ConfigError
+from minimegatron.config.fields import Config, divides, opt
+from minimegatron.errors import ConfigError, require
 
 # The balancing losses, and what Megatron calls each in its log.
 BALANCING = {

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minimegatron.comm.guard import gather_objects
+from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
 from minimegatron.errors import ConfigError, DataError, NumericsError, RankError
 from minimegatron.inference.decode import DecodeStep, check_can_record

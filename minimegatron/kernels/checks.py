@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels.launch import DTYPES
 
 

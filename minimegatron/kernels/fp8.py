@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels import checks
 from minimegatron.kernels.launch import DTYPES, run
 from minimegatron.kernels.reference import FP8_TOP

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels.launch import DTYPES, accumulator, run
 
 CHUNK = 1 << 16  # elements of a block's work

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels import checks
 from minimegatron.kernels.launch import DTYPES, accumulator, run
 

@@ -25,8 +25,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minimegatron.comm.guard import ranges
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, named
 from minimegatron.launch.ledger import Ledger
 
 Facts = Mapping[str, Any]  # values that JSON can hold
@@ -84,7 +83,7 @@ def differences(everybody: Sequence[Facts]) -> list[str]:
         for rank, facts in enumerate(everybody):
             held.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
         if len(held) > 1:
-            *first, last = [f"{value} on rank{'s' * (len(ranks) > 1)} {ranges(ranks)}" for value, ranks in held.items()]
+            *first, last = [f"{value} on {named(ranks)}" for value, ranks in held.items()]
             found.append(f"{name} is {', '.join(first)} and {last}")
     return found
 

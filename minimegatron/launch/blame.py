@@ -3,7 +3,7 @@
 The problem in a sentence: when rank 1 raises, ranks 0, 2 and 3 raise as well, half a millisecond later and with longer
 tracebacks, because their connections broke.
 
-An error is a *consequence* if it only says that talking to another rank failed (`guard.is_consequence`). Whoever fails
+An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`). Whoever fails
 writes the cause into the ledger, and the first to write stands. Then:
 
 | my error                                     | what I print                                | exit status       |
@@ -30,15 +30,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection
 from pathlib import Path
 
 import torch.distributed as dist
 
-from minimegatron.comm import guard
-from minimegatron.comm.guard import ranges
-from minimegatron.errors import DeadlineError, MinimegatronError, RankError
+from minimegatron.errors import DeadlineError, MinimegatronError, RankError, named, ranges
 from minimegatron.launch.agent import AGENT
+from minimegatron.launch.consequence import is_consequence, timed_out
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 from minimegatron.launch.watch import Overdue, Watch, position
 
@@ -77,9 +75,9 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
         ledger.claim(ledger.rank, INTERRUPTED)
         return 128 + signal.SIGINT
     silent: list[int] = []
-    consequence = guard.is_consequence(error)
+    consequence = is_consequence(error)
     if consequence and ledger.cause() is None:
-        if guard.timed_out(error):
+        if timed_out(error):
             error, silent = _missing(error, ledger, seconds)
         else:
             error = _departed(ledger, watch) or error
@@ -145,8 +143,8 @@ def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[Base
     limit = re.search(r"(\d+) ?ms", str(error))
     seconds = int(limit[1]) / 1000 if limit else seconds
     call = f"{mine.op or 'a communication'} over {mine.axis or 'a group'} (ranks {ranges(ranks)})"
-    who = f"{_ranks(late)} did not come" if late else "all ranks came, but it did not end"
-    who += f", which wait{'s'[: len(late) == 1]} for {_ranks(behind)}" if behind else ""
+    who = f"{named(late)} did not come" if late else "all ranks came, but it did not end"
+    who += f", which wait{'s'[: len(late) == 1]} for {named(behind)}" if behind else ""
     places = [
         f"rank {r} is at {found[r].line}" if r in found else f"rank {r} does not answer (stopped?)"
         for r in [*late, *behind]
@@ -183,13 +181,9 @@ def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
     if not left or ledger.cause():
         return None
     return RankError(
-        f"{_ranks(left)} left with exit status 0 while rank {ledger.rank} still waited for it",
+        f"{named(left)} left with exit status 0 while rank {ledger.rank} still waited for it",
         fix="end every rank with finish(), which waits for all",
     )
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
 
 
 def say(line: str) -> None:

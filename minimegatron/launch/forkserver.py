@@ -41,9 +41,10 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import guard
+from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
+from minimegatron.launch.consequence import is_consequence
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -243,7 +244,7 @@ def _call(job: Job, clean: CleanState) -> Any:
         clean.spoiled = "its process group was never complete"
         raise
     fn, args, kwargs = pickle.loads(job.call)
-    with guard.fingerprints(job.fingerprints):
+    with fingerprints(job.fingerprints):
         return fn(job.rank, job.world, *args, **kwargs)
 
 
@@ -279,7 +280,7 @@ def _failure(error: BaseException) -> Failure:
         str(error),
         "".join(traceback.format_exception(type(error), error, where)),
         str(procs.users_frame(frames) or ""),
-        guard.is_consequence(error),
+        is_consequence(error),
         pickled,
     )
 

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from minimegatron.comm.guard import ranges
-from minimegatron.errors import DeadlineError
+from minimegatron.errors import DeadlineError, named
 from minimegatron.launch.patience import Patience
 
 INTERRUPTED = "was interrupted"
@@ -124,7 +123,7 @@ class Ledger:
             if patience.is_over():
                 missing = [r for r in range(self.world) if not self.store.check([f"met/{what}/{r}"])]
                 raise DeadlineError(
-                    f"{what}: rank{'s' * (len(missing) > 1)} {ranges(missing)} did not come within {seconds:g} s",
+                    f"{what}: {named(missing)} did not come within {seconds:g} s",
                     where=f"rank {self.rank} of {self.world}",
                     fix="look at the log of the missing ranks; a longer wait is timeout_seconds",
                 )

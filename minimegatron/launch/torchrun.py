@@ -44,9 +44,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm.guard import is_consequence, ranges
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, named
 from minimegatron.launch import agent, procs
+from minimegatron.launch.consequence import is_consequence
 from minimegatron.launch.patience import Patience, Starting
 
 ENVIRONMENT = {
@@ -117,7 +117,7 @@ class Run:
         same = [e.rank for e in ends if e.message and e.message == cause.message] or [cause.rank]
         others = [e.rank for e in ends if e.rank not in same]
         if cause.message:
-            text = [f"FAILED on {_ranks(same)}: {cause.message}"]
+            text = [f"FAILED on {named(same)}: {cause.message}"]
         else:
             text = [f"FAILED: rank {cause.rank} {procs.how_it_ended(cause.returncode)}"]
         if (line := self._last_line(cause.traceback)) and line <= len(lines):
@@ -125,7 +125,7 @@ class Run:
             text.append(f"  at line {line} of {place}: {lines[line - 1].strip()}")
         if others:
             were = "were" if len(others) > 1 else "was"
-            text.append(f"  ({_ranks(others)} {were} ended with it: a consequence, not the cause)")
+            text.append(f"  ({named(others)} {were} ended with it: a consequence, not the cause)")
         return "\n".join(text)
 
     def _explain_hang(self, lines: list[str]) -> str:
@@ -220,11 +220,7 @@ def render(stdout: Sequence[str]) -> str:
     blocks: dict[str, list[int]] = {}
     for r, text in enumerate(stdout):
         blocks.setdefault(text.rstrip("\n"), []).append(r)
-    return "\n".join(f"[{_ranks(rs)}] {line}" for text, rs in blocks.items() for line in text.splitlines() if text)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"
+    return "\n".join(f"[{named(rs)}] {line}" for text, rs in blocks.items() for line in text.splitlines() if text)
 
 
 def _clear(folder: Path) -> None:

@@ -31,7 +31,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from minimegatron.comm import guard, outstanding
+from minimegatron.comm import calls, outstanding
 from minimegatron.launch import procs
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 
@@ -168,7 +168,7 @@ def position(frame: FrameType | None) -> Position:
     that this rank started.
     """
     op, axis, ranks = "", "", tuple[int, ...]()
-    last = guard.last_collective()
+    last = calls.last()
     for f in _outward(frame):
         file = f.f_code.co_filename
         if file.endswith("distributed_c10d.py") and "group" in f.f_locals:

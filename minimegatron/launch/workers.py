@@ -31,13 +31,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm.guard import ranges
-from minimegatron.errors import ConfigError, DeadlineError, RankError
+from minimegatron.errors import ConfigError, DeadlineError, RankError, named
 from minimegatron.launch import procs
 from minimegatron.launch.forkclient import REPLY_SECONDS, Rank, this_process
 from minimegatron.launch.forkserver import Failure, Job
@@ -54,7 +53,7 @@ class WarmPool:
 
     Args:
         nranks: number of ranks.
-        fingerprints: compare every collective of the package between ranks (see `comm.guard`).
+        fingerprints: compare every collective of the package between ranks (see `comm.fingerprints`).
 
     Attributes:
         stdout: what each rank printed in the last job, also when it failed.
@@ -196,8 +195,8 @@ def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
     first = min(causes)
     failure = causes[first]
     same = [r for r, other in causes.items() if (other.name, other.message) == (failure.name, failure.message)]
-    then = f"; {_ranks(lost)} then lost the connection: a consequence, not the cause" if lost else ""
-    error = RankError(f"{_ranks(same)} raised {failure.name}: {failure.message}", where=failure.frame + then)
+    then = f"; {named(lost)} then lost the connection: a consequence, not the cause" if lost else ""
+    error = RankError(f"{named(same)} raised {failure.name}: {failure.message}", where=failure.frame + then)
     error.add_note(f"On rank {first}:\n{failure.trace}")
     with contextlib.suppress(Exception):  # an exception that only its own rank can unpickle stays a text
         error.__cause__ = pickle.loads(failure.error)
@@ -209,7 +208,7 @@ def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineErr
     waiting = [r for r, frames in stacks.items() if procs.waits_for_a_peer(frames)]
     late = [r for r in silent if r not in waiting]
     where = {r: f"rank {r} {_place(stacks[r])}" for r in [*late, *waiting]}
-    kept = f"{_ranks(late)} kept {_ranks(waiting)} waiting: " if late and waiting else ""
+    kept = f"{named(late)} kept {named(waiting)} waiting: " if late and waiting else ""
     return DeadlineError(
         f"{kept}{name} did not finish within {timeout:g} s",
         where="; ".join(where.values()),
@@ -231,8 +230,3 @@ def _stacks(ranks: dict[int, Rank]) -> dict[int, list[procs.Frame]]:
 
 def _place(frames: list[procs.Frame]) -> str:
     return f"is at {procs.users_frame(frames)}" if frames else "does not answer (stopped, or stuck in the kernel)"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}"

@@ -43,7 +43,8 @@ from typing import Any
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import Spans, spans_of
 from minimegatron.layers.mask import AttentionMask

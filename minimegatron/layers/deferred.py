@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather
-from minimegatron.comm.mesh import Axis
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,8 @@ from typing import Protocol
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.permutation import Permutation, Reorder
 from minimegatron.layers.recompute import to_host

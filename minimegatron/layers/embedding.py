@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import DataError
 from minimegatron.layers.dropout import Dropout

@@ -68,9 +68,9 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels import reference
 from minimegatron.kernels.switch import kernels
 

@@ -46,8 +46,8 @@ import torch
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis
-from minimegatron.config.fields import require
+from minimegatron.comm.axis import Axis
+from minimegatron.errors import require
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of

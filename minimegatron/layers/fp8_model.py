@@ -19,7 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.config.precision import check_fp8_dims
 from minimegatron.layers.fp8 import Fp8Recipe

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 from minimegatron.kernels import reference
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, cast, cast_at_once, cast_tiles
 

@@ -38,7 +38,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis
+from minimegatron.comm.axis import Axis
 from minimegatron.kernels.switch import kernels
 
 

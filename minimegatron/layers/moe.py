@@ -44,7 +44,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError

@@ -24,7 +24,7 @@ import math
 import numpy as np
 import torch
 
-Ranges = tuple[tuple[int, int], ...]
+Ranges = tuple[tuple[int, int], ...]  # (start, stop) of each piece, along one dim
 TILE = 256
 WHOLE = 1 << 22
 

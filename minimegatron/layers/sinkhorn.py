@@ -34,8 +34,8 @@ from __future__ import annotations
 
 import torch
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis
 
 TOLERANCE = 1e-4
 SWEEPS = 1024  # far more than it takes; a row of NaN ends it at once

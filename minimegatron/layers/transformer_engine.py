@@ -36,10 +36,10 @@ import torch
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.config.fields import require
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention_choice import PACKAGES, installed
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 

@@ -37,7 +37,8 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError
-from minimegatron.layers.param import initialize, layout_of, logical_parameters
+from minimegatron.layers.logical import initialize
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.actions import Placement

@@ -36,9 +36,10 @@ from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.linear import ColumnParallelLinear, column_linear
+from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.param import Init, initialize, layout_of
+from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.block import TransformerBlock

@@ -44,9 +44,10 @@ from collections.abc import Sequence
 
 import torch
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis, Mesh
-from minimegatron.config.fields import require
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout
 from minimegatron.optim.fused import NormReader
 

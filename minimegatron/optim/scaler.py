@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.fields import require
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import CheckpointError, require
 
 
 class GradScaler(Protocol):

@@ -35,8 +35,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.config.fields import require
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import CheckpointError, require
 
 DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")

@@ -23,8 +23,8 @@ import dataclasses
 import torch
 from torch import nn
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import Pending, all_reduce_start
-from minimegatron.comm.mesh import Axis
 
 DEFAULT_BUCKET_SIZE = 40_000_000
 

@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import torch
 
+from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Axis, Mesh
+from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.parallel.balance import count_loads
 from minimegatron.parallel.ddp import DistributedDataParallel

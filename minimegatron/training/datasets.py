@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.comm.guard import gather_objects, on_all_ranks, on_rank_zero
+from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args

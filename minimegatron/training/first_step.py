@@ -30,12 +30,13 @@ from typing import NamedTuple
 
 import torch
 
+from minimegatron.comm.agree import gather_objects, on_rank_zero
 from minimegatron.comm.collectives import all_reduce, broadcast
-from minimegatron.comm.guard import gather_objects, on_rank_zero, ranges
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import RankError
-from minimegatron.layers.param import Init, draw_part, gather_logical, layout_of, logical_parameters
+from minimegatron.errors import RankError, ranges
+from minimegatron.layers.logical import draw_part, gather_logical
+from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.mtp import depth_losses

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config.fields import require
+from minimegatron.errors import require
 
 
 @dataclasses.dataclass(frozen=True)

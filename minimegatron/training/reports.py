@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import torch
 
+from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.collectives import all_gather, all_reduce
-from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import NumericsError
 

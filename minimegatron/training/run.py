@@ -17,11 +17,10 @@ from minimegatron.config import (
     TrainingConfig,
     TransformerConfig,
 )
-from minimegatron.config.fields import require
 from minimegatron.config.fits import check_model_fits
 from minimegatron.config.precision import check_fp8_dims
 from minimegatron.config.stages import plan_stages
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention_choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of

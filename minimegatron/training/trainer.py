@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 import minimegatron
-from minimegatron.comm.guard import on_all_ranks
+from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.replicas import check_copies

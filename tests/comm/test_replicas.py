@@ -14,7 +14,7 @@ from minimegatron.comm import replicas
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
-from tests.comm.test_guard import raised, world_axis
+from tests.comm.test_fingerprints import raised, world_axis
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import guard
+from minimegatron.comm import fingerprints
 from minimegatron.errors import RankError
 from minimegatron.launch.workers import WarmPool
 from tests import twin
@@ -51,7 +51,7 @@ def probe(rank: int, world: int) -> dict[str, Any]:
         "group": (dist.get_rank(), dist.get_world_size(), len(dist.distributed_c10d._world.pg_map)),
         "sum": all_reduced(),
         "counter": len(COUNTER),
-        "fingerprints": guard._state.enabled,
+        "fingerprints": fingerprints._state.enabled,
         "torch": torch.allclose(torch.ones(2), torch.zeros(2)),
     }
 
@@ -97,7 +97,7 @@ def _groups() -> None:
     if dist.get_rank() == 0:
         dist.all_reduce(torch.full((1,), 1000.0), group=groups[1], async_op=True)
         dist.isend(torch.full((1,), 1000.0), 1)
-    guard.enable_fingerprints()
+    fingerprints.enable_fingerprints()
 
 
 def _no_group() -> None:

@@ -19,8 +19,9 @@ import torch
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.layers.logical import load_logical
 from minimegatron.layers.moe import MoELayer
-from minimegatron.layers.param import ParamLayout, layout_of, load_logical, logical_parameters
+from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel

@@ -10,7 +10,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.param import gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 
+from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.guard import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.layers.param import gather_logical, layout_of, load_logical
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer

@@ -17,7 +17,8 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.launch.workers import shared_pool
-from minimegatron.layers.param import gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel

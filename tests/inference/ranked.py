@@ -18,7 +18,7 @@ from minimegatron.inference.generate import Continuation, StaticEngine, generate
 from minimegatron.inference.model import forward
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.static_cache import StaticCache
-from minimegatron.layers.param import load_logical
+from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
 from tests.recorder import OnACpu
 

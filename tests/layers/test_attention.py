@@ -8,8 +8,8 @@ import torch
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext, CoreAttention, SelfAttention
+from minimegatron.layers.logical import initialize
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.param import initialize
 from minimegatron.layers.rope import RotaryEmbedding, apply_rotary
 
 

@@ -8,7 +8,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.embedding import VocabParallelEmbedding
-from minimegatron.layers.param import Init, initialize
+from minimegatron.layers.logical import initialize
+from minimegatron.layers.param import Init
 
 ROWS = 8
 

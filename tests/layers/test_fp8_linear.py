@@ -15,7 +15,8 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers import fp8, fp8_linear, fp8_model
 from minimegatron.layers.deferred import DeferredGradients, add_to_grad, compute
 from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
-from minimegatron.layers.param import Init, load_logical
+from minimegatron.layers.logical import load_logical
+from minimegatron.layers.param import Init
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 from minimegatron.training.step import forward_step

@@ -13,8 +13,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
+from minimegatron.layers.logical import gather_logical, initialize
 from minimegatron.layers.moe import MoELayer
-from minimegatron.layers.param import gather_logical, initialize, layout_of, logical_parameters
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.balance import count_loads, move_biases
 from minimegatron.parallel.ddp import DistributedDataParallel
 

@@ -10,7 +10,8 @@ import torch
 
 from minimegatron.comm.mesh import Axis
 from minimegatron.layers import noise
-from minimegatron.layers.param import Init, ParamLayout, cut_evenly, draw, draw_part
+from minimegatron.layers.logical import draw, draw_part
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly
 
 BIG = (1500, 3000)  # more than WHOLE, and a multiple of no tile
 

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.layers.param import (
-    ParamLayout,
-    cut_evenly,
-    gather_logical,
-    initialize,
-    layout_of,
-    load_logical,
-    logical_parameters,
-)
+from minimegatron.layers.logical import gather_logical, initialize, load_logical
+from minimegatron.layers.param import ParamLayout, cut_evenly, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.zoo import family_config
 

@@ -14,7 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers import router as r
-from minimegatron.layers.param import initialize
+from minimegatron.layers.logical import initialize
 from minimegatron.layers.recompute import recompute
 from minimegatron.parallel.balance import count_loads, move_biases
 

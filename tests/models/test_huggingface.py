@@ -12,7 +12,7 @@ from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.layers.param import load_logical
+from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import count_parameters

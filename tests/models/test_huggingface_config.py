@@ -16,7 +16,7 @@ from minimegatron.checkpoint.hf_keys import ALIASES, DEFAULTS, HARMLESS
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError, ConfigError
-from minimegatron.layers.param import load_logical
+from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
 from tests.models.test_huggingface import EXPERTS, FAMILIES
 from tests.thorough import mostly_thorough

@@ -14,8 +14,9 @@ from minimegatron.config import ParallelConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention import AttentionContext
+from minimegatron.layers.logical import load_logical
 from minimegatron.layers.mask import AttentionMask
-from minimegatron.layers.param import load_logical, logical_parameters
+from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel, build_model
 from minimegatron.models.mtp import depth_losses
 from minimegatron.models.zoo import count_parameters

@@ -330,7 +330,7 @@ MUTANTS = (
         "all_reduce(table, mesh.world)", "all_reduce(table, mesh.dp)", "tests/layers/test_moe.py",
     ),
     Mutant(
-        "all parameters start alike", "minimegatron/layers/param.py",
+        "all parameters start alike", "minimegatron/layers/logical.py",
         "return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))",
         'return layout.take(_padded(one_stream("", seed, shape) * layout.init.std, layout))',
         "tests/layers/test_param.py",

@@ -12,7 +12,8 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.linear import ColumnParallelLinear, accumulates
-from minimegatron.layers.param import Init, initialize
+from minimegatron.layers.logical import initialize
+from minimegatron.layers.param import Init
 from minimegatron.parallel.buckets import GradBuffer, Span, bucket_layout
 from minimegatron.parallel.ddp import DistributedDataParallel
 

@@ -11,7 +11,8 @@ import torch
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.param import gather_logical, layout_of
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of
 from tests import twin
 from tests.layers.test_moe import H, new_layer
 from tests.parallel.test_expert_twin import EP, ETP, EXPERTS, PP, SP, TP

@@ -12,7 +12,8 @@ import pytest
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.param import gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.evaluate import evaluate

@@ -17,7 +17,8 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.layers.param import gather_logical, layout_of, load_logical, logical_parameters
+from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule

@@ -12,7 +12,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError, RankError
-from minimegatron.layers.param import load_logical, logical_parameters
+from minimegatron.layers.logical import load_logical
+from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.ddp import DistributedDataParallel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.comm import guard
+from minimegatron.comm import agree
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.optim.optimizer import build_optimizer
@@ -64,7 +64,7 @@ def in_a_pipeline(rank: int, world: int) -> list[Any]:
     """Four calls: of the last stage's names, of the same, of others, of these."""
     mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=2))
     asked: list[Any] = []
-    real, names, found = guard.gather_objects, [], []
+    real, names, found = agree.gather_objects, [], []
     module.gather_objects = lambda item, axis: asked.append(item) or real(item, axis)
     try:
         for call in ({"a": 2.0}, {"a": 4.0}, {"b": 6.0, "a": 8.0}, {"b": 1.0, "a": 3.0}):

@@ -14,7 +14,8 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import NumericsError
-from minimegatron.layers.param import gather_logical, layout_of, logical_parameters
+from minimegatron.layers.logical import gather_logical
+from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel

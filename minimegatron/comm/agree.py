@@ -1,0 +1,85 @@
+"""What all ranks of a group know together: small objects from each, one rank's failure as everybody's.
+
+The problem in a sentence: a rank that raises alone leaves the others waiting for it.
+
+| call             | sent                     | afterwards                                                      |
+|------------------|--------------------------|-----------------------------------------------------------------|
+| `gather_objects` | the pickled objects      | every rank has all of them                                      |
+| `on_all_ranks`   | the errors, if any       | `fn` went well on every rank, or every rank raises              |
+| `on_rank_zero`   | the pickled outcome      | every rank has the first one's result, or raises its error      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from minimegatron.comm import outstanding
+from minimegatron.comm.axis import Axis
+from minimegatron.errors import RankError
+
+T = TypeVar("T")
+
+
+def gather_objects(item: T, axis: Axis) -> list[T]:
+    """What every rank of `axis` passes, by rank; it must be picklable, and small."""
+    items: list[T] = [item] * axis.size
+    if axis.size > 1:
+        with outstanding.blocking("all_gather_object", axis):
+            dist.all_gather_object(items, item, group=axis.group)
+    return items
+
+
+def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:
+    """Run `fn` on every rank of `axis`; when it raises on one, raise on all of them, together.
+
+    Returns:
+        What `fn` returned on this rank.
+
+    Raises:
+        RankError: on the ranks where `fn` went well while it failed elsewhere; names the rank and its error. The
+            failing ranks raise their own error.
+    """
+    result, error = _outcome(fn)
+    if axis.size > 1:
+        texts = gather_objects(None if error is None else _text(error), axis)
+        if error is None and (failed := [(r, t) for r, t in zip(axis.ranks, texts, strict=True) if t]):
+            raise RankError(f"rank {failed[0][0]} failed: {failed[0][1]}", where=f"axis {axis.name}")
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def on_rank_zero(fn: Callable[[], T], axis: Axis) -> T:
+    """Run `fn` on the first rank of `axis` only; every rank gets its result, or its error.
+
+    Args:
+        fn: its result must be picklable.
+
+    Raises:
+        RankError: on the other ranks, when `fn` raised on the first, which raises the original.
+    """
+    result, error = _outcome(fn) if axis.rank == 0 else (None, None)
+    if axis.size > 1:
+        box = [(result, None if error is None else _text(error))]
+        with outstanding.blocking("broadcast_object_list", axis):
+            dist.broadcast_object_list(box, src=axis.ranks[0], group=axis.group)
+        result, text = box[0]
+        if text is not None and error is None:
+            raise RankError(f"rank {axis.ranks[0]} failed: {text}", where=f"axis {axis.name}")
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _outcome(fn: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return fn(), None
+    except Exception as error:  # not swallowed: every caller raises it after telling the others
+        return None, error
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,44 @@
+"""The ranks that this one talks to about one thing: what every collective, and every layer that is cut, is given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch.distributed as dist
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The ranks that differ from this one only along one axis (or a set of axes) of the grid (`comm/mesh`).
+
+    Attributes:
+        name: `tp`, `dp_cp`, ...
+        ranks: global ranks in order of their coordinate; this rank is `ranks[rank]`.
+        rank: this rank's position in `ranks`.
+        group: torch's process group, or None when the axis has one rank and nothing can travel.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def world(cls, name: str) -> Axis:
+        """All ranks of torch's default process group, for who has that and no mesh."""
+        return cls(name, tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+
+ALONE = Axis("", (0,), 0)  # one rank and nobody else: what is handed this axis never communicates

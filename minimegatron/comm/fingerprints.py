@@ -1,0 +1,105 @@
+"""Ranks that call different things, found before they call them.
+
+The problem in a sentence: two all-reduces of one shape in swapped order return wrong numbers, float32 against int32
+returns numbers, and nothing says so.
+
+Before each collective every rank hashes what it is about to call: name, dtype, shape, axis, and how many calls it has
+made on that axis. The ranks compare 16 bytes with one MAX all-reduce of the pair `(h, ~h)`: since `~h = -h - 1`, the
+result is `(max h, ~min h)`, and max = min means that all agree. Without the name, two swapped all-reduces of one shape
+would pass. Sent: 16 bytes a call, on the collective's own axis; about 1.3 ms on two gloo ranks. On in tests and labs,
+off in benchmarks.
+
+Megatron-LM has no such comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm import calls, outstanding
+from minimegatron.comm.axis import Axis
+from minimegatron.errors import RankError, named, ranges
+
+
+@dataclasses.dataclass
+class _State:
+    enabled: bool = False
+    calls: dict[tuple[str, tuple[int, ...]], int] = dataclasses.field(default_factory=dict)
+
+
+_state = _State()
+
+
+def enable_fingerprints(on: bool = True) -> None:
+    """Compare every collective of the package with what the other ranks call, from now on. All ranks must call it
+    at the same place, because the counts of calls start at zero here."""
+    _state.enabled = on
+    _state.calls.clear()
+    calls.listen(_compare_call if on else None)
+
+
+@contextlib.contextmanager
+def fingerprints(on: bool = True) -> Iterator[None]:
+    """`enable_fingerprints` for a block."""
+    before_block = _state.enabled
+    enable_fingerprints(on)
+    try:
+        yield
+    finally:
+        enable_fingerprints(before_block)
+
+
+def _compare_call(op: str, x: torch.Tensor, axis: Axis, extra: str, comparable: bool) -> None:
+    """Called before each collective (`comm/calls`).
+
+    Raises:
+        RankError: the ranks are about to do different things; the message says what each of them meant to do.
+    """
+    if axis.size == 1:
+        return
+    key = (axis.name, axis.ranks)
+    number = _state.calls[key] = _state.calls.get(key, 0) + 1
+    shape = str(tuple(x.shape)) if comparable else "uneven"
+    mine = " ".join(filter(None, (op, str(x.dtype).removeprefix("torch."), shape, extra)))
+    compare(f"{mine} on {axis.name}", axis, x.device, f"collective {number} of {axis.name}")
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def signed(h: int) -> int:
+    """The int64 with the same 64 bits."""
+    return h - (1 << 64) if h >> 63 else h
+
+
+def disagreement(hashes: torch.Tensor, axis: Axis) -> list[int]:
+    """Positions at which the int64 vector differs between ranks: one MAX all-reduce of `(h, ~h)`."""
+    both = torch.cat([hashes, ~hashes])
+    with outstanding.blocking("a comparison", axis):
+        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=axis.group)
+        largest, smallest = both[: len(hashes)], ~both[len(hashes) :]
+        return torch.nonzero(largest != smallest).flatten().tolist()
+
+
+def compare(mine: str, axis: Axis, device: torch.device, what: str) -> None:
+    """Raise on all ranks of the axis unless all pass the same text."""
+    if not disagreement(torch.tensor([signed(hash_of(mine))], device=device), axis):
+        return
+    everyone: list[str] = [""] * axis.size
+    with outstanding.blocking("all_gather_object", axis):
+        dist.all_gather_object(everyone, mine, group=axis.group)
+    said: dict[str, list[int]] = {}
+    for rank, text in zip(axis.ranks, everyone, strict=True):
+        said.setdefault(text, []).append(rank)
+    raise RankError(
+        f"ranks disagree at {what}: " + "; ".join(f"{named(r)}: {text}" for text, r in said.items()),
+        where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
+        fix="every rank of a group must make the same calls, in the same order, with the same shapes and dtypes",
+    )

@@ -1,0 +1,149 @@
+"""Logical tensors: drawn, loaded and gathered, from what a parameter's layout says (`layers/param`).
+
+| function         | from                                | to                                                          |
+|------------------|-------------------------------------|-------------------------------------------------------------|
+| `draw_part`      | (seed, name, logical shape)         | this rank's part of the initial values                      |
+| `initialize`     | a model, also on the meta device    | the same logical model in every layout                      |
+| `load_logical`   | logical name -> tensor              | every parameter of this rank, or an error that lists all    |
+| `gather_logical` | a rank's part (of values, gradients)| the logical tensor, on every rank                           |
+
+What travels: `gather_logical` all-gathers over tp (experts: over etp, then ep); nothing else sends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import all_gather
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import CheckpointError
+from minimegatron.layers.noise import is_tiled, one_stream, tiles
+from minimegatron.layers.param import ParamLayout, Ranges, layout_of, logical_parameters, new_parameter
+
+# ---------------------------------------------------------------------------------------------- initial values
+
+
+def draw(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
+    """The logical tensor's initial values in fp32, a function of (seed, name, logical shape) alone."""
+    experts = None if layout.experts is None else (0, layout.shape[0])
+    return draw_part(name, dataclasses.replace(layout, dim=None, parts=(), experts=experts), seed)
+
+
+def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
+    """This rank's part of `draw`: of a stack of experts no others are drawn, of a large matrix no other tiles."""
+    if layout.experts is not None:
+        return torch.stack([draw_part(f"{name}.{e}", layout.one_expert, seed) for e in range(*layout.experts)])
+    shape = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+    if layout.init.std == 0.0:
+        return layout.take(_padded(torch.full(shape, layout.init.value, device="cpu"), layout))
+    if not is_tiled(shape):
+        return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))
+    here: list[Ranges] = [((0, length),) for length in layout.shape]
+    if layout.dim is not None:
+        here[layout.dim] = layout.parts[layout.rank]
+    rows = tuple((min(a, shape[0]), min(b, shape[0])) for a, b in here[0])
+    assert all(b - a == d - c for (a, b), (c, d) in zip(here[0][:-1], rows[:-1], strict=True)), "padding is at the end"
+    values = tiles(name, seed, (shape[0], shape[1]), rows, here[1]).mul_(layout.init.std)
+    return _padded(values, layout, layout.local_shape[0])
+
+
+def _padded(values: torch.Tensor, layout: ParamLayout, rows: int | None = None) -> torch.Tensor:
+    """Zeros behind `values`, up to the rows of the layout or to `rows`."""
+    missing = (layout.shape[0] if rows is None else rows) - len(values) if values.dim() else 0
+    return torch.cat([values, values.new_zeros((missing, *values.shape[1:]))]) if missing else values
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, seed: int, device: torch.device | str | None = None) -> None:
+    """Give every parameter its initial value; the logical model is the same in every layout and on every device.
+
+    Args:
+        model: whose parameters carry layouts.
+        seed: of the whole model.
+        device: where the model goes; parameters on the meta device get their memory there.
+    """
+    if device is not None:
+        materialize(model, device)
+        model.to(device)
+    for name, param in logical_parameters(model):
+        param.copy_(draw_part(name, layout_of(param), seed))
+
+
+def materialize(model: nn.Module, device: torch.device | str) -> None:
+    """Give parameters on the meta device memory on `device`; others stay where they are.
+
+    `nn.Module.to_empty` would make new parameters without their layouts, and untie tied ones.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in list(module._parameters.items()):
+            if param is None or not param.is_meta:
+                continue
+            if param not in made:
+                with torch.device(device):
+                    made[param] = new_parameter(layout_of(param), param.dtype)
+                made[param].requires_grad_(param.requires_grad)
+            module._parameters[name] = made[param]
+
+
+# ---------------------------------------------------------------------------------------------- logical tensors
+
+
+@torch.no_grad()
+def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis) -> torch.Tensor:
+    """The logical tensor of a parameter (or of its gradient), on every rank; all of tp (etp and ep) must call.
+
+    Args:
+        tensor: this rank's part.
+        layout: of the parameter.
+        mesh: the mesh; where there are no experts its tp axis is enough.
+
+    Returns:
+        The tensor without padding rows.
+    """
+    cut_over = mesh if isinstance(mesh, Axis) else mesh.tp
+    if layout.experts is not None:
+        assert isinstance(mesh, Mesh), "experts are gathered over two axes: pass the mesh"
+        cut_over = mesh.etp
+    parts = [tensor.detach()] if not layout.sharded else list(all_gather(tensor.detach()[None], cut_over).unbind(0))
+    full = layout.join(parts)
+    if layout.experts is not None:
+        assert isinstance(mesh, Mesh)
+        full = all_gather(full, mesh.ep)
+    return full if layout.rows is None else full[: layout.rows]
+
+
+@torch.no_grad()
+def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage: bool = False) -> None:
+    """Fill the model from logical tensors; every parameter must be there, with its exact shape, and nothing else.
+
+    Args:
+        model: a whole model, or with `stage` the stages of a pipeline that are on this rank: then tensors of other
+            stages are passed over.
+        tensors: logical name -> tensor, padding rows left out.
+
+    Raises:
+        CheckpointError: listing every missing, unexpected and misshapen tensor at once.
+    """
+    params = dict(logical_parameters(model))
+    problems = [f"missing {n}" for n in params if n not in tensors]
+    problems += [f"unexpected {n} {tuple(tensors[n].shape)}" for n in tensors if n not in params and not stage]
+    for name in params.keys() & tensors.keys():
+        layout = layout_of(params[name])
+        want = layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+        if tuple(tensors[name].shape) != tuple(want):
+            problems.append(f"{name} has shape {tuple(tensors[name].shape)}, the model wants {tuple(want)}")
+    if problems:
+        raise CheckpointError(
+            "the tensors do not fit the model:\n  " + "\n  ".join(sorted(problems)), fix="load the model they belong to"
+        )
+    for name, param in params.items():
+        layout, full = layout_of(param), tensors[name]
+        if layout.rows is not None and layout.rows < layout.shape[0]:
+            full = torch.cat([full, full.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
+        param.copy_(layout.take(full))
