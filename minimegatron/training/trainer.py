@@ -4,7 +4,7 @@
     first step, held against one process if asked for
     until done:  step -> count -> log -> compare replicas -> evaluate -> stop?
 
-Everything that could refuse does so before the first step: rules between the configurations (`run.check_run`),
+Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
 the layout when the mesh is built, the data when it is opened, the model when it is built.
 
 | the run ends                  | because                                                                      |
@@ -55,7 +55,8 @@ from minimegatron.training.graphs import step_graph
 from minimegatron.training.metrics import Metrics, StepReport
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.profile import Profile
-from minimegatron.training.run import RunConfig, batch_sizes, check_run
+from minimegatron.training.rules import batch_sizes, check_run
+from minimegatron.training.run import RunConfig
 from minimegatron.training.state import TrainState
 from minimegatron.training.step import ForwardStep, forward_backward, forward_step, loss_unit, train_step
 
