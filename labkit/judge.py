@@ -86,9 +86,9 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Pla
     """The libraries of a cell's kernels, or the outcome of every case where they cannot be made.
 
     Raises:
-        KernelsUnavailable: the machine cannot compile, which is nobody's wrong answer.
+        KernelsUnavailable: the machine cannot compile, which is no wrong answer.
     """
-    if cuda.todo(cell):  # asked here too: a lab that nobody has begun needs no compiler
+    if cuda.todo(cell):  # asked here too: a lab that is not begun needs no compiler
         return {}, {"todo": asked}
     job = {"cell": cell, "header": str(cuda.header()), "hidden": hidden}
     [reply] = nursery.call(cuda.compile_cell, [job], Limits(seconds=cuda.COMPILE_SECONDS))

@@ -206,7 +206,7 @@ class PointToPoint:
     def taken(self, to: int, count: int) -> None:
         """The first `count` messages to `to` that are kept have arrived, as the caller knows: let go of them.
 
-        gloo tells nobody that a send has ended, but a message from a rank proves that it has had all it needed for it.
+        gloo does not say when a send has ended, but a message from a rank proves that it has had all it needed for it.
         """
         for sending in self._sending.get(to, [])[:count]:
             sending.wait(*self.deadline)
