@@ -57,6 +57,7 @@ NAMES = {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
     },
+    "minimegatron.training.run": {name: f"minimegatron.training.rules.{name}" for name in ("check_run", "batch_sizes")},
 }
 
 
