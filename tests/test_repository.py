@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minimegatron"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = (PACKAGE, ROOT / "labkit", ROOT / "course")
-# Everything that is imported; the source of a lab is text.
-MODULES = sorted(p for package in PACKAGES for p in package.rglob("*.py") if p.name != "lab.py")
+# Everything that is imported; the source of a lab is text, and so are learners' answers.
+MODULES = sorted(
+    p for package in PACKAGES for p in package.rglob("*.py") if p.name != "lab.py" and "answers" not in p.parts
+)
 
 OWN_PROCESSES = "a pipe between processes that this package started itself; nothing is read from outside"
 LEARNERS_CODE = "runs the learner's own code, in a process made for it"

@@ -1,4 +1,4 @@
-"""FT-19: every wait in the package has a deadline, read from the source."""
+"""Every wait in the package has a deadline, read from the source."""
 
 from __future__ import annotations
 
