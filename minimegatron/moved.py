@@ -53,6 +53,14 @@ MOVED = {
 
 # Module -> name that it once had -> where that is now.
 NAMES = {
+    "minimegatron.layers.linear": {
+        "accumulates": "minimegatron.layers.products.fusing_sink",
+        "column_linear": "minimegatron.layers.products.PlainProducts.linear",
+    },
+    "minimegatron.layers.deferred": {
+        "Product": "minimegatron.layers.products.WeightProduct",
+        "weight_gradient": "minimegatron.layers.products.weight_gradient",
+    },
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")

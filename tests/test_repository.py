@@ -46,7 +46,7 @@ WAITS = {
     ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
-    ("layers/linear.py", "wait"): GROUPS_TIMEOUT,
+    ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",

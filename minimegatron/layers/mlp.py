@@ -25,7 +25,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.kernels.switch import kernels
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -93,7 +93,7 @@ class MLP(nn.Module):
             return self.linear_fc2(ops.swiglu(fc1(x)))
         fuses = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
         if ops is not None and fuses and self.kind in ("gelu", "gelu_tanh"):
-            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred, fc1.fp8)
+            y = fc1.products.linear(x, fc1.weight, None, fc1.f)
             return self.linear_fc2(ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh"))
         y = fc1(x)
         if self.gated:

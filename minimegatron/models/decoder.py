@@ -32,14 +32,14 @@ from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config import TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
-from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
-from minimegatron.layers.linear import ColumnParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, layout_of
+from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.block import TransformerBlock
@@ -60,13 +60,11 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        deferred: as in `ColumnParallelLinear`, for a tied output layer.
+        products: what computes a tied output layer (`layers/products.py`).
 
     Raises:
         ConfigError: the model does not fit the layout.
     """
-
-    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -93,6 +91,7 @@ class GPTModel(nn.Module):
         if config.mtp_num_layers and post_process:
             self.mtp = MultiTokenPrediction(config, mesh, spec or decoder_layer_spec(config), rng)
         self.output_layer = None
+        self.products = PlainProducts()
         self._input: torch.Tensor | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
@@ -197,7 +196,7 @@ class GPTModel(nn.Module):
             return self.output_layer(hidden)
         assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
         weight = self.embedding.word_embeddings.weight
-        return column_linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.deferred)
+        return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
 
     def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp."""
