@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,10 +42,9 @@ from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.rope import RotaryEmbedding
-from minimegatron.layers.transformer_engine import check_transformer_engine
-from minimegatron.models.block import TransformerBlock
-from minimegatron.models.mtp import MultiTokenPrediction
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.block import TransformerBlock, TransformerLayer
+from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec, build_module, import_module
 
 
 class GPTModel(nn.Module):
@@ -81,17 +81,23 @@ class GPTModel(nn.Module):
     ) -> None:
         super().__init__()
         check_model_fits(config, mesh.parallel)
-        check_transformer_engine(config, mesh.parallel)
+        if config.transformer_impl == "transformer_engine":
+            import_module(TE_CHECK)(config, mesh.parallel)
         self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
         self.embedding = None
         if pre_process or (post_process and config.mtp_num_layers):
-            self.embedding = LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng))
+            dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
+            self.embedding = LanguageModelEmbedding(config, mesh, dropout)
         self.rotary = RotaryEmbedding(config) if config.rotates else None
-        self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
-        self.mtp = None
+        spec = spec or decoder_layer_spec(config)
+        self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
+        self.mtp: Any = None
         if config.mtp_num_layers and post_process:
-            self.mtp = MultiTokenPrediction(config, mesh, spec or decoder_layer_spec(config), rng)
+            self.mtp = build_module(ModuleSpec(MULTI_TOKEN_PREDICTION), config, mesh, spec, rng)
+        if config.fp8_format is not None:
+            layers = [module for module in self.modules() if isinstance(module, TransformerLayer)]
+            import_module(FP8[config.transformer_impl])(self.decoder, layers, config, mesh)
         self.output_layer = None
         self._input: torch.Tensor | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):

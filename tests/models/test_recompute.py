@@ -81,9 +81,8 @@ def masks(rank: int, world: int, sp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     from minimegatron.layers.dropout import Dropout
 
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
-    drop = Dropout(0.5, streams(mesh))
-    ones = torch.ones(64)
-    return drop(ones, different_over_tp=sp), drop(ones, different_over_tp=True)
+    rng, ones = streams(mesh), torch.ones(64)
+    return Dropout(0.5, rng, different_over_tp=sp)(ones), Dropout(0.5, rng, different_over_tp=True)(ones)
 
 
 @pytest.mark.parametrize("sp", [False, True])

@@ -13,7 +13,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.norm import Norm
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, build_module, decoder_layer_spec, spec_from_name
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec, build_module, spec_from_name
 from minimegatron.models.zoo import PRESETS, count_parameters, family_config, preset
 
 CONFIG = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=40)
