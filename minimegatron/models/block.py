@@ -66,8 +66,10 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        attended = self.dropout(self.self_attention(self.input_layernorm(x), context))
-        normed, x = add_norm(self.pre_mlp_layernorm, x, attended)  # norm(x + attended), x + attended
+        # x = x + dropout(attention(norm(x))), and the next norm of this sum, which a kernel computes along with it
+        normed, x = add_norm(
+            self.pre_mlp_layernorm, x, self.dropout(self.self_attention(self.input_layernorm(x), context))
+        )
         return x + self.dropout(self.mlp(normed))
 
 

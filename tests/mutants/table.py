@@ -337,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "learned positions do not move with the tokens of a depth", "minimegatron/models/decoder.py",
-        "mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
+        "self.mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
         "tests/golden/test_megatron_mtp.py",
     ),
     Mutant(
