@@ -87,7 +87,16 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
 
 
 def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
-    """`enable_fp8` of those layers of a stage that the config has in FP8; messages name a matrix as the model does."""
+    """`enable_fp8` for those layers of a stage that `config.fp8_layer` selects.
+
+    Args:
+        stack: the module that runs the layers; Transformer Engine's twin of this function needs it, this one does not.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+
+    Raises:
+        ConfigError: as `enable_fp8`.
+    """
     for layer in layers:
         if config.fp8_layer(layer.layer_number):
             enable_fp8(layer, config, mesh, f"layers.{layer.layer_number}.")

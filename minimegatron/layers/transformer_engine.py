@@ -131,7 +131,13 @@ def fp8_context(
 
 
 def autocast_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
-    """Run a stack of layers, or each of its layers, inside `fp8_context`."""
+    """From now on a stack of layers, or each of its layers, runs inside `fp8_context`.
+
+    Args:
+        stack: the module that runs the layers.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+    """
     _run_inside(stack, partial(fp8_context, config, mesh))
     for layer in layers:
         _run_inside(layer, partial(fp8_context, config, mesh, layer.layer_number))
