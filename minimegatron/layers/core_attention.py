@@ -92,16 +92,29 @@ class CoreAttention(nn.Module):
         s = q.shape[0]
         return Task(q.dtype, q.shape[-1], v.shape[-1], not mask.plain(s), self._dropout_p > 0.0)
 
-    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
-        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
-        return (
-            flash_attention(q, k, v, mask, self.scale) if ops is None else ops.flash_attention(q, k, v, self.scale)[0]
-        )
-
     @property
     def _dropout_p(self) -> float:
         return self.dropout.p if self.training else 0.0
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """The formula as it stands, softmax in fp32: what the other backends are compared with."""
+        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        ops = kernels(self.config.kernels, "softmax", q)
+        if ops is not None:
+            hidden = ~mask.table((0, s), (0, s), q.device)
+            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
+            return self.dropout(weights) @ v
+        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
+        return self.dropout(weights) @ v
+
+    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
+        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
+        if ops is not None:
+            return ops.flash_attention(q, k, v, self.scale)[0]  # type: ignore[no-any-return]
+        return flash_attention(q, k, v, mask, self.scale)
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)
@@ -119,19 +132,6 @@ class CoreAttention(nn.Module):
                 scale=self.scale,
                 enable_gqa=k.shape[1] != q.shape[1],
             )
-
-    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """The slow twin of all others: what the formula says, softmax in fp32."""
-        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        ops = kernels(self.config.kernels, "softmax", q)
-        if ops is not None:
-            hidden = ~mask.table((0, s), (0, s), q.device)
-            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
-            return self.dropout(weights) @ v
-        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
-        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
-        return self.dropout(weights) @ v
 
     def _flash(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
