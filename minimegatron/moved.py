@@ -61,6 +61,15 @@ NAMES = {
         "Product": "minimegatron.layers.products.WeightProduct",
         "weight_gradient": "minimegatron.layers.products.weight_gradient",
     },
+    "minimegatron.models.spec": {"decoder_layer_spec": "minimegatron.models.gpt_layer_specs.decoder_layer_spec"},
+    "minimegatron.data.masking": {"cu_seqlens": "minimegatron.layers.mask.cu_seqlens"},
+    "minimegatron.inference.model": {"View": "minimegatron.inference.model.PassCache"},
+    "minimegatron.inference.static_cache": {"Next": "minimegatron.inference.static_cache.Decode"},
+    "minimegatron.kernels.switch": {
+        name: f"minimegatron.kernels.families.{name}" for name in ("FILES", "WISHES", "obstacle", "target_of")
+    },
+    "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
+    "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")

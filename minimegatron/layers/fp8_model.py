@@ -13,7 +13,7 @@ Megatron-LM: `get_fp8_context` in `fp8_utils.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -84,6 +84,22 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
                     for e in range(*layer.here)
                 }
             )
+
+
+def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
+    """`enable_fp8` for those layers of a stage that `config.fp8_layer` selects.
+
+    Args:
+        stack: the module that runs the layers; Transformer Engine's twin of this function needs it, this one does not.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+
+    Raises:
+        ConfigError: as `enable_fp8`.
+    """
+    for layer in layers:
+        if config.fp8_layer(layer.layer_number):
+            enable_fp8(layer, config, mesh, f"layers.{layer.layer_number}.")
 
 
 def move_scales(model: nn.Module, mesh: Mesh) -> None:
