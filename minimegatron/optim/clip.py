@@ -10,7 +10,7 @@ parameter is cut over tp, over pp never, except for a tied embedding. Exactly on
 |----------------------------------|---------------------------------------------|
 | cut over tp (matrices)           | every tp rank; the first of dp_cp           |
 | replicated over tp (norms, ...)  | the first tp rank; the first of dp_cp       |
-| tied copy on the last stage      | nobody; the first stage has the original    |
+| tied copy on the last stage      | the first stage, which has the original     |
 | a piece owned by one dp rank     | its owner                                   |
 | experts                          | every ep and etp rank; the first of edp     |
 
@@ -41,6 +41,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Protocol, overload
 
 import torch
 
@@ -49,9 +50,18 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout
-from minimegatron.optim.fused import NormReader
 
 PIECE = 1 << 16  # elements, 512 KiB in fp64
+
+
+class GradReader(Protocol):
+    """Reads gradients piece by piece by other means than torch's functions (`optim/fused.NormReader`: a kernel)."""
+
+    def read(self, grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None:
+        """Of every piece: sum of squares, elements that are not finite (fp64); and the order of the gradients in them.
+
+        None where torch is to compute.
+        """
 
 
 def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
@@ -96,7 +106,7 @@ def grad_stats(
     norm_type: float = 2.0,
     count_zeros: bool = False,
     device: torch.device | None = None,
-    reader: NormReader | None = None,
+    reader: GradReader | None = None,
 ) -> GradStats:
     """Norm, zeros and non-finite tensors of the whole gradient. Does not wait for the device.
 
@@ -159,9 +169,14 @@ def _pieces(
     return torch.tensor(of, dtype=torch.int64, device=device), torch.tensor(here, dtype=torch.int64, device=device)
 
 
-def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor:
-    """What the gradient is multiplied by: max_norm / (norm + 1e-6), at most 1. fp64, on the norm's device."""
-    return (max_norm / (torch.as_tensor(norm, dtype=torch.float64) + 1e-6)).clamp(max=1.0)
+@overload
+def clip_coefficient(norm: float, max_norm: float) -> float: ...
+@overload
+def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor: ...
+def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor | float:
+    """What the gradient is multiplied by: max_norm / (norm + 1e-6), at most 1; a tensor for a tensor, on its device."""
+    coefficient = max_norm / (norm + 1e-6)
+    return coefficient.clamp(max=1.0) if isinstance(coefficient, torch.Tensor) else min(1.0, coefficient)
 
 
 @torch.no_grad()

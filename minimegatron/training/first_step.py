@@ -37,16 +37,16 @@ from minimegatron.data.builder import Dataset
 from minimegatron.errors import RankError, ranges
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
-from minimegatron.layers.router import set_loss_scale
+from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.mtp import depth_losses
 from minimegatron.models.spec import spec_from_name
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.datasets import microbatches
+from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import reduce_reports
 from minimegatron.training.run import RunConfig
-from minimegatron.training.step import ForwardStep, forward_backward
+from minimegatron.training.step import ForwardStep
 
 TOLERANCE = 1e-7
 # What is smaller than this share of the largest gradient of the model is compared with that share: a bias of keys has
@@ -126,12 +126,13 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     parallel = run.parallel
     ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce, torch.float64)
     ddp.zero_grad_buffer()
-    set_loss_scale(ddp, 1.0)
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
-    tokens, reports = forward_backward(forward_step, batches, ddp, count, lambda loss: loss)
+    hooks, forward_backward_fn = StepHooks(ddp, mesh), get_forward_backward_fn(ddp)
+    with hooks.passes(1.0):
+        tokens, reports = forward_backward_fn(forward_step, batches, ddp, count, lambda loss: loss)
     finalize_model_grads(ddp, mesh, tokens)
-    return Gradients(reduce_reports(reports | depth_losses(ddp, 1.0), mesh).means, ddp)
+    return Gradients(reduce_reports(reports | hooks.reports(), mesh).means, ddp)
 
 
 @torch.no_grad()
