@@ -37,7 +37,6 @@ from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
 from minimegatron.training import step
-from minimegatron.training.step import ForwardBackward
 
 
 class Microbatches:
@@ -136,7 +135,7 @@ def forward_only(
     return sums.reports
 
 
-def get_forward_backward_fn(model: DistributedDataParallel) -> ForwardBackward:
+def get_forward_backward_fn(model: DistributedDataParallel) -> step.ForwardBackward:
     """What runs the forward and backward passes of this model's steps."""
     return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 

@@ -98,7 +98,15 @@ class Trainer:
         if data.train is None:
             raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
         self.data, self.train_set = data, data.train
+        self._build(run)
+        mesh = self.mesh
+        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
+        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
+        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
+        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
+    def _build(self, run: RunConfig) -> None:
+        """Random streams, model, DDP, optimizer, schedule."""
         mesh = self.mesh
         self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
@@ -114,10 +122,6 @@ class Trainer:
             train_samples=samples_of(run, self.batch_sizes, self.train_iters),
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
-        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
-        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
-        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
-        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
