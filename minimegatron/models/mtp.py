@@ -12,9 +12,9 @@ Depth k has one more transformer layer. It sees the state of depth k - 1 and the
 m_{i+k} is the mask of the token where t_{i+k+1} is the label. Embedding and output layer are the model's; with
 w_i the labels, t_{i+k} = w_{i+k-1}, so all that is needed is labels rolled to the left.
 
-**A loss beside the loss.** The model returns the losses of the next token, and its caller masks, sums and scales
+**A loss beside the loss.** The model returns the losses of the next token, and who calls it masks, sums and scales
 them. The other depths' losses ride along (`_Beside`): identity on the losses, whose backward pass is handed dL/dloss_i,
-which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So no caller has to be told
+which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So nobody has to be told
 of a mask or a scale twice, and the result does not depend on how the batch is cut. The same backward pass counts
 sum_i m_{i+k} loss_i^k for the log (`depth_losses`): once a microbatch, whatever is recomputed, and never in an
 evaluation, which runs no depth at all.
