@@ -75,6 +75,10 @@ NAMES = {
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
     },
     "minimegatron.training.run": {name: f"minimegatron.training.rules.{name}" for name in ("check_run", "batch_sizes")},
+    "minimegatron.training.experts": {
+        name: f"minimegatron.commands.expert_loads.{name}" for name in ("main", "read_log")
+    },
+    "minimegatron.training.step": {"loss_unit": "minimegatron.optim.scaler.loss_divisor"},
 }
 
 
