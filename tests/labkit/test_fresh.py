@@ -132,7 +132,9 @@ def test_a_killed_nursery_is_said_and_replaced() -> None:
         mine.call(echo, [1], ENOUGH)
         assert mine._server is not None
         with pytest.raises(RankError):
-            mine.call(misbehave, [f"os.kill({mine._server.pid}, signal.SIGKILL); time.sleep(60)"], Limits(seconds=1.0))
+            mine.call(
+                misbehave, [f"os.kill({mine._server.process.pid}, signal.SIGKILL); time.sleep(60)"], Limits(seconds=1.0)
+            )
         [reply] = mine.call(echo, [2], ENOUGH)
         assert reply.value["job"] == 2
 

@@ -1,8 +1,4 @@
-"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.forkclient`.
-
-The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
-and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks on demand: four
-ranks in 0.05 s.
+"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.warm_client`.
 
 A rank lives through many jobs. Each job gets a default process group of its own over a file (no port to collide with,
 and no message of an earlier job can arrive in a later one) and a process that `launch.clean` has put in order::
@@ -21,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import functools
 import gc
 import importlib
-import json
 import os
 import pickle
 import random
@@ -45,6 +41,7 @@ from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.fork_server import ENVIRONMENT, fork, receive, send
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -58,9 +55,7 @@ PRELOAD = (
     "minimegatron.comm.collectives",
 )
 RANK_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # what has used a GPU cannot be forked, and ranks do the same on every machine
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform.startswith("linux") else "lo0",  # listen on 127.0.0.1 only
+    **ENVIRONMENT,
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "NO_COLOR": "1",
     "TQDM_DISABLE": "1",
@@ -115,7 +110,7 @@ def serve(sock: socket.socket, preload: list[str]) -> None:
     parent, folder = os.getppid(), tempfile.mkdtemp(prefix="minimegatron-pool-")
     procs.adopt_orphans()
     try:
-        sock.send(json.dumps({"folder": folder}).encode())
+        send(sock, {"folder": folder})
         _obey(sock, parent, _deaths())
     finally:
         procs.end_descendants()
@@ -131,13 +126,13 @@ def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
         _reap(ranks, statuses)
         if sock.fileno() not in ready:
             continue
-        message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
-        if not message:
+        try:
+            request, fds = receive(sock, most_fds=3)
+        except ConnectionError:
             return
-        request = json.loads(message)
         answer: dict[str, int | None] = {}
         if request["do"] == "fork":
-            answer["pid"] = pid = _fork([sock.fileno(), *deaths], *fds)
+            answer["pid"] = pid = fork(functools.partial(_become_rank, *fds), close=[sock.fileno(), *deaths])
             ranks.add(pid)
             for fd in fds:
                 os.close(fd)
@@ -145,7 +140,7 @@ def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
             os.kill(request["pid"], signal.SIGKILL)
         elif request["do"] == "status":
             answer["status"] = statuses.pop(request["pid"], None)
-        sock.send(json.dumps(answer).encode())
+        send(sock, answer)
 
 
 def _deaths() -> tuple[int, int]:
@@ -169,26 +164,15 @@ def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
     procs.end_descendants(spare=ranks)
 
 
-def _fork(ours: list[int], channel: int, out: int, err: int) -> int:
-    server = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in ours:
-            os.close(fd)
-        procs.die_with_parent(signal.SIGKILL, server)
-        os.setpgid(0, 0)  # a signal to the group of the server is not for its ranks
-        procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        for fd in (out, err):
-            os.close(fd)
-        live(Connection(channel))
-    finally:
-        os._exit(1)  # never unwind into the server's frames
+def _become_rank(channel: int, out: int, err: int) -> NoReturn:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for fd in (out, err):
+        os.close(fd)
+    live(Connection(channel))
 
 
 # --------------------------------------------------------------------------------------------------- the rank
@@ -288,10 +272,3 @@ def _failure(error: BaseException) -> Failure:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    # Run as a module this file would be called `__main__`; ranks must know it by its name.
-    from minimegatron.launch import forkserver
-
-    forkserver.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -1,47 +1,38 @@
-"""The near side of the fork server: one object for the server, one for each warm rank.
+"""The near side of warm ranks: one object for the server that forks them, one for each rank.
 
 The problem in a sentence: a pool must know at any moment whether a rank is idle, busy, cleaning up or dead, and must
 never wait for a dead one. A rank's channel tells: an idle rank has nothing to say, so a readable channel means its end,
 and end of file means that the process is gone; the server, its parent, then knows how it died.
 
-There is one fork server per process, started by the first pool, and it ends when this process does: the kernel closes
-the socket, whatever the cause, and the ranks carry `PR_SET_PDEATHSIG`.
+The server ends when this process does: the kernel closes the socket, whatever the cause, and the ranks carry
+`PR_SET_PDEATHSIG`.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import dataclasses
 import fcntl
-import json
 import os
 import pickle
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from minimegatron.errors import RankError
 from minimegatron.launch import procs
-from minimegatron.launch.forkserver import RANK_ENVIRONMENT, Failure, Job
+from minimegatron.launch.fork_server import ForkServer, receive, send
 from minimegatron.launch.patience import Patience, Starting
-
-if TYPE_CHECKING:
-    from minimegatron.launch.workers import WarmPool
+from minimegatron.launch.warm_server import RANK_ENVIRONMENT, Failure, Job
 
 START_SECONDS = 120.0  # for the imports of the server, without progress; for its answers
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
-# Where this package keeps what ranks work with.
-ROOMS = tuple(f"minimegatron.{room}." for room in "kernels data layers parallel optim models training".split())
 
 
 def _log_file() -> IO[bytes]:
@@ -52,12 +43,16 @@ def _log_file() -> IO[bytes]:
 
 
 class Rank:
-    """The near end of one rank."""
+    """The near end of one rank.
 
-    def __init__(self) -> None:
+    Args:
+        server: forks it.
+    """
+
+    def __init__(self, server: WarmServer) -> None:
         # Unlinked files rather than pipes: they never fill up, and can be read after the rank is dead.
         self.out, self.err = _log_file(), _log_file()
-        self.server = this_process().running_server()
+        self.server = server
         near, far = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # a rank stopped in the middle of a message
             near.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 10, 0))
@@ -121,8 +116,8 @@ class Rank:
         self.err.close()
 
 
-class Server:
-    """The near end of the fork server.
+class WarmServer(ForkServer):
+    """The near end of the server that forks warm ranks.
 
     Args:
         preload: modules that it imports once, instead of every rank for itself.
@@ -132,47 +127,36 @@ class Server:
     """
 
     def __init__(self, preload: Iterable[str]) -> None:
-        # One message is under way at a time, so a stream does where there are no packets (macOS).
-        kind = socket.SOCK_SEQPACKET if sys.platform.startswith("linux") else socket.SOCK_STREAM
-        self.sock, far = socket.socketpair(socket.AF_UNIX, kind)
-        self.sock.settimeout(1.0)
         self.lock = threading.Lock()
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path}
         with tempfile.TemporaryFile() as log:
-            with far:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "minimegatron.launch.forkserver", str(far.fileno()), *preload],
-                    pass_fds=[far.fileno()],
-                    env={**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
-                )
-            ready = self._first_words()
+            super().__init__("minimegatron.launch.warm_server", *preload, environment=environment, log=log)
+            self.sock.settimeout(1.0)
+            ready = self._first_message()
             self.sock.settimeout(START_SECONDS)
-            if not ready:
-                self.close()
+            if ready is None:
+                self.close(REPLY_SECONDS)
                 log.seek(0)
                 raise RankError(
                     "the fork server did not start",
                     where=log.read()[-2000:].decode(errors="replace"),
                     fix="minimegatron doctor says what this machine lacks",
                 )
-        self.folder: str = json.loads(ready)["folder"]
+        self.folder: str = ready["folder"]
 
-    def _first_words(self) -> bytes:
-        """What the server says when it has imported everything; b"" when it has ended or stands still."""
+    def _first_message(self) -> Any:
+        """What the server says when it has imported everything; None when it has ended or makes no progress."""
         patience = Patience(START_SECONDS, Starting(lambda: [self.process.pid]).gained)
         while not patience.is_over():
             try:
-                return self.sock.recv(4096)
+                return receive(self.sock)[0]
             except TimeoutError:
                 continue
             except OSError:
                 break
-        return b""
+        return None
 
     def fork(self, *fds: int) -> int:
         """Fork a rank with these descriptors (channel, stdout, stderr); its pid."""
@@ -193,57 +177,7 @@ class Server:
     def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
         try:
             with self.lock:
-                socket.send_fds(self.sock, [json.dumps(request).encode()], fds)
-                return json.loads(self.sock.recv(4096))  # type: ignore[no-any-return]
+                send(self.sock, request, fds)
+                return receive(self.sock)[0]  # type: ignore[no-any-return]
         except (OSError, ValueError):
             raise RankError("the fork server has died, and all ranks with it", fix="run again") from None
-
-    def close(self) -> None:
-        """Hang up; the server ends, and with it every rank."""
-        self.sock.close()
-        try:
-            self.process.wait(REPLY_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(REPLY_SECONDS)
-
-
-@dataclasses.dataclass
-class Process:
-    """What one process owns: at most one fork server, and the pools that everything in it shares.
-
-    Attributes:
-        preload: modules that its ranks will want besides those of this package that it has itself.
-    """
-
-    pid: int
-    server: Server | None = None
-    pools: dict[tuple[int, bool], WarmPool] = dataclasses.field(default_factory=dict)
-    preload: tuple[str, ...] = ()
-
-    def running_server(self) -> Server:
-        """The fork server; started when there is none, or when it has died."""
-        if self.server is None or self.server.process.poll() is not None:
-            if self.server is None:
-                atexit.register(self.close)
-            ours = sorted(name for name in sys.modules if name.startswith(ROOMS))
-            self.server = Server([*self.preload, *ours])
-        return self.server
-
-    def close(self) -> None:
-        """End the shared pools and the server."""
-        while self.pools:
-            self.pools.popitem()[1].close()
-        if self.server is not None:
-            self.server.close()
-
-
-_process = Process(os.getpid())
-
-
-def this_process() -> Process:
-    """The one holder of state. After a fork the child starts with none: server and pools belong to its parent."""
-    global _process
-    if _process.pid != os.getpid():
-        _process = Process(os.getpid())
-    return _process
