@@ -12,4 +12,5 @@
 | `patience`                           | a rank that visibly starts is not missing                                |
 | `agreement`                          | ranks compare what they were given before they have a group              |
 | `hardware`, `drivers`, `launchers`   | which device and backend; which driver; torchrun's or srun's environment |
+| `output`                             | what a command prints, such as `nvidia-smi`                              |
 """
