@@ -34,13 +34,12 @@ from labkit import plain
 from labkit.nursery import Limits
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError
 from minimegatron.launch import procs
-from minimegatron.launch.fork_server import ENVIRONMENT, ForkServer, receive, send, stacks
+from minimegatron.launch.fork_server import ENVIRONMENT, START_SECONDS, ForkServer, stacks
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
 _MAX_FILES = 20_000  # in it
 # Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
 _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-_START_SECONDS = 120.0  # for the nursery's imports on a machine that is busy with something else
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +79,9 @@ class Nursery:
     def _running_server(self) -> ForkServer:
         if self._over:
             raise RankError("the run was interrupted")
-        if self._server is None or not self._server.is_running():
+        if self._server is None or self._server.process.poll() is not None:
             self.close()
             self._server = ForkServer("labkit.nursery", environment=_environment(), cwd="/")
-            self._server.sock.settimeout(_START_SECONDS)
         return self._server
 
     def close(self) -> None:
@@ -113,7 +111,7 @@ class Nursery:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
         """
-        folder = Path(tempfile.mkdtemp(prefix="minimegatron-"))
+        folder = Path(tempfile.mkdtemp(dir=self._running_server().folder))
         try:
             for rank, job in enumerate(jobs):
                 (folder / f"job.{rank}").write_text(plain.dumps(job))
@@ -121,10 +119,10 @@ class Nursery:
                 "function": f"{function.__module__}:{function.__qualname__}",
                 "folder": str(folder), "world": len(jobs), "path": list(path), "limits": dataclasses.asdict(limits),
             }  # fmt: skip
-            return self._run(order, limits)
+            return self._run(order, limits, folder)
         except TimeoutError:
             self.close()
-            raise DeadlineError(f"the process that starts ranks gave no sign for {_START_SECONDS:g} s") from None
+            raise DeadlineError(f"the process that starts ranks gave no sign for {START_SECONDS:g} s") from None
         except (OSError, ValueError) as error:
             self.close()
             raise RankError(f"the process that starts ranks ended: {error}", fix="run the cell again") from None
@@ -134,23 +132,21 @@ class Nursery:
         finally:
             _remove(folder)
 
-    def _run(self, order: dict[str, Any], limits: Limits) -> list[Reply]:
-        sock = self._running_server().sock
-        pipes = [os.pipe() for _ in range(order["world"])]
+    def _run(self, order: dict[str, Any], limits: Limits, folder: Path) -> list[Reply]:
+        server, pids, pipes = self._running_server(), list[int](), list[int]()
         try:
-            try:
-                send(sock, order, [write for _, write in pipes])
-            finally:
-                for _, write in pipes:
+            for rank in range(order["world"]):
+                read, write = os.pipe()
+                pipes.append(read)
+                try:
+                    pids.append(server.fork(write, order={**order, "rank": rank}))
+                finally:
                     os.close(write)
-            pids, _ = receive(sock)
-            folder = Path(order["folder"])
-            answers, late = _read_answers([read for read, _ in pipes], limits, folder)
+            answers, late = _read_answers(pipes, limits, folder)
             unanswered = _why_late({rank: pids[rank] for rank in late}, limits, folder)
-            send(sock, "end")
-            statuses, _ = receive(sock)
+            statuses = server.end(*pids)
         finally:
-            for read, _ in pipes:
+            for read in pipes:
                 os.close(read)
         return [unanswered.get(rank) or _reply(answers.get(rank), status) for rank, status in enumerate(statuses)]
 
@@ -166,14 +162,14 @@ def _environment() -> dict[str, str]:
 
 
 def _read_answers(pipes: list[int], limits: Limits, folder: Path) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
-    """Per rank (order of arrival, line) for those who wrote one, b"" if it is too long; and the ranks that were late.
+    """Per rank that wrote a line (order of arrival, line), b"" if it is too long; and the ranks that were late.
 
     A rank first writes "+", its sign of life, then one line. The clock starts when all have signed, and ends early when
     the ranks' folder is too full.
     """
     answers: dict[int, tuple[int, bytes]] = {}
     partial = {rank: bytearray() for rank in range(len(pipes))}
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + START_SECONDS
     signed: set[int] = set()
     with selectors.DefaultSelector() as selector:
         for rank, pipe in enumerate(pipes):

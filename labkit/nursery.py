@@ -1,27 +1,24 @@
 """The nursery: imports torch once, keeps a single thread, and forks a fresh process for every rank of every job.
 
-The far side of `fresh`, which says what it is for. One order at a time, over a socket:
+The far side of `fresh`, which says what it is for. Each rank of a job is an order over a socket:
 
     fresh                                       nursery                         rank
-      |-- order, write ends of the pipes -------> fork, once a rank ------------> limits, empty folder
-      |<-- pids ----------------------------------|                               |
+      |-- order, write end of a pipe -----------> fork -------------------------> limits, empty folder
+      |<-- pid -----------------------------------|                               |
       |<-- "+" and then one line of JSON, over the rank's pipe -------------------|
-      |-- "end" --------------------------------> kill process groups, wait       x
-      |<-- statuses ------------------------------|
+      |-- kill ---------------------------------> kill its process group          x
+      |<-- status --------------------------------|
 
 Forking is safe only from here: a notebook's kernel has threads, whose locks a fork would copy in any state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
-import functools
 import importlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -30,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import plain, sandbox
-from minimegatron.launch import procs
-from minimegatron.launch.fork_server import fork, receive, send
+from minimegatron.launch.fork_server import obey
 
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
@@ -67,46 +63,18 @@ class Failed(Exception):
         self.value = value
 
 
-def serve(sock: socket.socket, _: list[str]) -> None:
-    """Read an order, fork its ranks, wait for the word that it is over, kill and reap; until the caller hangs up."""
+def serve(sock: socket.socket, folder: str, _: list[str]) -> None:
+    """Import torch, leave the network, then fork ranks until the caller hangs up."""
     importlib.import_module(_PRELOAD).rehearse()
     sandbox.leave_network()
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
-    while True:
-        try:
-            order, pipes = receive(sock, most_fds=64)
-        except ConnectionError:
-            return
-        ranks = [_fork(rank, order, pipes, sock) for rank in range(order["world"])]
-        for pipe in pipes:
-            os.close(pipe)
-        over = False
-        with contextlib.suppress(OSError):  # the caller is gone: end its ranks all the same
-            send(sock, ranks)
-            receive(sock)
-            over = True
-        statuses = [_reap(pid) for pid in ranks]
-        if not over:
-            shutil.rmtree(order["folder"], ignore_errors=True)  # the caller cannot
-            return
-        send(sock, statuses)
+    obey(sock, folder, live)
 
 
-def _reap(pid: int) -> int:
-    # A rank that ended by itself keeps its status until now, so its number cannot belong to another process.
-    procs.send(pid, signal.SIGKILL, group=True)
-    procs.send(pid, signal.SIGKILL)  # if it had no time yet to found its group
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _fork(rank: int, order: dict[str, Any], pipes: list[int], sock: socket.socket) -> int:
-    others = [pipe for other, pipe in enumerate(pipes) if other != rank]
-    return fork(functools.partial(_live, rank, order, pipes[rank]), close=[sock.fileno(), *others])
-
-
-def _live(rank: int, order: dict[str, Any], pipe: int) -> None:
+def live(order: dict[str, Any], pipe: int) -> None:
     """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
+    rank = order["rank"]
     folder, limits = Path(order["folder"]), Limits(**order["limits"])
     os.chdir(folder)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(folder)

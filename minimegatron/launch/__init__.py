@@ -1,4 +1,4 @@
-"""Who starts the processes, watches them and ends them; `comm` is what they say to each other.
+"""Starting processes, watching them and ending them; `comm` is the communication between them.
 
 | to read                              | its one idea                                                             |
 |--------------------------------------|--------------------------------------------------------------------------|
@@ -8,7 +8,7 @@
 | `workers`                            | warm ranks: a pool that runs a function on all of them                   |
 | `warm_client`, `warm_server`, `clean`| its two sides, and what a rank leaves behind between two jobs            |
 | `procs`                              | processes with parents that end them                                     |
-| `watch`, `blame`, `ledger`           | who is late or gone, whose fault it was, where ranks meet                |
+| `watch`, `blame`, `ledger`           | which rank is late or gone, which one failed first, where ranks meet     |
 | `patience`                           | a rank that visibly starts is not missing                                |
 | `agreement`                          | ranks compare what they were given before they have a group              |
 | `hardware`, `drivers`, `launchers`   | which device and backend; which driver; torchrun's or srun's environment |

@@ -1,4 +1,4 @@
-"""NVIDIA drivers, and which builds of torch they run; without torch, for who wants to know why torch sees no GPU.
+"""NVIDIA drivers, and which builds of torch they run; needs no torch, so it can say why torch sees no GPU.
 
 The problem in a sentence: a build of torch brings CUDA with it and needs a driver that is new enough; with an older one
 it sees no GPU, computes on the CPU, and says nothing.
@@ -71,7 +71,7 @@ def build_for(driver: str, version: str) -> str:
 
 
 def hidden(environ: Mapping[str, str]) -> bool:
-    """Whether somebody has hidden all GPUs on purpose."""
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs."""
     return environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDDEN
 
 

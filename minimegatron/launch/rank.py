@@ -1,4 +1,4 @@
-"""The life of one rank: check in, work, leave together, or fail so that the others know why.
+"""The life of one rank: check in, work, leave together, or fail so that the others learn the cause.
 
 The problem in a sentence: `init_process_group` and a script that ends are not enough; the fast rank leaves before the
 slow one has connected, an exception on rank 1 becomes three others elsewhere, a killed launcher leaves ranks behind.
@@ -9,11 +9,11 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
 
 | step         | what happens                                                                                     |
 |--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (who is missing is named), compare what each was given (`launch.agreement`),|
+| `init`       | meet through the store (the missing are named), compare what each was given (`launch.agreement`),|
 |              | choose backend and GPU from what all ranks see (`launch.hardware`; loopback only on one machine),  |
 |              | leave a note for the launcher, start the watch                                                   |
 | `report(x)`  | a number or a list for the notebook that launched us                                             |
-| `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
+| `finish`     | meet again, so that none leaves early; destroy the group                                         |
 | an exception | `launch.blame`: one traceback for the whole job, the exit status of its class                      |
 | Ctrl-C       | 130, without a word                                                                              |
 
@@ -139,7 +139,7 @@ def described() -> str:
 
 
 def report(value: Any) -> None:
-    """Hand a small result to whoever launched this rank (`Run.reports[rank]`); the last call counts.
+    """Hand a small result to the process that launched this rank (`Run.reports[rank]`); the last call counts.
 
     Args:
         value: numbers, strings, lists and dicts of them. Without a launcher that listens, nothing happens.
@@ -242,7 +242,7 @@ def _ledger(rank: int, world: int, seconds: float) -> Ledger:
 
 
 def _listen_on_loopback() -> None:
-    """All ranks are on this machine: nobody else has to reach them."""
+    """All ranks are on this machine: no other has to reach them."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

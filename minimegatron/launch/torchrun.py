@@ -1,7 +1,7 @@
 """Start ranks with `torchrun`, see every one of them end, and say in two lines what went wrong.
 
-The problem in a sentence: a notebook cell that runs on four processes has four outputs, four ways to fail and one
-learner, and when its kernel is restarted nothing may stay behind.
+The problem in a sentence: a notebook cell that runs on four processes has four outputs and four ways to fail,
+and when its kernel is restarted no process may stay behind.
 
     run = launch("cell.py", nproc=4, rundir=".runs/cell", timeout=60)
     print(render(run.stdout))                   # [ranks 0-3] hello
@@ -69,7 +69,7 @@ class Run:
     Attributes:
         cmd: the command line that does the same in a terminal.
         gpus: whether the ranks saw GPUs.
-        backend: of their process group, "" when nobody called `init`.
+        backend: of their process group, "" when no rank called `init`.
         returncode: 0; the status of the rank that failed first (see `errors`), 5 if it has none of ours; 7: a hang.
         seconds: from start to end.
         stdout, stderr: everything a rank wrote.
@@ -274,8 +274,8 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
     while process.poll() is None:
         now = time.monotonic()
         if checked_in is None:
-            everybody = all((folder / f"started.{r}").exists() for r in range(run.nproc))
-            checked_in = now if everybody or patience.is_over() else None
+            complete = all((folder / f"started.{r}").exists() for r in range(run.nproc))
+            checked_in = now if complete or patience.is_over() else None
         elif now - checked_in > run.timeout:
             run.hung = True
             _dump_and_end(process.pid)

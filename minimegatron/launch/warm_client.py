@@ -14,12 +14,9 @@ import contextlib
 import fcntl
 import os
 import pickle
-import signal
 import socket
 import struct
 import tempfile
-import threading
-import time
 from collections.abc import Iterable
 from multiprocessing import connection
 from pathlib import Path
@@ -27,12 +24,9 @@ from typing import IO, Any
 
 from minimegatron.errors import RankError
 from minimegatron.launch import procs
-from minimegatron.launch.fork_server import ForkServer, receive, send
+from minimegatron.launch.fork_server import REPLY_SECONDS, START_SECONDS, ForkServer, receive
 from minimegatron.launch.patience import Patience, Starting
 from minimegatron.launch.warm_server import RANK_ENVIRONMENT, Failure, Job
-
-START_SECONDS = 120.0  # for the imports of the server, without progress; for its answers
-REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
 
 
 def _log_file() -> IO[bytes]:
@@ -111,7 +105,7 @@ class Rank:
         self.channel.close()
         if not self.gone:
             with contextlib.suppress(RankError):  # the server is dead, and so is the rank
-                self.server.kill(self.pid)
+                self.server.end(self.pid)
         self.out.close()
         self.err.close()
 
@@ -121,22 +115,15 @@ class WarmServer(ForkServer):
 
     Args:
         preload: modules that it imports once, instead of every rank for itself.
-
-    Attributes:
-        folder: where ranks meet; the server removes it when it ends, hence also when this process was killed.
     """
 
     def __init__(self, preload: Iterable[str]) -> None:
-        self.lock = threading.Lock()
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, **RANK_ENVIRONMENT, "PYTHONPATH": path}
         with tempfile.TemporaryFile() as log:
             super().__init__("minimegatron.launch.warm_server", *preload, environment=environment, log=log)
-            self.sock.settimeout(1.0)
-            ready = self._first_message()
-            self.sock.settimeout(START_SECONDS)
-            if ready is None:
+            if not self._gets_ready():
                 self.close(REPLY_SECONDS)
                 log.seek(0)
                 raise RankError(
@@ -144,40 +131,20 @@ class WarmServer(ForkServer):
                     where=log.read()[-2000:].decode(errors="replace"),
                     fix="minimegatron doctor says what this machine lacks",
                 )
-        self.folder: str = ready["folder"]
 
-    def _first_message(self) -> Any:
-        """What the server says when it has imported everything; None when it has ended or makes no progress."""
+    def _gets_ready(self) -> bool:
+        """Whether the server says that it has imported everything; False when it has ended or makes no progress."""
         patience = Patience(START_SECONDS, Starting(lambda: [self.process.pid]).gained)
-        while not patience.is_over():
-            try:
-                return receive(self.sock)[0]
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-        return None
+        while not connection.wait([self.sock], 1.0):
+            if patience.is_over():
+                return False
+        with contextlib.suppress(OSError):
+            return receive(self.sock)[0] == "ready"
+        return False
 
-    def fork(self, *fds: int) -> int:
-        """Fork a rank with these descriptors (channel, stdout, stderr); its pid."""
-        return int(self._ask({"do": "fork"}, fds)["pid"])
-
-    def kill(self, pid: int) -> None:
-        """End a rank; returns when it is gone."""
-        self._ask({"do": "kill", "pid": pid})
-        self.status(pid)
-
-    def status(self, pid: int) -> int:
-        """Return code of a rank that has hung up or was killed."""
-        deadline = time.monotonic() + REPLY_SECONDS
-        while (status := self._ask({"do": "status", "pid": pid})["status"]) is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return -signal.SIGKILL if status is None else int(status)
-
-    def _ask(self, request: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], fds: Iterable[int] = ()) -> dict[str, Any]:
+        """The answer to a request; RankError when the server has died."""
         try:
-            with self.lock:
-                send(self.sock, request, fds)
-                return receive(self.sock)[0]  # type: ignore[no-any-return]
+            return super().ask(request, fds)
         except (OSError, ValueError):
             raise RankError("the fork server has died, and all ranks with it", fix="run again") from None

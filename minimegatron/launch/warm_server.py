@@ -17,18 +17,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
-import functools
 import gc
 import importlib
 import os
 import pickle
 import random
-import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
@@ -41,7 +37,7 @@ from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
-from minimegatron.launch.fork_server import ENVIRONMENT, fork, receive, send
+from minimegatron.launch.fork_server import ENVIRONMENT, obey, send
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -98,75 +94,17 @@ class Failure(NamedTuple):
 # ------------------------------------------------------------------------------------------------- the server
 
 
-def serve(sock: socket.socket, preload: list[str]) -> None:
-    """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies; leave nothing behind.
-
-    The first message says in which folder the ranks of a job may meet.
-    """
+def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
+    """Import, say so, then fork ranks until the parent hangs up."""
     for name in (*PRELOAD, *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
-    parent, folder = os.getppid(), tempfile.mkdtemp(prefix="minimegatron-pool-")
-    procs.adopt_orphans()
-    try:
-        send(sock, {"folder": folder})
-        _obey(sock, parent, _deaths())
-    finally:
-        procs.end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+    send(sock, "ready")
+    obey(sock, folder, _become_rank)
 
 
-def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
-    ranks, statuses = set[int](), dict[int, int]()
-    while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
-        ready = select.select([sock.fileno(), deaths[0]], [], [], 2.0)[0]
-        if deaths[0] in ready:
-            os.read(deaths[0], 4096)
-        _reap(ranks, statuses)
-        if sock.fileno() not in ready:
-            continue
-        try:
-            request, fds = receive(sock, most_fds=3)
-        except ConnectionError:
-            return
-        answer: dict[str, int | None] = {}
-        if request["do"] == "fork":
-            answer["pid"] = pid = fork(functools.partial(_become_rank, *fds), close=[sock.fileno(), *deaths])
-            ranks.add(pid)
-            for fd in fds:
-                os.close(fd)
-        elif request["do"] == "kill" and request["pid"] in ranks:
-            os.kill(request["pid"], signal.SIGKILL)
-        elif request["do"] == "status":
-            answer["status"] = statuses.pop(request["pid"], None)
-        send(sock, answer)
-
-
-def _deaths() -> tuple[int, int]:
-    """A pipe that becomes readable when a child ends."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler is not written to the pipe
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    return read, write
-
-
-def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
-    """Note how ranks ended, and end what they have started: its parent gone, it has become a child of this process.
-
-    Until then a daemon may hold the channel of its rank, and nobody would see the end of that file.
-    """
-    for pid, status in procs.reap().items():
-        if pid in ranks:
-            ranks.remove(pid)
-            statuses[pid] = status
-    procs.end_descendants(spare=ranks)
-
-
-def _become_rank(channel: int, out: int, err: int) -> NoReturn:
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _become_rank(_: None, channel: int, out: int, err: int) -> NoReturn:
     procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
     os.dup2(out, 1)
     os.dup2(err, 2)

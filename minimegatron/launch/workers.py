@@ -14,7 +14,7 @@ results come back as a list by rank. Their process group is gloo's and they see 
 |---------------------------------------|---------------------------------------------------------------------------|
 | the function raises on rank k         | `RankError`: k, the line; its traceback as a note, its error as `__cause__` |
 | rank k is killed                      | `RankError`: rank k was killed by SIGKILL                                 |
-| no answer in time                     | `DeadlineError`: who kept whom waiting, and the line each rank is at      |
+| no answer in time                     | `DeadlineError`: which rank kept which waiting, and the line each is at   |
 | the function leaves the process dirty | nothing: that rank is replaced before the next job                        |
 | this process dies, however            | the fork server reads end of file and ends; the kernel ends its children  |
 
@@ -40,8 +40,8 @@ from typing import Any
 
 from minimegatron.errors import ConfigError, DeadlineError, RankError, named
 from minimegatron.launch import procs
-from minimegatron.launch.fork_server import stacks
-from minimegatron.launch.warm_client import REPLY_SECONDS, Rank, WarmServer
+from minimegatron.launch.fork_server import REPLY_SECONDS, stacks
+from minimegatron.launch.warm_client import Rank, WarmServer
 from minimegatron.launch.warm_server import Failure, Job
 
 # Where this package keeps what ranks work with.
@@ -138,7 +138,7 @@ class WarmPool:
                 self._ranks[r] = Rank(this_process().running_server())
 
     def _release(self) -> None:
-        """Tell the ranks that everybody has answered; end those that have not."""
+        """Tell the ranks that all have answered; end those that have not."""
         for r, rank in enumerate(self._ranks):
             if rank is not None and not rank.release():
                 rank.end()
@@ -160,7 +160,7 @@ class Process:
 
     def running_server(self) -> WarmServer:
         """The fork server; started when there is none, or when it has died."""
-        if self.server is None or not self.server.is_running():
+        if self.server is None or self.server.process.poll() is not None:
             if self.server is None:
                 atexit.register(self.close)
             ours = sorted(name for name in sys.modules if name.startswith(PRELOADED))
