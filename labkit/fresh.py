@@ -72,11 +72,8 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def warm_up(self) -> None:
-        """Start the server if it does not run; returns at once, the imports go on by themselves."""
-        self._running_server()
-
-    def _running_server(self) -> ForkServer:
+    def warm_up(self) -> ForkServer:
+        """The server; started if it does not run. Returns at once, the imports go on by themselves."""
         if self._over:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
@@ -111,15 +108,17 @@ class Nursery:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
         """
-        folder = Path(tempfile.mkdtemp(dir=self._running_server().folder))
+        folder = None
         try:
+            server = self.warm_up()
+            folder = Path(tempfile.mkdtemp(dir=server.folder))
             for rank, job in enumerate(jobs):
                 (folder / f"job.{rank}").write_text(plain.dumps(job))
             order = {
                 "function": f"{function.__module__}:{function.__qualname__}",
                 "folder": str(folder), "world": len(jobs), "path": list(path), "limits": dataclasses.asdict(limits),
             }  # fmt: skip
-            return self._run(order, limits, folder)
+            return _run(server, order, limits, folder)
         except TimeoutError:
             self.close()
             raise DeadlineError(f"the process that starts ranks gave no sign for {START_SECONDS:g} s") from None
@@ -130,25 +129,27 @@ class Nursery:
             self.close()
             raise
         finally:
-            _remove(folder)
+            if folder is not None:
+                _remove(folder)
 
-    def _run(self, order: dict[str, Any], limits: Limits, folder: Path) -> list[Reply]:
-        server, pids, pipes = self._running_server(), list[int](), list[int]()
-        try:
-            for rank in range(order["world"]):
-                read, write = os.pipe()
-                pipes.append(read)
-                try:
-                    pids.append(server.fork(write, order={**order, "rank": rank}))
-                finally:
-                    os.close(write)
-            answers, late = _read_answers(pipes, limits, folder)
-            unanswered = _why_late({rank: pids[rank] for rank in late}, limits, folder)
-            statuses = server.end(*pids)
-        finally:
-            for read in pipes:
-                os.close(read)
-        return [unanswered.get(rank) or _reply(answers.get(rank), status) for rank, status in enumerate(statuses)]
+
+def _run(server: ForkServer, order: dict[str, Any], limits: Limits, folder: Path) -> list[Reply]:
+    pids, pipes = list[int](), list[int]()
+    try:
+        for rank in range(order["world"]):
+            read, write = os.pipe()
+            pipes.append(read)
+            try:
+                pids.append(server.fork(write, order={**order, "rank": rank}))
+            finally:
+                os.close(write)
+        answers, late = _read_answers(pipes, limits, folder)
+        unanswered = _why_late({rank: pids[rank] for rank in late}, limits, folder)
+        statuses = server.end(*pids)
+    finally:
+        for read in pipes:
+            os.close(read)
+    return [unanswered.get(rank) or _reply(answers.get(rank), status) for rank, status in enumerate(statuses)]
 
 
 def _environment() -> dict[str, str]:
