@@ -33,8 +33,6 @@ MOVED = {
             "blame",
             "clean",
             "drivers",
-            "forkclient",
-            "forkserver",
             "hardware",
             "launchers",
             "ledger",
@@ -44,6 +42,11 @@ MOVED = {
             "watch",
             "workers",
         )
+    },
+    **{
+        f"minimegatron.{package}.fork{side}": f"minimegatron.launch.warm_{side}"
+        for package in ("comm", "launch")
+        for side in ("client", "server")
     },
     "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",

@@ -1,8 +1,4 @@
-"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.forkclient`.
-
-The problem in a sentence: `import torch` costs 1.4 CPU-seconds a process, and a process that has used torch has threads
-and must not fork. So one process imports everything, runs nothing, stays single-threaded, and forks on demand: four
-ranks in 0.05 s.
+"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.warm_client`.
 
 A rank lives through many jobs. Each job gets a default process group of its own over a file (no port to collide with,
 and no message of an earlier job can arrive in a later one) and a process that `launch.clean` has put in order::
@@ -23,16 +19,12 @@ import datetime
 import faulthandler
 import gc
 import importlib
-import json
 import os
 import pickle
 import random
-import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
@@ -45,6 +37,7 @@ from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.fork_server import ENVIRONMENT, obey, send
 
 # First use of FSDP2 or DTensor costs 7 s without these.
 PRELOAD = (
@@ -58,9 +51,7 @@ PRELOAD = (
     "minimegatron.comm.collectives",
 )
 RANK_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",  # what has used a GPU cannot be forked, and ranks do the same on every machine
-    "GLOO_SOCKET_IFNAME": "lo" if sys.platform.startswith("linux") else "lo0",  # listen on 127.0.0.1 only
+    **ENVIRONMENT,
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "NO_COLOR": "1",
     "TQDM_DISABLE": "1",
@@ -103,92 +94,23 @@ class Failure(NamedTuple):
 # ------------------------------------------------------------------------------------------------- the server
 
 
-def serve(sock: socket.socket, preload: list[str]) -> None:
-    """Import, then obey `fork`, `kill` and `status` until the parent closes its end or dies; leave nothing behind.
-
-    The first message says in which folder the ranks of a job may meet.
-    """
+def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
+    """Import, say so, then fork ranks until the parent hangs up."""
     for name in (*PRELOAD, *preload):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
-    parent, folder = os.getppid(), tempfile.mkdtemp(prefix="minimegatron-pool-")
-    procs.adopt_orphans()
-    try:
-        sock.send(json.dumps({"folder": folder}).encode())
-        _obey(sock, parent, _deaths())
-    finally:
-        procs.end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+    send(sock, "ready")
+    obey(sock, folder, _become_rank)
 
 
-def _obey(sock: socket.socket, parent: int, deaths: tuple[int, int]) -> None:
-    ranks, statuses = set[int](), dict[int, int]()
-    while os.getppid() == parent:  # end of file would do, had no other child of the parent inherited the socket
-        ready = select.select([sock.fileno(), deaths[0]], [], [], 2.0)[0]
-        if deaths[0] in ready:
-            os.read(deaths[0], 4096)
-        _reap(ranks, statuses)
-        if sock.fileno() not in ready:
-            continue
-        message, fds, _, _ = socket.recv_fds(sock, 4096, 3)
-        if not message:
-            return
-        request = json.loads(message)
-        answer: dict[str, int | None] = {}
-        if request["do"] == "fork":
-            answer["pid"] = pid = _fork([sock.fileno(), *deaths], *fds)
-            ranks.add(pid)
-            for fd in fds:
-                os.close(fd)
-        elif request["do"] == "kill" and request["pid"] in ranks:
-            os.kill(request["pid"], signal.SIGKILL)
-        elif request["do"] == "status":
-            answer["status"] = statuses.pop(request["pid"], None)
-        sock.send(json.dumps(answer).encode())
-
-
-def _deaths() -> tuple[int, int]:
-    """A pipe that becomes readable when a child ends."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler is not written to the pipe
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    return read, write
-
-
-def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
-    """Note how ranks ended, and end what they have started: its parent gone, it has become a child of this process.
-
-    Until then a daemon may hold the channel of its rank, and nobody would see the end of that file.
-    """
-    for pid, status in procs.reap().items():
-        if pid in ranks:
-            ranks.remove(pid)
-            statuses[pid] = status
-    procs.end_descendants(spare=ranks)
-
-
-def _fork(ours: list[int], channel: int, out: int, err: int) -> int:
-    server = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in ours:
-            os.close(fd)
-        procs.die_with_parent(signal.SIGKILL, server)
-        os.setpgid(0, 0)  # a signal to the group of the server is not for its ranks
-        procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        for fd in (out, err):
-            os.close(fd)
-        live(Connection(channel))
-    finally:
-        os._exit(1)  # never unwind into the server's frames
+def _become_rank(_: None, channel: int, out: int, err: int) -> NoReturn:
+    procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for fd in (out, err):
+        os.close(fd)
+    live(Connection(channel))
 
 
 # --------------------------------------------------------------------------------------------------- the rank
@@ -288,10 +210,3 @@ def _failure(error: BaseException) -> Failure:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    # Run as a module this file would be called `__main__`; ranks must know it by its name.
-    from minimegatron.launch import forkserver
-
-    forkserver.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
