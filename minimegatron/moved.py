@@ -53,6 +53,10 @@ MOVED = {
 
 # Module -> name that it once had -> where that is now.
 NAMES = {
+    "minimegatron.comm.p2p": {
+        "Receiving": "minimegatron.comm.p2p.PendingRecv",
+        "Sending": "minimegatron.comm.p2p.PendingSend",
+    },
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")

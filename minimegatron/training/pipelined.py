@@ -28,7 +28,7 @@ from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel import pipeline
+from minimegatron.parallel import overlapped as pipeline
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
