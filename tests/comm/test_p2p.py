@@ -80,7 +80,7 @@ def test_only_gloo_waits_with_a_timeout(monkeypatch, backend, limits):
 
 
 def ring(rank: int, world: int) -> list[float]:
-    """Everybody sends to the right, the last to the first, several times, each before receiving."""
+    """Every rank sends to the right, the last to the first, several times, each before receiving."""
     p2p = p2p_of(world)
     edges = [(r, (r + 1) % world) for r in range(world)]
     p2p.connect(edges)
