@@ -188,12 +188,12 @@ def _without_tied_sum() -> contextlib.AbstractContextManager:
 
 
 def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.ddp import DistributedDataParallel
+    from minimegatron.parallel.ddp import BufferSink
 
-    def overwrite(self, name, param, grad):
-        param.main_grad.copy_(grad)
+    def overwrite(self, grad):
+        self._main_grad.copy_(grad)
 
-    return mock.patch.object(DistributedDataParallel, "_add", overwrite)
+    return mock.patch.object(BufferSink, "accumulate", overwrite)
 
 
 def _w_dropped() -> contextlib.AbstractContextManager:
