@@ -118,7 +118,7 @@ def grade(
                     on_mark(mark)
         except KeyboardInterrupt:
             interrupted = True
-        finally:  # nothing waits any more, or ever will
+        finally:  # nothing waits any more, or nothing will
             stop.set()
             for future in waiting:
                 future.cancel()

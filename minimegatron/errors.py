@@ -96,7 +96,7 @@ class DeadlineError(MinimegatronError):
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" when nothing is near."""
-    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
+    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.65)
     return f"did you mean `{near[0]}`?" if near else ""
 
 

@@ -33,8 +33,6 @@ MOVED = {
             "blame",
             "clean",
             "drivers",
-            "forkclient",
-            "forkserver",
             "hardware",
             "launchers",
             "ledger",
@@ -45,6 +43,11 @@ MOVED = {
             "workers",
         )
     },
+    **{
+        f"minimegatron.{package}.fork{side}": f"minimegatron.launch.warm_{side}"
+        for package in ("comm", "launch")
+        for side in ("client", "server")
+    },
     "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
     "minimegatron.lab": "labkit (in a notebook: %load_ext course)",
@@ -53,11 +56,32 @@ MOVED = {
 
 # Module -> name that it once had -> where that is now.
 NAMES = {
+    "minimegatron.layers.linear": {
+        "accumulates": "minimegatron.layers.products.fusing_sink",
+        "column_linear": "minimegatron.layers.products.PlainProducts.linear",
+    },
+    "minimegatron.layers.deferred": {
+        "Product": "minimegatron.layers.products.WeightProduct",
+        "weight_gradient": "minimegatron.layers.products.weight_gradient",
+    },
+    "minimegatron.models.spec": {"decoder_layer_spec": "minimegatron.models.gpt_layer_specs.decoder_layer_spec"},
+    "minimegatron.data.masking": {"cu_seqlens": "minimegatron.layers.mask.cu_seqlens"},
+    "minimegatron.inference.model": {"View": "minimegatron.inference.model.PassCache"},
+    "minimegatron.inference.static_cache": {"Next": "minimegatron.inference.static_cache.Decode"},
+    "minimegatron.kernels.switch": {
+        name: f"minimegatron.kernels.families.{name}" for name in ("FILES", "WISHES", "obstacle", "target_of")
+    },
+    "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
+    "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
     },
     "minimegatron.training.run": {name: f"minimegatron.training.rules.{name}" for name in ("check_run", "batch_sizes")},
+    "minimegatron.training.experts": {
+        name: f"minimegatron.commands.expert_loads.{name}" for name in ("main", "read_log")
+    },
+    "minimegatron.training.step": {"loss_unit": "minimegatron.optim.scaler.loss_divisor"},
 }
 
 

@@ -10,8 +10,9 @@ Three options (Megatron's flags) say how much the model may know of that; let d 
     loss_mask                      1  1  1  1  1  1  1  1
       with eod_mask_loss           1  1  0  1  1  1  0  1      predicting f from E is guessing
 
-With `reset_attention_mask` a token attends only to its own document: `document_ids` are returned, and `cu_seqlens`
-turns them into what variable-length attention kernels take. (Megatron returns the [1, s, s] mask, s^2 bytes a sample.)
+With `reset_attention_mask` a token attends only to its own document: `document_ids` are returned, and
+`layers/mask.cu_seqlens` turns them into what variable-length attention kernels take. (Megatron returns the [1, s, s]
+mask, s^2 bytes a sample.)
 Padding never counts: where the *label* is the pad id the mask is 0, and pad ids become 0, which any embedding has.
 
 In Megatron-LM: `_get_ltor_masks_and_position_ids` in `megatron/core/datasets/gpt_dataset.py`, a loop over samples.
@@ -63,20 +64,3 @@ def make_batch(
         tokens[tokens == pad] = 0
         labels[labels == pad] = 0
     return batch
-
-
-def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Boundaries of the documents of a batch laid end to end, for variable-length attention.
-
-    Args:
-        document_ids: [b, s] int64, as `make_batch` returns them.
-
-    Returns:
-        [documents + 1] int32 on the ids' device, from 0 to b*s; and the length of the longest document. On a GPU both
-        make the host wait: an `AttentionMask` computes them once a pass (`layers/mask.py`).
-    """
-    begins = torch.ones_like(document_ids, dtype=torch.bool)
-    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    starts = begins.flatten().nonzero().flatten()
-    boundaries = torch.cat((starts, starts.new_tensor([document_ids.numel()])))
-    return boundaries.to(torch.int32), int(boundaries.diff().max())

@@ -98,26 +98,26 @@ class DecodeStep:
         self.model, self.cache, self.sampling = model, cache, sampling
         self.tokens = torch.zeros_like(cache.positions)
         self.uniform = torch.zeros_like(cache.positions, dtype=torch.float64)
-        self._whole = compile_whole(self._run) if compiled else None
+        self._compiled = compile_whole(self._run) if compiled else None
         self._recorded: Recorded[Tokens] | None = None if recorder is None else Recorded(WARMUP_STEPS, recorder)
 
     @torch.no_grad()
-    def __call__(self, reach: int | None = None) -> Tokens:
+    def __call__(self, key_length: int | None = None) -> Tokens:
         """Draw one token for every sequence.
 
         Args:
-            reach: how many rows of the cache may be in use after this step, to read no others; default, and where the
-                step is recorded or compiled always, all.
+            key_length: how many rows of the cache may be in use after this step, to read no others; default, and where
+                the step is recorded or compiled always, all.
 
         Returns:
             The tokens [b] and their log-probabilities [b]; the next step overwrites both.
         """
         if self._recorded is not None:
-            return self._recorded(self._whole or self._run)
-        return self._whole() if self._whole is not None else self._run(reach)
+            return self._recorded(self._compiled or self._run)
+        return self._compiled() if self._compiled is not None else self._run(key_length)
 
-    def _run(self, reach: int | None = None) -> Tokens:
-        logits = forward(self.model, self.tokens[:, None], self.cache.next(1, reach))
+    def _run(self, key_length: int | None = None) -> Tokens:
+        logits = forward(self.model, self.tokens[:, None], self.cache.decode(1, key_length))
         words, log_probs = sample(logits[:, 0], self.sampling, self.uniform)
         self.cache.advance(1)
         self.tokens.copy_(words)

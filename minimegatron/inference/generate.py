@@ -137,7 +137,7 @@ class StaticEngine:
             if stop_ids and i % look == 0 and bool(done.all()):
                 break
             step.uniform.copy_(draws[i])
-            words, likely = step(reach=longest + i)
+            words, likely = step(key_length=longest + i)
             found.append((words.clone(), likely.clone()))
             if stop_ids:
                 done |= torch.isin(words, stops)

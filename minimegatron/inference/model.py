@@ -1,4 +1,4 @@
-"""One forward pass for generation: tokens in, logits of the places that somebody asks for out.
+"""One forward pass for generation: tokens in, logits of the places that are asked for out.
 
 The problem in a sentence: training wants the loss of every token, generation the logits of one token a sequence, and
 with 128 k words the others would cost more than a layer.
@@ -25,14 +25,14 @@ import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.errors import ConfigError
-from minimegatron.layers.attention import AttentionContext, Remembered, SelfAttention
+from minimegatron.layers.attention import AttentionContext, KVCache, SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.mla import MultiLatentAttention
 from minimegatron.models.decoder import GPTModel
 
 
-class View(Remembered, Protocol):
+class PassCache(KVCache, Protocol):
     """A cache during one forward pass over n new tokens of every sequence."""
 
     @property
@@ -50,7 +50,7 @@ def check_can_generate(model: GPTModel) -> None:
     """Refuse a model that cannot generate here.
 
     Raises:
-        ConfigError: its layout, its precision, its experts, a layer of somebody else, or that it is in training mode.
+        ConfigError: its layout, its precision, its experts, the attention of a layer, or its training mode.
     """
     config, mesh = model.config, model.mesh
     for axis in (mesh.cp, mesh.pp, mesh.ep):
@@ -89,23 +89,23 @@ def check_can_generate(model: GPTModel) -> None:
         raise ConfigError("generation in training mode: dropout would be part of the answer", fix="model.eval()")
 
 
-def forward(model: GPTModel, tokens: torch.Tensor, view: View, at: torch.Tensor | None = None) -> torch.Tensor:
-    """A pass over new tokens of every sequence, which the cache behind `view` remembers.
+def forward(model: GPTModel, tokens: torch.Tensor, cache: PassCache, at: torch.Tensor | None = None) -> torch.Tensor:
+    """A pass over new tokens of every sequence, whose keys and values go into the cache.
 
     Args:
         model: see `check_can_generate`.
         tokens: [b, n] ids.
-        view: of a cache, for n tokens.
+        cache: for n tokens: `StaticCache.prefill` or `next`.
         at: [b], which of the n each sequence wants logits of; default all.
 
     Returns:
         Logits of all V words on every rank, [b, n, V], or [b, 1, V] with `at`; fp32 or wider.
     """
     assert model.embedding is not None, "generation has the whole model on each rank"
-    hidden = model.embedding(tokens, view.position_ids)
-    rotary = None if model.rotary is None else model.rotary(view.position_ids)
-    mask = AttentionMask(window=model.config.sliding_window, bias=view.bias)
-    hidden = model.decoder(hidden, AttentionContext(rotary, mask, view))
+    hidden = model.embedding(tokens, cache.position_ids)
+    rotary = None if model.rotary is None else model.rotary(cache.position_ids)
+    mask = AttentionMask(window=model.config.sliding_window, bias=cache.bias)
+    hidden = model.decoder(hidden, AttentionContext(rotary, mask, cache))
     if at is not None:
         hidden = hidden.gather(0, at.view(1, -1, 1).expand(1, -1, hidden.shape[-1]))
     logits = c.gather_from_region(model.logits(hidden), model.mesh.tp)[..., : model.config.vocab_size]

@@ -1,30 +1,30 @@
-"""What generation remembers: the keys and values of all tokens so far, in memory of a fixed size.
+"""The KV cache of generation: keys and values of all tokens so far, in memory of a fixed size.
 
-The problem in a sentence: to make token s + 1 a decoder compares one query with s keys, and without a memory it would
+The problem in a sentence: to make token s + 1 a decoder compares one query with s keys, and without a cache it would
 make all s keys again, for every token.
 
     buffer  [m, b, g/t, d]   of keys and of values, for each layer; m is the longest that prompt and answer may become
     place   [b]              where each sequence's next token stands: a tensor on the device
 
     prefill   the n tokens of a prompt are written to rows 0 .. n - 1, and attend to each other as in training
-    next      one token is written to row place_i of sequence i, and sees the rows  j <= place_i  of m
+    decode    one token is written to row place_i of sequence i, and sees the rows  j <= place_i  of m
 
 With latent attention a row is the latent and the turned key, [r] and [d_r], in place of keys and values of all heads.
 
 **Prompts of different lengths** stand left: sequence i has its own tokens at rows 0 .. n_i - 1 and padding behind them.
 No token of its own comes after padding, so none sees any. Then `place_i` = n_i: what is generated is written over the
-padding, and what is not yet overwritten lies behind `place_i`, where nobody looks. So every sequence is computed as if
+padding, and what is not yet overwritten lies behind `place_i`, which no query sees. So every sequence is computed as if
 it were alone, at its own positions, and no mask for padding exists.
 
 **No decision of the host.** Where to write and what to see follow from `place` on the device, and all shapes are those
 of the buffer. So one recording of a step (`inference/decode.py`) serves every position. The price is that a query reads
-all m rows; who does not record may say how many rows are in use (`reach`).
+all m rows; a step that is not recorded may say how many are in use (`key_length`).
 
 | numbers for a token and layer | bytes in bf16, Llama-3 8B (g = 8, d = 128) |
 |-------------------------------|---------------------------------------------|
 | 2 g/t d                       | 4,096 on one rank, in 32 layers 131,072     |
 
-Nothing travels: a rank of tp remembers its own heads. Pope et al. 2022 (arXiv 2211.05102). Megatron-LM:
+Nothing travels: a rank of tp caches its own heads. Pope et al. 2022 (arXiv 2211.05102). Megatron-LM:
 `megatron/core/inference/contexts/static_context.py`.
 """
 
@@ -54,19 +54,19 @@ class Prefill:
     bias: torch.Tensor | None = None
 
     def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See `layers.attention.Remembered`."""
+        """See `layers.attention.KVCache`."""
         for buffer, rows in zip(self.cache.layers[layer_number], new, strict=True):
             buffer[: len(rows)].copy_(rows)
         return new
 
 
 @dataclasses.dataclass(frozen=True)
-class Next:
+class Decode:
     """A forward pass over the n tokens that follow those in the cache.
 
     Attributes:
         position_ids: [b, n].
-        bias: [b, 1, n, reach], which of the first `reach` rows each token sees: 0 or minus infinity.
+        bias: [b, 1, n, key_length], which of the first `key_length` rows each token sees: 0 or minus infinity.
         rows: [n b], which rows of a buffer [m b, ...] are written.
     """
 
@@ -76,18 +76,18 @@ class Next:
     rows: torch.Tensor
 
     def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See `layers.attention.Remembered`."""
-        buffers, reach = self.cache.layers[layer_number], self.bias.shape[-1]
+        """See `layers.attention.KVCache`."""
+        buffers, key_length = self.cache.layers[layer_number], self.bias.shape[-1]
         for buffer, rows in zip(buffers, new, strict=True):
             buffer.flatten(0, 1).index_copy_(0, self.rows, rows.flatten(0, 1))
-        return tuple(buffer[:reach] for buffer in buffers)
+        return tuple(buffer[:key_length] for buffer in buffers)
 
 
 class StaticCache:
     """Room for b sequences of a fixed length.
 
     Args:
-        model: whose layers say what they remember.
+        model: whose attention layers have `cache_shapes`.
         batch_size: b.
         max_sequence_length: of prompt and answer together, in tokens; the buffers have at least as many rows.
 
@@ -108,7 +108,7 @@ class StaticCache:
         m, b = -(-max_sequence_length // ROWS_DIVISIBLE_BY) * ROWS_DIVISIBLE_BY, batch_size
         weight = next(model.parameters())
         self.layers: dict[int, tuple[torch.Tensor, ...]] = {
-            int(number): tuple(weight.new_zeros((m, b, *shape)) for shape in layer.self_attention.remembered)  # type: ignore[union-attr]
+            int(number): tuple(weight.new_zeros((m, b, *shape)) for shape in layer.self_attention.cache_shapes)  # type: ignore[union-attr]
             for number, layer in model.decoder.layers.items()
         }
         self.dtype = weight.dtype
@@ -122,7 +122,7 @@ class StaticCache:
         return sum(buffer.nbytes for buffers in self.layers.values() for buffer in buffers)
 
     def prefill(self, n: int) -> Prefill:
-        """Forget everything; the view for a pass over n tokens of every sequence, padding included.
+        """Empty the cache; what a pass needs over n tokens of every sequence, padding included.
 
         Raises:
             DataError: they do not fit.
@@ -134,27 +134,27 @@ class StaticCache:
             )
         for buffers in self.layers.values():
             for buffer in buffers:
-                buffer.zero_()  # a row that nobody may see weighs 0, but 0 times what an overflow has left is no 0
+                buffer.zero_()  # a row that no query sees weighs 0, but 0 times what an overflow has left is no 0
         self.positions.zero_()
         return Prefill(self, self._keys[:n].expand(len(self._columns), n))
 
-    def next(self, n: int = 1, reach: int | None = None) -> Next:
-        """The view for a pass over the next n tokens of every sequence.
+    def decode(self, n: int = 1, key_length: int | None = None) -> Decode:
+        """What a pass needs over the next n tokens of every sequence.
 
-        Whoever calls knows that `positions` + n <= max_sequence_length: to check it would make the host wait.
+        The caller makes sure that `positions` + n <= max_sequence_length: to check it would make the host wait.
 
         Args:
             n: tokens.
-            reach: how many rows may be in use after the pass; default all.
+            key_length: how many rows may be in use after the pass; default all.
         """
         places = self.positions[:, None] + self._keys[:n]  # [b, n]
-        keys = self._keys if reach is None else self._keys[:reach]
+        keys = self._keys if key_length is None else self._keys[:key_length]
         hidden = keys > places[..., None]
         if self.window is not None:
             hidden = hidden | (keys <= places[..., None] - self.window)
         bias = torch.zeros_like(hidden, dtype=self.dtype).masked_fill(hidden, -torch.inf)
         rows = places.t() * len(self._columns) + self._columns  # [n, b]
-        return Next(self, places, bias[:, None], rows.flatten())
+        return Decode(self, places, bias[:, None], rows.flatten())
 
     def advance(self, tokens: torch.Tensor | int) -> None:
         """The pass is over: how many tokens it has added to each sequence, [b] or one number for all."""

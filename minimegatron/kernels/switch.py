@@ -9,47 +9,18 @@
 
 Results are the same to rounding whatever computes. Where a wish cannot be met (no compiler, nowhere to write, no GPU)
 torch computes and one warning a process says why; a kernel that fails while it runs is an error, never a fallback.
+
+Layers import this file alone. What compiles, loads and launches kernels (`families.py`) is read when one is wanted.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import os
-import warnings
 from types import ModuleType
+from typing import Any
 
 import torch
-
-from minimegatron.errors import DeadlineError
-from minimegatron.kernels import build, launch
-
-# module of this room -> its kernel file
-FILES = {
-    "norm": "norm",
-    "softmax": "softmax",
-    "activation": "activation",
-    "rope": "rope",
-    "cross_entropy": "cross_entropy",
-    "flash": "flash_attention",
-    "optimizer": "optimizer",
-    "permute": "permute",
-    "fp8": "fp8",
-}
-WISHES = ("auto", "torch", "cuda", "emulated")
-
-
-def target_of(wish: str, device: str) -> str:
-    """What is meant to compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
-    assert wish in WISHES, f"kernels={wish!r} is none of {WISHES}"
-    if wish == "auto":
-        return "cuda" if device == "cuda" else "torch"
-    if wish == "torch" or device not in ("cpu", "cuda"):
-        return "torch"
-    if (wish == "cuda") == (device == "cuda"):
-        return wish
-    _say(wish, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
-    return "torch"
 
 
 def kernels(wish: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
@@ -57,50 +28,14 @@ def kernels(wish: str, family: str, *tensors: torch.Tensor | None) -> ModuleType
 
     Args:
         wish: `config.kernels`.
-        family: a key of `FILES`.
+        family: a key of `families.FILES`.
         tensors: that the operator takes; it is for those of one dtype that kernels know.
     """
     if wish == "torch" or (wish == "auto" and not any(t is not None and t.is_cuda for t in tensors)):
         return None
-    given = [t for t in tensors if t is not None]
-    if any(t.dtype not in launch.DTYPES or t.dtype != given[0].dtype for t in given):
-        return None
-    target = target_of(wish, given[0].device.type)
-    if target == "torch" or not _possible(target) or not _available(FILES[family], target):
-        return None
-    return importlib.import_module(f"minimegatron.kernels.{family}")
-
-
-def obstacle(target: str) -> str | None:
-    """Why no kernel at all can be built for `cuda` or `emulated` on this machine; None where nothing is in the way."""
-    if build.compiler(target) is None:
-        return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
-    folder = build.cache_folder()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        return f"{folder} cannot be written: set MINIMEGATRON_KERNEL_CACHE to a folder that can"
-    return None
+    return _families().operators(wish, family, *tensors)  # type: ignore[no-any-return]
 
 
 @functools.cache
-def _possible(target: str) -> bool:
-    reason = obstacle(target)
-    if reason is not None:
-        _say(target, reason)
-    return reason is None
-
-
-@functools.cache
-def _available(name: str, target: str) -> bool:
-    try:
-        launch.library(name, target)
-        return True
-    except (build.KernelsUnavailable, DeadlineError, OSError) as error:
-        _say(target, str(error).replace("\n", "; "))
-        return False
-
-
-@functools.cache
-def _say(wish: str, reason: str) -> None:
-    """One line, once a process."""
-    warnings.warn(f"kernels={wish}: torch computes instead, because {reason}", stacklevel=2)
+def _families() -> Any:
+    return importlib.import_module("minimegatron.kernels.families")

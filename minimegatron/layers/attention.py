@@ -25,7 +25,7 @@ With context parallelism s is s/cp everywhere here; only the core attention need
 (`layers/context.py`). Which query sees which key is an `AttentionMask` (`layers/mask.py`): its own past (causal), at
 most `sliding_window` tokens including itself, and only its own document when there are `document_ids`. Who computes it
 is `--attention-backend` (`layers/core_attention.py`). In generation the keys and values of earlier tokens come from a
-cache (`inference/static_cache.py`), which the context carries.
+`KVCache` (`inference/static_cache.py`), which the context carries.
 
 Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245). Megatron-LM: `megatron/core/transformer/attention.py`,
 `dot_product_attention.py`.
@@ -48,17 +48,17 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
-from minimegatron.layers.recompute import recompute
+from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.rope import apply_rotary
 
 
-class Remembered(Protocol):
-    """What generation remembers of earlier tokens, as attention sees it during one forward pass."""
+class KVCache(Protocol):
+    """Keys and values of earlier tokens, as attention sees them during one forward pass of generation."""
 
     def update(self, layer_number: int, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Remember what this layer has made of n new tokens, [n, b, ...] each; returns what they are compared with.
+        """Store the keys and values of n new tokens, [n, b, ...] each; returns those to attend to.
 
-        That is the same kinds of tensors, [m, b, ...] each, for m remembered tokens, the new ones among them.
+        They are the same kinds of tensors, [m, b, ...] each, of m cached tokens, the new ones among them.
         """
         ...
 
@@ -70,12 +70,12 @@ class AttentionContext:
     Attributes:
         rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
         mask: who sees whom, in places of the whole sequence.
-        cache: in generation, what remembers earlier tokens; None in training.
+        cache: in generation, keys and values of earlier tokens; None in training.
     """
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
     mask: AttentionMask = AttentionMask()
-    cache: Remembered | None = None
+    cache: KVCache | None = None
 
 
 class SelfAttention(nn.Module):
@@ -123,6 +123,8 @@ class SelfAttention(nn.Module):
         self.q_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.k_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.core_attention = core_attention(config, mesh, rng)
+        if config.recomputes("core_attn"):
+            recompute_module(self.core_attention, rng)
         self.linear_proj = row(
             config.num_attention_heads * self.d,
             config.hidden_size,
@@ -134,8 +136,8 @@ class SelfAttention(nn.Module):
         )
 
     @property
-    def remembered(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of what a cache holds of one token: the key and the value of this rank's groups."""
+    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes that a cache holds for one token: the key and the value of this rank's groups."""
         shape = (max(1, self.config.num_query_groups // self.tp.size), self.d)
         return shape, shape
 
@@ -162,8 +164,4 @@ class SelfAttention(nn.Module):
             )
         if context.cache is not None:
             k, v = context.cache.update(self.layer_number, k, v)
-        if self.config.recomputes("core_attn") and self.training:
-            out = recompute(self.core_attention, q, k, v, context.mask, rng=self.rng)
-        else:
-            out = self.core_attention(q, k, v, context.mask)
-        return self.linear_proj(out)
+        return self.linear_proj(self.core_attention(q, k, v, context.mask))

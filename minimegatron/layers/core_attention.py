@@ -15,8 +15,8 @@ another one is chosen.
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
 enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
-over; what it needs of a backend is attention over *some* of the keys. In generation the keys are remembered ones, most
-of which a query may not see yet; torch's function computes that, whatever the backend (`remembered`).
+over; what it needs of a backend is attention over *some* of the keys. In generation the keys are those of a cache, most
+of which a query may not see yet; torch's function computes that, whatever the backend (`cached_attention`).
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -59,7 +59,7 @@ class CoreAttention(nn.Module):
         self.config, self.mesh, self.scale = config, mesh, 1.0 / math.sqrt(config.kv_channels)
         self.backend = choose_backend(config, mesh)
         self.machine = this_machine(mesh.device)
-        self.dropout = Dropout(config.attention_dropout, rng)
+        self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)
         self._engine: Any = None
 
     def forward(
@@ -68,14 +68,14 @@ class CoreAttention(nn.Module):
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
         if mask.bias is not None:
-            return remembered(q, k, v, mask.bias, self.scale).flatten(2)
+            return cached_attention(q, k, v, mask.bias, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
-            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.whole)
+            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
         else:
-            out = self.whole(q, k, v, mask)
+            out = self.attend(q, k, v, mask)
         return out.flatten(2)
 
-    def whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
         backend = self.backend_for(q, v, mask)
         if backend in ("flash", "varlen", "te"):
@@ -92,23 +92,36 @@ class CoreAttention(nn.Module):
         s = q.shape[0]
         return Task(q.dtype, q.shape[-1], v.shape[-1], not mask.plain(s), self._dropout_p > 0.0)
 
-    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
-        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
-        return (
-            flash_attention(q, k, v, mask, self.scale) if ops is None else ops.flash_attention(q, k, v, self.scale)[0]
-        )
-
     @property
     def _dropout_p(self) -> float:
         return self.dropout.p if self.training else 0.0
+
+    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        """The formula as it stands, softmax in fp32: what the other backends are compared with."""
+        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+        ops = kernels(self.config.kernels, "softmax", q)
+        if ops is not None:
+            hidden = ~mask.table((0, s), (0, s), q.device)
+            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
+            return self.dropout(weights) @ v
+        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
+        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
+        return self.dropout(weights) @ v
+
+    def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        plain = mask.causal and mask.dense(q.shape[2], q.device) is None and q.shape[-1] <= 128
+        ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
+        if ops is not None:
+            return ops.flash_attention(q, k, v, self.scale)[0]  # type: ignore[no-any-return]
+        return flash_attention(q, k, v, mask, self.scale)
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)
         task = Task(q.dtype, q.shape[-1], v.shape[-1], rule=table is not None)
         if k.shape[1] != q.shape[1] and not groups_share(self.machine, task):
             k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-        with self.dropout.stream(different_over_tp=True):
+        with self.dropout.stream():
             return F.scaled_dot_product_attention(
                 q,
                 k,
@@ -120,19 +133,6 @@ class CoreAttention(nn.Module):
                 enable_gqa=k.shape[1] != q.shape[1],
             )
 
-    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """The slow twin of all others: what the formula says, softmax in fp32."""
-        repeat, s = q.shape[1] // k.shape[1], q.shape[2]
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        ops = kernels(self.config.kernels, "softmax", q)
-        if ops is not None:
-            hidden = ~mask.table((0, s), (0, s), q.device)
-            weights = ops.scaled_softmax(q @ k.transpose(-1, -2), self.scale, hidden)
-            return self.dropout(weights, different_over_tp=True) @ v
-        scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
-        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
-        return self.dropout(weights, different_over_tp=True) @ v
-
     def _flash(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         from flash_attn import flash_attn_func, flash_attn_varlen_func
 
@@ -140,10 +140,10 @@ class CoreAttention(nn.Module):
             "dropout_p": self._dropout_p,
             "softmax_scale": self.scale,
             "causal": mask.causal,
-            "window_size": _reach(mask),
+            "window_size": window_size(mask),
         }
         q, k, v = (t.transpose(0, 1) for t in (q, k, v))  # [b, s, heads, d]; only the last dim has to be dense
-        with self.dropout.stream(different_over_tp=True):
+        with self.dropout.stream():
             if mask.document_ids is None:
                 out = flash_attn_func(q, k, v, **options)
             else:
@@ -162,7 +162,7 @@ class CoreAttention(nn.Module):
         else:
             borders, longest = mask.boundaries(q.device)
         q, k, v = (t.transpose(0, 1).flatten(0, 1) for t in (q, k, v))
-        grouped, options = k.shape[1] != q.shape[1], {"scale": self.scale, "window_size": _reach(mask)}
+        grouped, options = k.shape[1] != q.shape[1], {"scale": self.scale, "window_size": window_size(mask)}
         out = varlen_attn(q, k, v, borders, borders, longest, longest, enable_gqa=grouped, **options)  # type: ignore[arg-type]
         assert isinstance(out, torch.Tensor), "no auxiliary output was asked for"
         return out.unflatten(0, (b, s)).transpose(0, 1)
@@ -183,16 +183,18 @@ class CoreAttention(nn.Module):
                 attention_dropout=self.dropout.p,
                 qkv_format="sbhd",
                 attn_mask_type="causal" if mask.causal else "no_mask",
-                window_size=_reach(mask),
+                window_size=window_size(mask),
                 softmax_scale=self.scale,
             )
         self._engine.train(self.training)
-        with self.dropout.stream(different_over_tp=True):
+        with self.dropout.stream():
             return self._engine(q.contiguous(), k.contiguous(), v.contiguous()).view(q.shape)
 
 
-def remembered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of n new tokens to m remembered ones.
+def cached_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of n new tokens to m cached ones.
 
     Args:
         q: [n, b, a', d].
@@ -205,14 +207,14 @@ def remembered(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Te
     """
     n, groups = q.shape[0], k.shape[2]
     q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-    if n == 1:  # the query heads of a group as rows of one head: nobody has to repeat a key
+    if n == 1:  # the query heads of a group as rows of one head: no key is copied
         q = q.unflatten(1, (groups, -1)).squeeze(3)  # [b, g', a'/g', d]
         return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).flatten(1, 2)[None]
     shared = q.shape[1] != groups
     return F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=shared).permute(2, 0, 1, 3)
 
 
-def _reach(mask: AttentionMask) -> tuple[int, int]:
+def window_size(mask: AttentionMask) -> tuple[int, int]:
     """How many keys before and after itself a query sees, -1 for all: the packages' `window_size`."""
     back = -1 if mask.window is None else mask.window - 1
     return back, 0 if mask.causal else back

@@ -30,21 +30,22 @@ class Dropout(nn.Module):
     Args:
         p: probability that an element is dropped.
         rng: this rank's streams; needed only where p > 0.
+        different_over_tp: whether the ranks of tp hold different elements, and must not drop alike.
     """
 
-    def __init__(self, p: float, rng: RngStreams | None) -> None:
+    def __init__(self, p: float, rng: RngStreams | None, different_over_tp: bool = False) -> None:
         super().__init__()
-        self.p, self.rng = p, rng
+        self.p, self.rng, self.different_over_tp = p, rng, different_over_tp
 
-    def stream(self, different_over_tp: bool) -> contextlib.AbstractContextManager:
+    def stream(self) -> contextlib.AbstractContextManager:
         """Draw from the stream that differs over tp, or from the default one, inside the block."""
-        if not (self.training and self.p > 0.0 and different_over_tp and self.rng is not None):
+        if not (self.training and self.p > 0.0 and self.different_over_tp and self.rng is not None):
             return contextlib.nullcontext()
         return self.rng.fork(MODEL_PARALLEL)
 
-    def forward(self, x: torch.Tensor, *, different_over_tp: bool) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Drop elements of `x`; nothing happens in eval mode."""
         if not self.training or self.p == 0.0:
             return x
-        with self.stream(different_over_tp):
+        with self.stream():
             return F.dropout(x, self.p, True)

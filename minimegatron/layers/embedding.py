@@ -129,4 +129,4 @@ class LanguageModelEmbedding(nn.Module):
             x = x + F.embedding(positions, self.position_embeddings.weight)  # type: ignore[arg-type]
         if self.config.fp32_residual_connection:
             x = x.float()
-        return self.dropout(x, different_over_tp=self.sequence_parallel)
+        return self.dropout(x)

@@ -13,7 +13,7 @@ Megatron-LM: `get_fp8_context` in `fp8_utils.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -27,6 +27,7 @@ from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
 from minimegatron.layers.moe import Experts
+from minimegatron.layers.step_hooks import StepHook, step_hook
 
 KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
 
@@ -86,6 +87,22 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
             )
 
 
+def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
+    """`enable_fp8` for those layers of a stage that `config.fp8_layer` selects.
+
+    Args:
+        stack: the module that runs the layers; Transformer Engine's twin of this function needs it, this one does not.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+
+    Raises:
+        ConfigError: as `enable_fp8`.
+    """
+    for layer in layers:
+        if config.fp8_layer(layer.layer_number):
+            enable_fp8(layer, config, mesh, f"layers.{layer.layer_number}.")
+
+
 def move_scales(model: nn.Module, mesh: Mesh) -> None:
     """End of a step: delayed scales of all layers agree and move on; all ranks of a stage must call.
 
@@ -122,3 +139,14 @@ def keeping_weights(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.kept = None
+
+
+@step_hook
+class Fp8Step(StepHook):
+    """A step of the FP8 layers: weights are kept during its passes, scales move at its end."""
+
+    def during_passes(self) -> contextlib.AbstractContextManager[None]:
+        return keeping_weights(self.model)
+
+    def end_step(self, successful: bool) -> None:
+        move_scales(self.model, self.mesh)

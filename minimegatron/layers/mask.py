@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from minimegatron.comm.sequence import Spans
-from minimegatron.data.masking import cu_seqlens
 
 Span = tuple[int, int]
 NONE, FULL, DIAGONAL, PARTIAL = "none", "full", "diagonal", "partial"
@@ -60,7 +59,7 @@ class AttentionMask:
         window: keys at a distance of this or more are not seen; 1 leaves the token itself.
         document_ids: [b, s] of the *whole* sequence; only keys with the query's own id are seen.
         bias: [b, 1, n, m], 0 where seen and minus infinity where not, in the dtype of the queries. It is there when the
-            keys are not those of the queries but m remembered ones, whose places only the device knows
+            keys are not those of the queries but m cached ones, whose places only the device knows
             (`inference/static_cache.py`); then it is the rule, and all else is ignored.
     """
 
@@ -73,16 +72,16 @@ class AttentionMask:
     def relation(self, q: Span, k: Span) -> str:
         """How the queries [a, b) see the keys [c, d), all four being places in the sequence."""
         nearest, farthest = q[0] - (k[1] - 1), q[1] - 1 - k[0]  # of the signed distance i - j
-        reach = float("inf") if self.window is None else self.window - 1
-        least = 0 if self.causal else -reach
-        if farthest < least or nearest > reach:
+        limit = float("inf") if self.window is None else self.window - 1
+        least = 0 if self.causal else -limit
+        if farthest < least or nearest > limit:
             return NONE
         documents = self._documents(q, k)
         if documents != FULL:
             return documents
-        if nearest >= least and farthest <= reach:
+        if nearest >= least and farthest <= limit:
             return FULL
-        return DIAGONAL if self.causal and q == k and farthest <= reach else PARTIAL
+        return DIAGONAL if self.causal and q == k and farthest <= limit else PARTIAL
 
     def table(self, q: Span, k: Span, device: torch.device | None = None) -> torch.Tensor:
         """[b or 1, 1, b - a, d - c] bool, True where the query (row) sees the key (column)."""
@@ -177,6 +176,23 @@ class AttentionMask:
         if "ids" not in self._cache:
             self._cache["ids"] = self.document_ids.cpu()
         return self._cache["ids"]  # type: ignore[no-any-return]
+
+
+def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Boundaries of the documents of a batch laid end to end, for variable-length attention.
+
+    Args:
+        document_ids: [b, s] int64, as `data/masking.make_batch` returns them.
+
+    Returns:
+        [documents + 1] int32 on the ids' device, from 0 to b*s; and the length of the longest document. On a GPU both
+        make the host wait: an `AttentionMask` computes them once a pass.
+    """
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    starts = begins.flatten().nonzero().flatten()
+    boundaries = torch.cat((starts, starts.new_tensor([document_ids.numel()])))
+    return boundaries.to(torch.int32), int(boundaries.diff().max())
 
 
 def _cut_at(k: Span, q_spans: Spans) -> list[Span]:

@@ -1,9 +1,9 @@
 """Multi-latent attention: keys and values of all heads, made from one short vector a token.
 
-The problem in a sentence: what generation has to remember of every token is 2 g d numbers a layer, and with 128 heads
+The problem in a sentence: the KV cache of generation holds 2 g d numbers for every token and layer, and with 128 heads
 that is more than the model itself.
 
-Remember a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, that
+Cache a latent c of r numbers in place of keys and values, and one key of d_r numbers, shared by all heads, that
 RoPE has turned:
 
     c_kv   = norm(x W_dkv^T)                     [s, b, r]           k_r = rope(x W_kr^T)    [s, b, d_r]
@@ -42,13 +42,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
+from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.recompute import recompute
@@ -68,7 +68,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., i] -> [..., o]."""
-        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight, None, ALONE)
+        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight)
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
         """See `layers.fp8_linear`: with sequence parallelism every rank has other tokens."""
@@ -134,8 +134,8 @@ class MultiLatentAttention(nn.Module):
         )
 
     @property
-    def remembered(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of what a cache holds of one token: the latent, and the key that RoPE has turned."""
+    def cache_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes that a cache holds for one token: the latent, and the key that RoPE has turned."""
         return (self.r,), (1, self.d_r)
 
     def queries(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
@@ -176,8 +176,8 @@ class MultiLatentAttention(nn.Module):
     def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """Attention with values narrower than keys: zeros make them equally wide where the core wants that."""
         backend = self.core_attention.backend_for(q, v, context.mask)
-        whole = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
-        if whole or self.d_v == q.shape[-1]:
+        any_width = self.mesh.cp.size == 1 and backend in ("sdpa", "reference")
+        if any_width or self.d_v == q.shape[-1]:
             return self.core_attention(q, k, v, context.mask)
         width = max(self.d_v, q.shape[-1])
         q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))

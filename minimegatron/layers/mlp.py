@@ -25,7 +25,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.kernels.switch import kernels
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -87,18 +87,19 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        ops = kernels(self.kernels, "activation", x, self.linear_fc1.weight)
+        return self.linear_fc2(self._activated(x))
+
+    def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        """act(x A^T + a) or silu(x G^T) * (x U^T), [s, b, f/t]: by a fused kernel where there is one."""
         fc1 = self.linear_fc1
+        ops = kernels(self.kernels, "activation", x, fc1.weight)
         if ops is not None and self.kind == "swiglu":
-            return self.linear_fc2(ops.swiglu(fc1(x)))
-        fuses = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
-        if ops is not None and fuses and self.kind in ("gelu", "gelu_tanh"):
-            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred, fc1.fp8)
-            return self.linear_fc2(ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh"))
-        y = fc1(x)
+            return ops.swiglu(fc1(x))  # type: ignore[no-any-return]
+        adds_bias = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
+        if ops is not None and adds_bias and self.kind in ("gelu", "gelu_tanh"):
+            y = fc1.products.linear(x, fc1.weight, None, fc1.f)
+            return ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh")  # type: ignore[no-any-return]
         if self.gated:
-            gate, up = y.chunk(2, -1)
-            y = self.activation(gate) * up
-        else:
-            y = self.activation(y)
-        return self.linear_fc2(y)
+            gate, up = fc1(x).chunk(2, -1)
+            return self.activation(gate) * up
+        return self.activation(fc1(x))

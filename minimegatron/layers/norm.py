@@ -34,12 +34,10 @@ class Norm(nn.Module):
 
     def __init__(self, config: TransformerConfig, hidden_size: int | None = None, partial: str = "sequence") -> None:
         super().__init__()
-        self.eps, self.kind, self.zero_centered = (
-            config.layernorm_epsilon,
-            config.normalization,
-            config.layernorm_zero_centered_gamma,
-        )
-        self.kernels = config.kernels
+        self.eps, self.kind = config.layernorm_epsilon, config.normalization
+        self.zero_centered, self.kernels = config.layernorm_zero_centered_gamma, config.kernels
+        # with dropout before the sum, or recompute of the norm alone, training adds in a pass of its own
+        self.fuses_add = config.hidden_dropout == 0.0 and not config.recomputes("layernorm")
         shape = (hidden_size or config.hidden_size,)
         start = Init(value=0.0 if self.zero_centered else 1.0)
         self.weight = new_parameter(ParamLayout(shape, init=start, partial=partial), config.dtype)
@@ -60,9 +58,20 @@ class Norm(nn.Module):
 
     def add(self, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(the norm of x + r, x + r): one pass over memory where a kernel computes, two otherwise."""
+        if self.training and not self.fuses_add:
+            h = x + r
+            return self(h), h
         gamma = self.weight + 1 if self.zero_centered else self.weight
         ops = kernels(self.kernels, "norm", x, r, gamma, self.bias)
         if ops is not None:
             return ops.add_norm(x, r, gamma, self.bias, self.eps)  # type: ignore[no-any-return]
         h = x + r
         return self(h), h
+
+
+def add_norm(norm: nn.Module, x: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm(x + r), x + r) by a `Norm`, or by any other module that stands in its place."""
+    if isinstance(norm, Norm):
+        return norm.add(x, r)
+    h = x + r
+    return norm(h), h

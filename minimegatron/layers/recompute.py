@@ -30,9 +30,11 @@ import contextlib
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from minimegatron.comm.random import RngStreams
@@ -53,6 +55,16 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
     draws: Callable[[], Any] = contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())
     runs = _Run(partial(_first, kept)), _Run(partial(_second, kept), draws)
     return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: runs)
+
+
+def recompute_module(module: nn.Module, rng: RngStreams | None = None) -> None:
+    """From now on `module(...)` is recomputed when it is training. In place: its parameters keep their names."""
+
+    def forward(self: nn.Module, *args: Any) -> Any:
+        inside = partial(type(self).forward, self)
+        return recompute(inside, *args, rng=rng) if self.training else inside(*args)
+
+    module.forward = MethodType(forward, module)
 
 
 def to_host(x: torch.Tensor) -> Numbers:

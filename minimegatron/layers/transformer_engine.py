@@ -4,9 +4,9 @@ The problem in a sentence: NVIDIA's library has the fastest FP8 products there a
 them without being another model.
 
 `--transformer-impl transformer_engine` builds attention and MLP with `TEColumnParallelLinear` and `TERowParallelLinear`
-(`models/spec.py`). They are the library's own `Linear`, which does products and collectives over tp, and carry our
-`ParamLayout`: names, shapes, initial values, checkpoints and norms are those of `layers/linear.py`. Norms and the core
-of attention stay what `kernels` and `attention_backend` say.
+(`models/gpt_layer_specs.py`). They are the library's own `Linear`, which does products and collectives over tp, and
+carry our `ParamLayout`: names, shapes, initial values, checkpoints and norms are those of `layers/linear.py`. Norms and
+the core of attention stay what `kernels` and `attention_backend` say.
 
 **FP8.** The `fp8_...` fields become a recipe of the library; a context around the layers says where it holds:
 
@@ -30,6 +30,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -125,6 +128,29 @@ def fp8_context(
     if hasattr(te, "autocast"):
         return te.autocast(enabled=True, recipe=recipe, amax_reduction_group=axis.group)  # type: ignore[no-any-return]
     return te.fp8_autocast(enabled=True, fp8_recipe=recipe, fp8_group=axis.group)  # type: ignore[no-any-return]
+
+
+def autocast_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
+    """From now on a stack of layers, or each of its layers, runs inside `fp8_context`.
+
+    Args:
+        stack: the module that runs the layers.
+        layers: its `TransformerLayer`s.
+        config, mesh: the model, its layout.
+    """
+    _run_inside(stack, partial(fp8_context, config, mesh))
+    for layer in layers:
+        _run_inside(layer, partial(fp8_context, config, mesh, layer.layer_number))
+
+
+def _run_inside(module: nn.Module, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    """From now on `module(...)` runs inside a context, made for each call. In place: parameters keep their names."""
+
+    def forward(self: nn.Module, *args: Any) -> Any:
+        with context():
+            return type(self).forward(self, *args)
+
+    module.forward = MethodType(forward, module)
 
 
 # ------------------------------------------------------------------------------------------------ layers

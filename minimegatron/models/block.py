@@ -21,10 +21,8 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
-from minimegatron.layers.fp8_model import enable_fp8
-from minimegatron.layers.norm import Norm
-from minimegatron.layers.recompute import recompute
-from minimegatron.layers.transformer_engine import fp8_context
+from minimegatron.layers.norm import Norm, add_norm
+from minimegatron.layers.recompute import recompute, recompute_module
 from minimegatron.models.spec import ModuleSpec, build_module
 
 
@@ -50,43 +48,29 @@ class TransformerLayer(nn.Module):
         submodules: dict[str, ModuleSpec],
     ) -> None:
         super().__init__()
-        self.config, self.rng, self.sequence_parallel = config, rng, mesh.sequence_parallel
-        self.mesh, self.layer_number = mesh, layer_number
+        self.layer_number = layer_number
         self.input_layernorm = build_module(submodules["input_layernorm"], config)
         self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
         self.pre_mlp_layernorm = build_module(submodules["pre_mlp_layernorm"], config)
-        self.has_experts = config.has_experts(layer_number)
-        if self.has_experts:
+        experts = config.has_experts(layer_number)
+        if experts:
             self.mlp = build_module(submodules["moe"], config, mesh, layer_number, rng)
         else:
             self.mlp = build_module(submodules["mlp"], config, mesh)
-        self.dropout = Dropout(config.hidden_dropout, rng)
-        if config.fp8_layer(layer_number) and config.transformer_impl == "local":
-            enable_fp8(self, config, mesh, f"layers.{layer_number}.")
+        self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
+        if config.recomputes("layernorm"):
+            recompute_module(self.input_layernorm, rng)
+            recompute_module(self.pre_mlp_layernorm, rng)
+        if config.recomputes("moe" if experts else "mlp"):
+            recompute_module(self.mlp, rng)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        with fp8_context(self.config, self.mesh, self.layer_number):
-            return self._forward(x, context)
-
-    def _forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-        normed = self._maybe("layernorm", self.input_layernorm, x)
-        again = self.config.recomputes("layernorm") and self.training
-        drops = self.training and self.config.hidden_dropout > 0.0
-        if isinstance(self.pre_mlp_layernorm, Norm) and not again and not drops:
-            normed, x = self.pre_mlp_layernorm.add(x, self.self_attention(normed, context))
-        else:
-            x = x + self._dropped(self.self_attention(normed, context))
-            normed = self._maybe("layernorm", self.pre_mlp_layernorm, x)
-        if self.config.recomputes("moe" if self.has_experts else "mlp") and self.training:
-            return x + self._dropped(recompute(self.mlp, normed, rng=self.rng))
-        return x + self._dropped(self.mlp(normed))
-
-    def _maybe(self, name: str, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return recompute(module, x, rng=self.rng) if self.config.recomputes(name) and self.training else module(x)
-
-    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(x, different_over_tp=self.sequence_parallel)
+        # x = x + dropout(attention(norm(x))), and the next norm of this sum, which a kernel computes along with it
+        normed, x = add_norm(
+            self.pre_mlp_layernorm, x, self.dropout(self.self_attention(self.input_layernorm(x), context))
+        )
+        return x + self.dropout(self.mlp(normed))
 
 
 class TransformerBlock(nn.Module):
@@ -111,16 +95,15 @@ class TransformerBlock(nn.Module):
         rng: RngStreams | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.mesh, self.rng = config, mesh, rng
+        self.config, self.rng = config, rng
         self.layers = nn.ModuleDict({str(n): build_module(spec, config, mesh, n, rng) for n in layer_numbers})
         self.final_layernorm = Norm(config) if final_layernorm else None
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h]."""
         layers = list(self.layers.values())
-        with fp8_context(self.config, self.mesh):
-            for group, again in self._groups(layers):
-                x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
+        for group, again in self._groups(layers):
+            x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
         return x if self.final_layernorm is None else self.final_layernorm(x)
 
     def _groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:

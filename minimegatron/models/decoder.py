@@ -3,8 +3,8 @@
     tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
 
 One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/zoo.py`). It returns the loss of
-*every token*: who averages, over which tokens, is decided once, by the training step, so that microbatches, data and
-context parallelism cannot each average in their own way.
+*every token*: the training step alone averages them, so that microbatches, data and context parallelism cannot each
+average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,19 +34,18 @@ from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
 from minimegatron.config import TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
-from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
-from minimegatron.layers.linear import ColumnParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, layout_of
+from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
-from minimegatron.layers.transformer_engine import check_transformer_engine
-from minimegatron.models.block import TransformerBlock
-from minimegatron.models.mtp import MultiTokenPrediction
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.block import TransformerBlock, TransformerLayer
+from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec, build_module, import_module
 
 
 class GPTModel(nn.Module):
@@ -60,13 +61,11 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        deferred: as in `ColumnParallelLinear`, for a tied output layer.
+        products: what computes a tied output layer (`layers/products.py`).
 
     Raises:
         ConfigError: the model does not fit the layout.
     """
-
-    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -81,18 +80,25 @@ class GPTModel(nn.Module):
     ) -> None:
         super().__init__()
         check_model_fits(config, mesh.parallel)
-        check_transformer_engine(config, mesh.parallel)
+        if config.transformer_impl == "transformer_engine":
+            import_module(TE_CHECK)(config, mesh.parallel)
         self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
         self.embedding = None
         if pre_process or (post_process and config.mtp_num_layers):
-            self.embedding = LanguageModelEmbedding(config, mesh, Dropout(config.hidden_dropout, rng))
+            dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
+            self.embedding = LanguageModelEmbedding(config, mesh, dropout)
         self.rotary = RotaryEmbedding(config) if config.rotates else None
-        self.decoder = TransformerBlock(config, mesh, spec or decoder_layer_spec(config), numbers, post_process, rng)
-        self.mtp = None
+        spec = spec or decoder_layer_spec(config)
+        self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
+        self.mtp: Any = None
         if config.mtp_num_layers and post_process:
-            self.mtp = MultiTokenPrediction(config, mesh, spec or decoder_layer_spec(config), rng)
+            self.mtp = build_module(ModuleSpec(MULTI_TOKEN_PREDICTION), config, mesh, spec, rng)
+        if config.fp8_format is not None:
+            layers = [module for module in self.modules() if isinstance(module, TransformerLayer)]
+            import_module(FP8[config.transformer_impl])(self.decoder, layers, config, mesh)
         self.output_layer = None
+        self.products = PlainProducts()
         self._input: torch.Tensor | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
@@ -155,12 +161,7 @@ class GPTModel(nn.Module):
         b, n = tokens.shape
         if position_ids is None:
             position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
-        if self.pre_process:
-            assert self.embedding is not None, "the first stage has the embedding"
-            hidden = self.embedding(tokens, position_ids)
-        elif hidden is None:
-            hidden, self._input = self._input, None
-        assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
+        hidden = self._stage_input(tokens, position_ids, hidden)
         rotary = self.rotary(position_ids) if self.rotary is not None else None
         mask = AttentionMask(window=self.config.sliding_window, document_ids=document_ids)
         context = AttentionContext(rotary, mask)
@@ -170,16 +171,27 @@ class GPTModel(nn.Module):
         if labels is None:
             return self.logits(hidden)
         losses = self._losses(hidden, labels)
-        if self.mtp is None or not (self.training and torch.is_grad_enabled()):
-            return losses
+        if self.mtp is not None and self.training and torch.is_grad_enabled():
+            losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
+        return losses
+
+    def _stage_input(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[s', b, h] for the first layer that is here: the tokens' embedding, or the output of the stage before."""
+        if self.pre_process:
+            assert self.embedding is not None, "the first stage has the embedding"
+            return self.embedding(tokens, position_ids)
+        if hidden is None:
+            hidden, self._input = self._input, None
+        assert hidden is not None, "a stage without the embedding needs `hidden` from the stage before"
+        return hidden
+
+    def _embed_ahead(self, position_ids: torch.Tensor, ids: torch.Tensor, k: int) -> torch.Tensor:
+        """Embedding [s', b, h] of the ids [b, s] of the tokens k places ahead, for `mtp`."""
         assert self.embedding is not None, "the stage that predicts several tokens embeds them"
-        embedding, mtp = self.embedding, self.mtp
-
-        def embed(ids: torch.Tensor, k: int) -> torch.Tensor:
-            learned = embedding.position_embeddings is not None
-            return embedding(ids, mtp.rolled(position_ids, k) if learned else position_ids)
-
-        return mtp(losses, hidden, labels, context, embed, self._losses)
+        learned = self.embedding.position_embeddings is not None
+        return self.embedding(ids, self.mtp.rolled(position_ids, k) if learned else position_ids)
 
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses [b, s] of the labels [b, s], from the last state [s', b, h]."""
@@ -197,7 +209,7 @@ class GPTModel(nn.Module):
             return self.output_layer(hidden)
         assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
         weight = self.embedding.word_embeddings.weight
-        return column_linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.deferred)
+        return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
 
     def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp."""

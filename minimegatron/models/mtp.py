@@ -1,21 +1,21 @@
 """Multi-token prediction: a model that is also asked for the token after the next.
 
-The problem in a sentence: a hidden state is trained to say one token, and gets one signal for all the work; asked for
-D more, it must plan, and what answers can later draft tokens for speculative decoding.
+The problem in a sentence: a hidden state is trained on one token ahead only; trained on D more it learns to plan, and
+the layers that predict them can later draft tokens for speculative decoding.
 
-Depth k has one more transformer layer. It sees the state of depth k - 1 and the token that this was asked for:
+Depth k has one more transformer layer. It sees the state of depth k - 1 and the token that depth predicts:
 
     h_i^k = layer_k( M_k [ norm(Emb(t_{i+k})) ; norm(h_i^{k-1}) ] )       k = 1 .. D,  h^0 is the model's output
     loss_i^k = cross entropy of t_{i+k+1}, by norm(h_i^k) and the model's own output layer
     total    = sum_i m_i loss_i  +  lambda / D  sum_k sum_i m_{i+k} loss_i^k
 
 m_{i+k} is the mask of the token where t_{i+k+1} is the label. Embedding and output layer are the model's; with
-w_i the labels, t_{i+k} = w_{i+k-1}, so all that is needed is labels rolled to the left.
+w_i the labels, t_{i+k} = w_{i+k-1}: all inputs are the labels rolled to the left.
 
-**A loss beside the loss.** The model returns the losses of the next token, and who calls it masks, sums and scales
-them. The other depths' losses ride along (`_Beside`): identity on the losses, whose backward pass is handed dL/dloss_i,
-which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So nobody has to be told
-of a mask or a scale twice, and the result does not depend on how the batch is cut. The same backward pass counts
+**Two losses, one result.** The model returns the losses of the next token, and its caller masks, sums and scales them.
+The other depths' losses are attached to them (`_AddLosses`): identity on the losses, whose backward pass receives
+dL/dloss_i, which *is* mask and scale; rolled by k and times lambda / D it is the gradient of loss^k. So mask and scale
+are given once, and the result does not depend on how the batch is cut. The same backward pass counts
 sum_i m_{i+k} loss_i^k for the log (`depth_losses`): once a microbatch, whatever is recomputed, and never in an
 evaluation, which runs no depth at all.
 
@@ -51,7 +51,8 @@ from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.mla import ReplicatedLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
-from minimegatron.layers.recompute import recompute
+from minimegatron.layers.recompute import recompute_module
+from minimegatron.layers.step_hooks import StepHook, step_hook
 from minimegatron.models.spec import ModuleSpec, build_module
 
 
@@ -71,20 +72,16 @@ class PredictionLayer(nn.Module):
     ) -> None:
         super().__init__()
         h = config.hidden_size
-        # `block` recomputes the first layers of the model, and these are behind the last
-        self.rng, self.again = rng, config.recompute_granularity == "full" and config.recompute_method == "uniform"
         self.enorm, self.hnorm = Norm(config), Norm(config)
         self.eh_proj = ReplicatedLinear(2 * h, h, Init(std=config.init_method_std), config.dtype)
         self.transformer_layer = build_module(spec, config, mesh, layer_number, rng)
         self.final_layernorm = Norm(config)
+        # with the method "block" only the first layers of the model are recomputed, and these are behind the last
+        if config.recompute_granularity == "full" and config.recompute_method == "uniform":
+            recompute_module(self, rng)
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """The state of the depth before and the tokens' embeddings [s', b, h] -> this depth's state [s', b, h]."""
-        if self.again and self.training:
-            return recompute(self._state, hidden, embedded, context, rng=self.rng)
-        return self._state(hidden, embedded, context)
-
-    def _state(self, hidden: torch.Tensor, embedded: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], -1))
         return self.final_layernorm(self.transformer_layer(x, context))
 
@@ -125,7 +122,7 @@ class MultiTokenPrediction(nn.Module):
         embed: Callable[[torch.Tensor, int], torch.Tensor],
         loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Let the losses of all depths ride along.
+        """Add the losses of all depths to the training, through the gradient of `losses`.
 
         Args:
             losses: [b, s] of the next token.
@@ -142,7 +139,7 @@ class MultiTokenPrediction(nn.Module):
         for k, layer in enumerate(self.layers, 1):
             hidden = layer(hidden, embed(self.rolled(labels, k - 1), k), context)
             deeper.append(loss_of(hidden, self.rolled(labels, k)))
-        return _Beside.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
+        return _AddLosses.apply(losses, self, context.mask.document_ids, *deeper)  # type: ignore[no-any-return]
 
     def rolled(self, x: torch.Tensor, k: int) -> torch.Tensor:
         """x_{i+k} for every token i that is here, [b, s] -> [b, s]; the first ones again past the end."""
@@ -152,15 +149,14 @@ class MultiTokenPrediction(nn.Module):
 
     def weights(self, grad: torch.Tensor, k: int, document_ids: torch.Tensor | None) -> torch.Tensor:
         """What depth k's losses count [b, s], before lambda / D, from the gradient of the next token's losses."""
-        whole = gather_tokens(grad, self.mesh, 1)
-        rolled = whole.roll(-k, 1)
+        rolled = gather_tokens(grad, self.mesh, 1).roll(-k, 1)
         rolled[:, -k:] = 0.0
         if document_ids is not None:
             rolled = rolled * (document_ids == document_ids.roll(-k, 1))
         return local_tokens(rolled, self.mesh, 1)
 
 
-class _Beside(torch.autograd.Function):
+class _AddLosses(torch.autograd.Function):
     """Identity on the losses; gives those of the other depths their share of its gradient."""
 
     @staticmethod
@@ -192,3 +188,14 @@ def depth_losses(model: nn.Module, scale: float) -> dict[str, torch.Tensor]:
             found = {f"mtp_{k} loss": pair / scale for k, pair in enumerate(block.tally.clone(), 1)}
             block.tally.zero_()
     return found
+
+
+@step_hook
+class DepthLosses(StepHook):
+    """Reports the depths' losses in every step."""
+
+    def begin_step(self, scale: float) -> None:
+        self.scale = scale
+
+    def reports(self) -> dict[str, torch.Tensor]:
+        return depth_losses(self.model, self.scale)

@@ -3,10 +3,13 @@
 The problem in a sentence: swapping one norm, one attention or the whole layer should not need a new model class.
 
 A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its submodules. `build_module(spec, ...)` calls
-the class with both. The default layer is `decoder_layer_spec()`; a variant is a copy of it with one entry changed, from
-Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
+the class with both. The default layer is `decoder_layer_spec()` in `models/gpt_layer_specs.py`; a variant is a copy of
+it with one entry changed, from Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
 
-Megatron-LM: `megatron/core/transformer/spec_utils.py`, `models/gpt/gpt_layer_specs.py`.
+A class that only some models have may be named, as `("minimegatron.layers.moe", "MoELayer")`. `import_module` finds it
+when such a model is built, so a dense decoder is built, and read, without the files of experts.
+
+Megatron-LM: `megatron/core/transformer/spec_utils.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,25 @@ from torch import nn
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
 
+Named = tuple[str, str]  # module, name in it
+
+
+def import_module(named: Named) -> Any:
+    """The class or function with this name."""
+    return getattr(importlib.import_module(named[0]), named[1])
+
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSpec:
     """A module to be built.
 
     Attributes:
-        module: the class (or any callable that returns a module).
+        module: the class (or any callable that returns a module), or where to import it from: (module, name).
         params: fixed keyword arguments.
         submodules: name -> spec, passed as the keyword argument `submodules` when there are any.
     """
 
-    module: Callable[..., nn.Module]
+    module: Callable[..., nn.Module] | Named
     params: dict[str, Any] = dataclasses.field(default_factory=dict)
     submodules: dict[str, ModuleSpec] = dataclasses.field(default_factory=dict)
 
@@ -54,43 +64,16 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
     Raises:
         ConfigError: the class does not take these arguments.
     """
+    module = import_module(spec.module) if isinstance(spec.module, tuple) else spec.module
     keywords = {**spec.params, **kwargs, **({"submodules": spec.submodules} if spec.submodules else {})}
     try:
-        return spec.module(*args, **keywords)
+        return module(*args, **keywords)
     except TypeError as error:
-        name = getattr(spec.module, "__qualname__", repr(spec.module))
+        name = getattr(module, "__qualname__", repr(module))
         raise ConfigError(
             f"building {name} from its spec failed: {error}",
             fix="its constructor must accept the arguments of the class it replaces",
         ) from error
-
-
-def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """The layer of every decoder family here: norm, attention, norm, MLP or experts, with residual connections.
-
-    `transformer_impl` says whose linear layers attention and MLP are made of.
-    """
-    from minimegatron.layers.attention import SelfAttention
-    from minimegatron.layers.mla import MultiLatentAttention
-    from minimegatron.layers.mlp import MLP
-    from minimegatron.layers.moe import MoELayer
-    from minimegatron.layers.norm import Norm
-    from minimegatron.layers.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
-    from minimegatron.models.block import TransformerLayer
-
-    theirs = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
-    linears: dict[str, Any] = theirs if config.transformer_impl == "transformer_engine" else {}
-    attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
-    return ModuleSpec(
-        TransformerLayer,
-        submodules={
-            "input_layernorm": ModuleSpec(Norm),
-            "self_attention": ModuleSpec(attention, params=linears),
-            "pre_mlp_layernorm": ModuleSpec(Norm),
-            "mlp": ModuleSpec(MLP, params=linears),
-            "moe": ModuleSpec(MoELayer),
-        },
-    )
 
 
 def spec_from_name(module: str, function: str, config: TransformerConfig) -> ModuleSpec:
@@ -105,10 +88,13 @@ def spec_from_name(module: str, function: str, config: TransformerConfig) -> Mod
         raise ConfigError(
             f"--spec: cannot import {module!r}: {error}", fix="give a module on PYTHONPATH, e.g. my_package.my_specs"
         ) from error
-    if not hasattr(found, function):
+    try:
+        make_spec = getattr(found, function)
+    except (AttributeError, ImportError) as error:  # ImportError: the function has moved, and the message says where
+        what = f"{module} has no function {function!r}" if isinstance(error, AttributeError) else str(error)
         fix = did_you_mean(function, dir(found)) or f"define {function}(config) there"
-        raise ConfigError(f"--spec: {module} has no function {function!r}", fix=fix)
-    spec = getattr(found, function)(config)
+        raise ConfigError(f"--spec: {what}", fix=fix) from error
+    spec = make_spec(config)
     if not isinstance(spec, ModuleSpec):
         raise ConfigError(
             f"--spec: {module}.{function} returned a {type(spec).__name__}",

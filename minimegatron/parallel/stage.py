@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from minimegatron import trace
-from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, deferring
+from minimegatron.layers.deferred import DeferredGradients, compute, deferring
+from minimegatron.layers.products import WeightProduct
 from minimegatron.parallel.actions import Action, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 
@@ -35,7 +36,7 @@ class ModuleStage:
         forward: output of the stage, or on the last stage the scaled loss of the microbatch.
         module: what it runs; its linear layers defer their weights' gradients where the schedule splits.
         schedule, rank, chunk: which list this is a part of.
-        ddp: where deferred gradients go, and who reduces them; without it they go to `param.grad`.
+        ddp: what sums gradients over replicas, and is told which of them are complete.
         last: (kind, microbatch) -> parameters whose last gradient of the step comes in this action of this chunk.
 
     Attributes:
@@ -58,7 +59,7 @@ class ModuleStage:
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)
         self._queue = DeferredGradients() if splits else None
         self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge | None]] = {}
-        self._products: dict[int, list[Product]] = {}
+        self._products: dict[int, list[WeightProduct]] = {}
         self._bytes: dict[int, int] = {}
 
     @property
@@ -88,7 +89,7 @@ class ModuleStage:
             if self._queue is not None:
                 self._products[microbatch] = self._queue.take()
                 if not split:
-                    self._compute(microbatch)
+                    compute(self._products.pop(microbatch))
         if not split:
             self._bytes.pop(microbatch, None)
         return None if x is None else x.grad
@@ -96,11 +97,8 @@ class ModuleStage:
     def weights(self, microbatch: int) -> None:
         """See `pipeline.Stage`."""
         with self._completing("W", microbatch):
-            self._compute(microbatch)
+            compute(self._products.pop(microbatch))
         self._bytes.pop(microbatch, None)
-
-    def _compute(self, microbatch: int) -> None:
-        compute(self._products.pop(microbatch), self._ddp.accumulate if self._ddp is not None else add_to_grad)
 
     def _completing(self, kind: str, microbatch: int) -> contextlib.AbstractContextManager[None]:
         """Around an action: the gradients that are complete with it may travel."""

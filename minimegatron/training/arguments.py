@@ -1,7 +1,7 @@
 """Megatron's command line, made from the fields of `config/`.
 
-The problem in a sentence: Megatron-LM has about nine hundred flags, and whoever knows fifty of them should find those
-fifty here, meaning the same.
+The problem in a sentence: Megatron-LM has about nine hundred flags, and a user who knows fifty of them should find
+those fifty here, with the same meaning.
 
 A flag is a field's name with dashes, and the field's comment is its help. So there is no second list to keep in step:
 
@@ -160,7 +160,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Raise for the words that no flag took: all that are flags of Megatron's, and all that nobody knows."""
+    """Raise for the words that no flag took: all that are flags of Megatron's, and all unknown ones."""
     if not rest:
         return
     flags = list(dict.fromkeys(word.split("=")[0] for word in rest if word.startswith("-")))

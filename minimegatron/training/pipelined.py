@@ -1,7 +1,7 @@
 """Forward and backward of a whole step, or of an evaluation, when the model is cut into pipeline stages.
 
-The problem in a sentence: the loss is known on the last stage, the tokens enter on the first, and in between nobody has
-either; yet every stage needs the masks and the positions of the microbatch whose activation it is given.
+The problem in a sentence: the loss is known on the last stage, the tokens enter on the first, and the stages in between
+have neither; yet every stage needs the masks and the positions of the microbatch whose activation it is given.
 
 So every rank of a pipeline reads the microbatches of its data-parallel rank (ids are small beside activations), keeps
 each from its first use until the last of its stages has run it, and hands it to the same `forward_step` as without a
@@ -12,7 +12,11 @@ stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `red
 Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline.py`). A bucket of
 gradients starts to travel over data-parallel ranks in the action that completes it (`parallel/stage.last_gradients`).
 
-Megatron-LM: `forward_step` and `backward_step` in `megatron/core/pipeline_parallel/schedules.py`.
+`get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
+loop of `training/step.py`.
+
+Megatron-LM: `get_forward_backward_func`, `forward_step` and `backward_step` in
+`megatron/core/pipeline_parallel/schedules.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from minimegatron.parallel import pipeline
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
+from minimegatron.training import step
 
 
 class Microbatches:
@@ -128,6 +133,11 @@ def forward_only(
     ]
     pipeline.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
     return sums.reports
+
+
+def get_forward_backward_fn(model: DistributedDataParallel) -> step.ForwardBackward:
+    """What runs the forward and backward passes of this model's steps."""
+    return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
 
 def _forward_of(

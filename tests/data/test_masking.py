@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.data.masking import cu_seqlens, make_batch
+from minimegatron.data.masking import make_batch
+from minimegatron.layers.mask import cu_seqlens
 
 EOD, PAD = 9, 8
 

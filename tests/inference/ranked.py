@@ -43,11 +43,11 @@ def ids(b: int, s: int, seed: int = 0) -> torch.Tensor:
 
 
 @torch.no_grad()
-def in_pieces(model: GPTModel, tokens: torch.Tensor, reach: bool = False) -> torch.Tensor:
+def in_pieces(model: GPTModel, tokens: torch.Tensor, key_length: bool = False) -> torch.Tensor:
     """Logits of every position [b, s, V], computed piece by piece."""
     cache, at, found = StaticCache(model, len(tokens), tokens.shape[1]), 0, []
     for n in PIECES:
-        view = cache.next(n, at + n if reach else None) if at else cache.prefill(n)
+        view = cache.decode(n, at + n if key_length else None) if at else cache.prefill(n)
         found.append(forward(model, tokens[:, at : at + n], view))
         cache.advance(n)
         at += n

@@ -19,7 +19,7 @@ def test_piece_by_piece_is_the_whole(name):
     with torch.no_grad():
         want = ours(name).full_logits(tokens)
     assert (in_pieces(ours(name), tokens) - want).abs().max() <= 1e-5
-    assert (in_pieces(ours(name), tokens, reach=True) - want).abs().max() <= 1e-5
+    assert (in_pieces(ours(name), tokens, key_length=True) - want).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3", "deepseek_v3"])
@@ -51,7 +51,7 @@ def after_prompts(model, prompts, pad, cache=None):
         cache.advance(lengths)
         for i in range(6):
             more = torch.tensor([[(sum(prompt) + 7 * i) % 99] for prompt in prompts])
-            found.append(forward(model, more, cache.next()))
+            found.append(forward(model, more, cache.decode()))
             cache.advance(1)
     return torch.cat(found, 1)
 

@@ -45,7 +45,7 @@ def test_with_the_same_shapes_not_a_bit_differs(monkeypatch):
     """What differs above by rounding is that the plain step reads fewer rows."""
     run = DecodeStep._run
     played = StaticEngine(ours("mistral"), 40, OnACpu()).generate(PROMPTS, 12, SAMPLED)
-    monkeypatch.setattr(DecodeStep, "_run", lambda self, reach=None: run(self))
+    monkeypatch.setattr(DecodeStep, "_run", lambda self, key_length=None: run(self))
     assert played == StaticEngine(ours("mistral"), 40).generate(PROMPTS, 12, SAMPLED)
 
 
@@ -69,13 +69,13 @@ def test_stops_are_looked_for_rarely_and_change_nothing():
 
 def waiting(run):
     """A step that asks the device whether it is done."""
-    return lambda self, reach=None: (self.tokens.sum().item(), run(self))[1]
+    return lambda self, key_length=None: (self.tokens.sum().item(), run(self))[1]
 
 
 def elsewhere(run):
     """A step that keeps its newest tokens in a new tensor each time."""
 
-    def step(self, reach=None):
+    def step(self, key_length=None):
         words, log_probs = run(self)
         self.tokens = words.clone()
         return self.tokens, log_probs
@@ -86,7 +86,7 @@ def elsewhere(run):
 def counting(run):
     """A step whose shapes grow with a number that the host counts."""
 
-    def step(self, reach=None):
+    def step(self, key_length=None):
         self.count = getattr(self, "count", 8) + 1
         return run(self, self.count)
 

@@ -14,7 +14,8 @@ from minimegatron.inference.generate import StaticEngine, generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.zoo import family_config
 from tests.inference.models import NAMES, ours, theirs, weights
 from tests.inference.ranked import PROMPTS, build, continuations, different_questions, example, refusals
@@ -85,7 +86,7 @@ def test_no_step_is_taken_when_all_have_stopped(monkeypatch):
     step = engine._step(1, GREEDY)
     monkeypatch.setattr(engine, "_step", lambda *of: step)
     run = step._run
-    monkeypatch.setattr(step, "_run", lambda reach: steps.append(reach) or run(reach))
+    monkeypatch.setattr(step, "_run", lambda key_length: steps.append(key_length) or run(key_length))
     assert engine.generate(PROMPTS[:1], 9, stop_ids=first[:1])[0].tokens == first[:1]
     assert steps == []
     assert engine.generate([], 9) == []

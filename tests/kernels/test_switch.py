@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.kernels import build, launch, switch
+from minimegatron.kernels import build, families, launch, switch
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
@@ -88,7 +88,7 @@ def test_dtypes_that_kernels_do_not_know_are_torchs():
 
 @pytest.fixture
 def fresh():
-    cached = (switch._possible, switch._available, switch._say, launch.library)
+    cached = (families._possible, families._available, families._say, launch.library)
     for function in cached:
         function.cache_clear()
     yield
@@ -124,5 +124,5 @@ def test_without_compiler_or_cache_the_results_are_torchs(why, fresh, monkeypatc
 def test_every_kernel_file_has_a_family_and_every_operator_a_name():
     import minimegatron.kernels.ops as ops
 
-    assert sorted(switch.FILES.values()) == build.sources()
+    assert sorted(families.FILES.values()) == build.sources()
     assert all(callable(getattr(ops, name)) for name in ops.__all__)

@@ -22,7 +22,7 @@ from minimegatron.models.mtp import depth_losses
 from minimegatron.models.zoo import count_parameters
 from minimegatron.parallel import finalize
 from minimegatron.training.flops import forward_flops
-from tests.test_config import rank_of_tp
+from tests.config.test_config import rank_of_tp
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_all, compare_with_serial, microbatch, problems, weights
 

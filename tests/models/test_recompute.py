@@ -76,14 +76,39 @@ def test_forgetting_the_named_streams_would_be_seen(ranks):
     assert not all(torch.equal(a, b) for a, b in zip(plain[2:], wrong[2:], strict=True))
 
 
+def test_a_recomputed_module_keeps_its_names_and_nothing_else():
+    """In training the inside is computed twice; the hidden state between its two layers is not kept."""
+    runs = []
+
+    class Counted(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    torch.manual_seed(1)
+    module = Counted(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    x = torch.randn(2, 4)
+    module(x).sum().backward()
+    want = [p.grad.clone() for p in module.parameters()]
+    names = [name for name, _ in module.named_parameters()]
+    runs.clear()
+    module.zero_grad()
+    recompute_module.recompute_module(module)
+    module(x).sum().backward()
+    assert len(runs) == 2 and [name for name, _ in module.named_parameters()] == names
+    assert all(torch.equal(p.grad, w) for p, w in zip(module.parameters(), want, strict=True))
+    runs.clear()
+    module.eval()(x).sum().backward()
+    assert len(runs) == 1
+
+
 def masks(rank: int, world: int, sp: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Which elements the residual dropout and the attention dropout drop on this rank."""
     from minimegatron.layers.dropout import Dropout
 
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world, sequence_parallel=sp))
-    drop = Dropout(0.5, streams(mesh))
-    ones = torch.ones(64)
-    return drop(ones, different_over_tp=sp), drop(ones, different_over_tp=True)
+    rng, ones = streams(mesh), torch.ones(64)
+    return Dropout(0.5, rng, different_over_tp=sp)(ones), Dropout(0.5, rng, different_over_tp=True)(ones)
 
 
 @pytest.mark.parametrize("sp", [False, True])

@@ -41,45 +41,45 @@ _STEP = "tests/training/test_step.py"
 MUTANTS = (
     # ------------------------------------------------------------------------------------------- random streams
     Mutant(
-        "attention weights by the formula drop alike on all tp ranks",
+        "attention weights drop alike on all tp ranks",
         "minimegatron/layers/core_attention.py",
-        "softmax(-1).to(q.dtype)\n        return self.dropout(weights, different_over_tp=True) @ v",
-        "softmax(-1).to(q.dtype)\n        return self.dropout(weights, different_over_tp=False) @ v",
+        "rng, different_over_tp=True",
+        "rng, different_over_tp=False",
         _MASKS,
     ),
     Mutant(
-        "torch's attention drops alike on all tp ranks",
+        "torch's attention draws from the replicas' stream",
         "minimegatron/layers/core_attention.py",
-        "with self.dropout.stream(different_over_tp=True):\n            return F.scaled",
-        "with self.dropout.stream(different_over_tp=False):\n            return F.scaled",
+        "with self.dropout.stream():\n            return F.scaled",
+        "if True:\n            return F.scaled",
         _MASKS,
     ),
     Mutant(
         "the embedding drops alike under sequence parallelism",
-        "minimegatron/layers/embedding.py",
-        "different_over_tp=self.sequence_parallel",
-        "different_over_tp=False",
+        "minimegatron/models/decoder.py",
+        "rng, different_over_tp=mesh.sequence_parallel",
+        "rng, different_over_tp=False",
         _MASKS,
     ),
     Mutant(
         "the embedding drops differently on replicas",
-        "minimegatron/layers/embedding.py",
-        "different_over_tp=self.sequence_parallel",
-        "different_over_tp=True",
+        "minimegatron/models/decoder.py",
+        "rng, different_over_tp=mesh.sequence_parallel",
+        "rng, different_over_tp=True",
         _MASKS,
     ),
     Mutant(
         "a block drops alike under sequence parallelism",
         "minimegatron/models/block.py",
-        "different_over_tp=self.sequence_parallel",
-        "different_over_tp=False",
+        "rng, different_over_tp=mesh.sequence_parallel",
+        "rng, different_over_tp=False",
         _MASKS,
     ),
     Mutant(
         "a block drops differently on replicas",
         "minimegatron/models/block.py",
-        "different_over_tp=self.sequence_parallel",
-        "different_over_tp=True",
+        "rng, different_over_tp=mesh.sequence_parallel",
+        "rng, different_over_tp=True",
         _MASKS,
     ),
     Mutant(
@@ -246,9 +246,9 @@ MUTANTS = (
     ),
     Mutant(
         "nothing is put off in a split backward pass",
-        "minimegatron/layers/linear.py",
-        "ctx.deferred, ctx.parameter = deferred, weight  #",
-        "ctx.deferred, ctx.parameter = None, weight  #",
+        "minimegatron/layers/products.py",
+        "ctx.deferred = deferred",
+        "ctx.deferred = None",
         "tests/parallel/test_pipeline.py",
     ),
     Mutant(
@@ -267,24 +267,25 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------------------------------- the step
     Mutant(
-        "penalties are not told the loss scale", "minimegatron/training/step.py",
-        "    set_loss_scale(model, scale)\n", "", f"{_STEP} tests/training/test_experts.py",
+        "penalties are not told the loss scale", "minimegatron/parallel/balance.py",
+        "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/training/step.py", "    move_scales(model, mesh)\n", "",
+        "FP8 scales never move", "minimegatron/layers/fp8_model.py", "        move_scales(self.model, self.mesh)\n",
+        "        pass\n",
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "biases of experts never move", "minimegatron/training/step.py", "        move_biases(model, load)\n",
-        "        pass\n", "tests/training/test_expert_bias.py",
+        "biases of experts never move", "minimegatron/parallel/balance.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
     ),
     Mutant(
-        "the loss is not divided by its unit", "minimegatron/training/step.py",
-        "optimizer.scale_loss(loss / unit)", "optimizer.scale_loss(loss)", f"{_STEP} -k unit",
+        "the loss is not divided by its divisor", "minimegatron/training/step.py",
+        "optimizer.scale_loss(loss / divisor)", "optimizer.scale_loss(loss)", f"{_STEP} -k divisor",
     ),
     Mutant(
-        "gradients are not multiplied by the unit", "minimegatron/training/step.py",
-        "        model.scale_gradients(unit)\n", "        pass\n", f"{_STEP} -k unit",
+        "gradients are not multiplied by the divisor", "minimegatron/training/step.py",
+        "        model.scale_gradients(divisor)\n", "        pass\n", f"{_STEP} -k divisor",
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",
@@ -337,7 +338,7 @@ MUTANTS = (
     ),
     Mutant(
         "learned positions do not move with the tokens of a depth", "minimegatron/models/decoder.py",
-        "mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
+        "self.mtp.rolled(position_ids, k) if learned else position_ids", "position_ids",
         "tests/golden/test_megatron_mtp.py",
     ),
     Mutant(

@@ -13,7 +13,7 @@ import torch
 
 from minimegatron.errors import ConfigError, DataError, RankError
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.metrics import StepReport
+from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import Trainer, iterations_of
 from tests.mock_data import small_trainer
@@ -153,7 +153,7 @@ def test_megatrons_null_tokenizer_has_one_id_more():
 
 
 def test_a_spec_from_the_command_line():
-    trainer = trainer_of("--spec minimegatron.models.spec decoder_layer_spec --train-iters 1")
+    trainer = trainer_of("--spec minimegatron.models.gpt_layer_specs decoder_layer_spec --train-iters 1")
     assert len(trainer.train().__dict__) and trainer.history
     with pytest.raises(ConfigError, match="cannot import"):
         trainer_of("--spec no.such.module f")
