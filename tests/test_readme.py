@@ -1,4 +1,4 @@
-"""README.md: the spine has the length that is printed, and tables are for reading at a glance."""
+"""README.md and docs/: the spine has the length that is printed, tables are short, and files that are named exist."""
 
 from __future__ import annotations
 
@@ -59,3 +59,19 @@ def test_the_commands_of_trainings_are_understood() -> None:
     assert len(lines) >= 4
     for line in lines:
         parse_args(line.split(), 2 if "--tensor-model-parallel-size 2" in line else 1)
+
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", sorted(DOCUMENTS))
+def test_files_that_are_named_exist(name: str) -> None:
+    """`layers/linear` is minimegatron/layers/linear.py; a path that begins at the root is itself."""
+    tops = "|".join(p.name for p in (ROOT / "minimegatron").iterdir() if (p / "__init__.py").is_file())
+    text = (ROOT / name).read_text()
+    modules = re.findall(rf"(?<![\w./-])((?:{tops})/[a-z_0-9]+)(?![\w/])", text)
+    paths = re.findall(r"`((?:tests|labkit|course|minimegatron|examples|benchmarks)/[\w./]+)`", text)
+    missing = {m for m in modules if not list((ROOT / "minimegatron").glob(f"{m}*"))}
+    # NN stands for the number of any lab
+    missing |= {path for path in paths if not list(ROOT.glob(re.sub("NN(_name)?", "*", path.rstrip("/"))))}
+    assert not missing, sorted(missing)
