@@ -15,7 +15,7 @@ import torch
 from labkit.checks import at_most, busy_during, count, only, to_the_next
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
-from .block import Pair, dense, merge, products
+from .attention import Pair, dense, merge, products
 from .predicted import positions
 
 Inputs = list[dict[str, Any]]

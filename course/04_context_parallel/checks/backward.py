@@ -15,8 +15,8 @@ import torch
 from labkit.checks import at_most, only, to_the_next
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-from .block import Triple, piece_backward
-from .travel import kv_bytes, ring, ring_inputs
+from .attention import Triple, piece_backward
+from .forward import kv_bytes, ring, ring_inputs
 
 Inputs = list[dict[str, Any]]
 
