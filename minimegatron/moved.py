@@ -73,6 +73,10 @@ NAMES = {
     },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
+    "minimegatron.comm.p2p": {
+        "Receiving": "minimegatron.comm.p2p.PendingRecv",
+        "Sending": "minimegatron.comm.p2p.PendingSend",
+    },
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")

@@ -39,6 +39,7 @@ RUNS_CODE = {
     ("labkit/warm.py", "exec"): LEARNERS_CODE,
     ("labkit/workspace.py", "exec"): LEARNERS_CODE,
 }
+MESSAGE = "a message of `comm.p2p`, which waits with a deadline and says which rank did not come"
 GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.outstanding`"
 # (file, call) -> why it needs no deadline of its own. Nothing waits for ever.
 WAITS = {
@@ -49,7 +50,8 @@ WAITS = {
     ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
-    ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",
+    ("parallel/pipeline.py", "wait"): MESSAGE,
+    ("parallel/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
     ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
     ("launch/warm_server.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",

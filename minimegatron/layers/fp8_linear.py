@@ -143,7 +143,7 @@ class _OneScale(torch.autograd.Function):
         kept = (own if f.gathers else own.t()).q if layer.wgrad else None
         wide = None if layer.wgrad else x
         ctx.save_for_backward(kept, own.inverse, wide, qw.t().q, qw.inverse)
-        qx = Quantised(_of_bytes(f.start(_bytes(own.q)).wait(), own.q.dtype), own.inverse) if f.gathers else own
+        qx = Quantised(f.start(_bytes(own.q)).wait().view(own.q.dtype), own.inverse) if f.gathers else own
         return _as_rows_of(x, product(qx, qw, x.dtype, fast=True), bias)
 
     @staticmethod
@@ -156,12 +156,11 @@ class _OneScale(torch.autograd.Function):
             dw: WeightProduct = _OneScaleProduct(weight, qx, qdy.t().q, f, x_inverse, qdy.inverse, dy.dtype)
         else:
             dw = _WideProduct(weight, _rows(wide), dy, f)
-        sending, gradient = both_gradients(
-            f,
-            (lambda: _as_rows_of(grads[0], product(qdy, Quantised(turned, w_inverse), dy.dtype))) if want_dx else None,
-            dw if want_dw else None,
-            ctx.deferred,
-        )
+
+        def dx() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, Quantised(turned, w_inverse), dy.dtype))
+
+        sending, gradient = both_gradients(f, dx if want_dx else None, dw if want_dw else None, ctx.deferred)
         db = dy.sum(0) if ctx.has_bias and want_db else None
         return sending.wait() if sending is not None else None, gradient, db, None, None, None
 
@@ -197,14 +196,11 @@ class _Tiles(torch.autograd.Function):
         qdy: Any = layer.quantise(dy, "gradient") if want_dx else None
         factors = (ctx.parameter, _rows(x), dy, f)
         dw = _TileProduct(*factors, layer) if layer.wgrad else _WideProduct(*factors)
-        sending, gradient = both_gradients(
-            f,
-            (lambda: _as_rows_of(grads[0], product(qdy, layer.weight_copy(weight, True), dy.dtype)))
-            if want_dx
-            else None,
-            dw if want_dw else None,
-            ctx.deferred,
-        )
+
+        def dx() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, layer.weight_copy(weight, True), dy.dtype))
+
+        sending, gradient = both_gradients(f, dx if want_dx else None, dw if want_dw else None, ctx.deferred)
         db = dy.sum(0) if ctx.has_bias and want_db else None
         return sending.wait() if sending is not None else None, gradient, db, None, None, None
 
@@ -238,7 +234,7 @@ class _OneScaleProduct(_WideProduct):
         return self.f.start(_bytes(self.x))
 
     def finish(self, x: torch.Tensor) -> torch.Tensor:
-        q = _of_bytes(x, self.x.dtype)
+        q = x.view(self.x.dtype)
         turned = Quantised(q.t() if self.f.gathers else q, self.x_inverse)
         return product(Quantised(self.dy, self.dy_inverse), turned, self.dtype)
 
@@ -267,7 +263,3 @@ def _as_rows_of(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = No
 def _bytes(q: torch.Tensor) -> torch.Tensor:
     """FP8 numbers as bytes, because gloo knows no others of their size."""
     return q.view(torch.uint8)
-
-
-def _of_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.view(dtype)

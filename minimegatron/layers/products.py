@@ -228,11 +228,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (x, weight), dy = ctx.saved_tensors, grads[0]
         want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
-        sending, dw = both_gradients(
-            ctx.f,
-            (lambda: dy @ weight) if want_dx else None,
-            WeightProduct(ctx.parameter, x, dy, ctx.f) if want_dw else None,
-            ctx.deferred,
-        )
+        product = WeightProduct(ctx.parameter, x, dy, ctx.f) if want_dw else None
+        sending, dw = both_gradients(ctx.f, (lambda: dy @ weight) if want_dx else None, product, ctx.deferred)
         db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
         return sending.wait() if sending is not None else None, dw, db, None, None

@@ -1,13 +1,13 @@
 """A pipeline stage made of an autograd graph per microbatch.
 
     forward    y = f(mb, x), x a leaf                keep x and the graph of y
-    backward   the graph of y, with dy -> x.grad     let go of both
-    weights    the products that the linear layers have put off (layers/deferred)
+    backward   the graph of y, with dy -> x.grad     release both
+    weights    the products that the linear layers have deferred (layers/deferred)
 
-Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and nobody here reads it again:
-Megatron-LM empties it for the same reason (`deallocate_output_tensor`); holding on to the graph's edge needs no trick.
+Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and this rank does not read it
+again: Megatron-LM empties it for the same reason (`deallocate_output_tensor`); keeping the graph's edge needs no trick.
 
-Gradients of the whole step. The data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
+Gradients of the whole step: the data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
 that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
 tied matrix belongs to two chunks of a V-shaped placement, and is ready after the second.
 """
@@ -15,7 +15,8 @@ tied matrix belongs to two chunks of a V-shaped placement, and is ready after th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,7 +25,9 @@ from minimegatron import trace
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.products import WeightProduct
 from minimegatron.parallel.actions import Action, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import DistributedDataParallel
 
 Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
 
@@ -67,7 +70,7 @@ class ModuleStage:
         return sum(self._bytes.values())
 
     def forward(self, microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         if self._schedule.forward_only:
             return self._forward(microbatch, x)
         if x is not None:
@@ -79,7 +82,7 @@ class ModuleStage:
         return y.detach()
 
     def backward(self, microbatch: int, dy: torch.Tensor | None) -> torch.Tensor | None:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         x, y = self._graphs.pop(microbatch)
         split = self._schedule.is_split(microbatch, self._stage)
         with self._completing("B", microbatch):
@@ -95,7 +98,7 @@ class ModuleStage:
         return None if x is None else x.grad
 
     def weights(self, microbatch: int) -> None:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         with self._completing("W", microbatch):
             compute(self._products.pop(microbatch))
         self._bytes.pop(microbatch, None)
@@ -111,7 +114,7 @@ class ModuleStage:
         return self._ddp.sync_only(names)
 
     @contextlib.contextmanager
-    def _counting(self, microbatch: int):  # type: ignore[no-untyped-def]
+    def _counting(self, microbatch: int) -> Iterator[None]:
         """Count the bytes that autograd saves, without the parameters, each storage once."""
         if not trace.recording():
             yield

@@ -9,7 +9,7 @@ pipeline. The activation of the stage before comes through `set_input_tensor`; w
 goes to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
 stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
 
-Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline.py`). A bucket of
+Which order all this happens in is the schedule's business, and the executor's (`parallel/overlapped.py`). A bucket of
 gradients starts to travel over data-parallel ranks in the action that completes it (`parallel/stage.last_gradients`).
 
 `get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
@@ -32,8 +32,9 @@ from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel import pipeline
+from minimegatron.parallel import overlapped
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.execution import Hidden
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
 from minimegatron.training import step
@@ -115,7 +116,7 @@ def forward_backward(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    pipeline.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
+    overlapped.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
     return sums.tokens, sums.reports
 
 
@@ -131,7 +132,7 @@ def forward_only(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, lambda loss: loss), chunk, schedule, rank, c)
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    pipeline.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
+    overlapped.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
     return sums.reports
 
 
@@ -180,7 +181,7 @@ def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Sch
     return schedule
 
 
-def _hidden(batches: Microbatches, chunks: ModelChunks) -> pipeline.Hidden | None:
+def _hidden(batches: Microbatches, chunks: ModelChunks) -> Hidden | None:
     """What travels between stages, from the first microbatch; None where lengths vary and headers must say it."""
     config, mesh = chunks.config, chunks.mesh
     if mesh.parallel.variable_seq_lengths:
@@ -189,7 +190,7 @@ def _hidden(batches: Microbatches, chunks: ModelChunks) -> pipeline.Hidden | Non
     weight = next(iter(chunks.parameters()), None)
     dtype = config.dtype if weight is None else weight.dtype
     dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
-    return pipeline.Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
+    return Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
 
 
 def hidden_rows(s: int, mesh: Mesh) -> int:

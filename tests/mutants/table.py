@@ -187,6 +187,13 @@ MUTANTS = (
         "axis, x = self.edge(self.pp.rank, to), x.detach()",
         "tests/comm/test_p2p.py",
     ),
+    Mutant(
+        "messages are received in the order in which they are needed",
+        "minimegatron/parallel/pipeline.py",
+        "message = incoming[source].popleft()",
+        "message = needed",
+        "tests/parallel/test_pipeline_stages.py",
+    ),
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
         "partial gradients under sequence parallelism are not summed",
