@@ -43,10 +43,10 @@ MOVED = {
             "workers",
         )
     },
+    **{f"minimegatron.{package}.forkserver": "minimegatron.launch.warm_server" for package in ("comm", "launch")},
     **{
-        f"minimegatron.{package}.fork{side}": f"minimegatron.launch.warm_{side}"
+        f"minimegatron.{package}.forkclient": "minimegatron.launch.warm_client (this_process: launch.workers)"
         for package in ("comm", "launch")
-        for side in ("client", "server")
     },
     "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
