@@ -26,7 +26,7 @@ CLOSURES = {
     "minimegatron.layers.linear": (8, 1400, "collectives, and what a parameter is"),
     "minimegatron.parallel.schedules": (4, 720, "lists of actions and their check"),
     "minimegatron.parallel.pipeline": (6, 1000, "schedules, and what every executor does"),
-    "minimegatron.models.decoder": (30, 5000, "a dense decoder: every layer that it is made of"),
+    "minimegatron.models.decoder": (35, 5300, "every layer of a dense decoder, its configuration and the rules of it"),
     "minimegatron.training.step": (34, 5700, "a model is passed in; the step knows gradients, optimizer, reports"),
 }
 # Lines of Python that minimegatron may have when all of it is built; docs/architecture.md says which package how many.

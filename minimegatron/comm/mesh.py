@@ -50,7 +50,7 @@ import torch.distributed as dist
 
 from minimegatron.comm import outstanding
 from minimegatron.comm.axis import Axis
-from minimegatron.config import ParallelConfig
+from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -24,22 +24,27 @@ Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
-from minimegatron.layers.context import context_attention
 from minimegatron.layers.dropout import Dropout
-from minimegatron.layers.flash import flash_attention
 from minimegatron.layers.mask import AttentionMask
+from minimegatron.named import Named, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+
+# In other models than one on a whole sequence with torch's attention.
+CONTEXT: Named = "minimegatron.layers.context", "context_attention"
+BLOCKWISE: Named = "minimegatron.layers.flash", "flash_attention"
 
 
 class CoreAttention(nn.Module):
@@ -70,7 +75,7 @@ class CoreAttention(nn.Module):
         if mask.bias is not None:
             return cached_attention(q, k, v, mask.bias, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
-            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
+            out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)
@@ -114,7 +119,7 @@ class CoreAttention(nn.Module):
         ops = kernels(self.config.kernels, "flash", q, k, v) if plain else None
         if ops is not None:
             return ops.flash_attention(q, k, v, self.scale)[0]  # type: ignore[no-any-return]
-        return flash_attention(q, k, v, mask, self.scale)
+        return import_module(BLOCKWISE)(q, k, v, mask, self.scale)  # type: ignore[no-any-return]
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         table = mask.dense(q.shape[2], q.device)

@@ -42,17 +42,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.permutation import Permutation, Reorder
 from minimegatron.layers.recompute import to_host
 from minimegatron.layers.router import Routing
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 
 @dataclasses.dataclass(frozen=True)

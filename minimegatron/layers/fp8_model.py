@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.config.precision import check_fp8_dims
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
 from minimegatron.layers.moe import Experts
 from minimegatron.layers.step_hooks import StepHook, step_hook
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
 

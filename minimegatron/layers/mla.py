@@ -43,9 +43,8 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -55,6 +54,7 @@ from minimegatron.layers.recompute import recompute
 from minimegatron.layers.rope import apply_rotary
 
 if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
     from minimegatron.layers.fp8_linear import ParallelFp8
 
 

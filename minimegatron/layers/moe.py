@@ -38,22 +38,24 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
 from minimegatron.layers.mlp import ACTIVATIONS, MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED_MM = getattr(F, "grouped_mm", None)  # torch 2.10 and later

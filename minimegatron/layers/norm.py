@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.router import Routing
 

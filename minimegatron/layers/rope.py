@@ -40,7 +40,7 @@ import math
 import torch
 from torch import nn
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 
 

@@ -47,18 +47,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm.collectives import all_reduce
-from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.sinkhorn import assign
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 
 class Routing(NamedTuple):

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 
 class StepHook:

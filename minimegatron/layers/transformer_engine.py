@@ -41,7 +41,8 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config.model import TransformerConfig
+from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention_choice import PACKAGES, installed
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly

@@ -34,7 +34,8 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.comm.random import RngStreams
-from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config.model import TransformerConfig
+from minimegatron.config.parallel import ParallelConfig
 from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
-from minimegatron.models.spec import ModuleSpec, Named, import_module
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.named import Named, import_module
 
 MULTI_LATENT_ATTENTION: Named = "minimegatron.layers.mla", "MultiLatentAttention"
 MOE: Named = "minimegatron.layers.moe", "MoELayer"

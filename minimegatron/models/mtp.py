@@ -46,7 +46,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.mla import ReplicatedLinear
 from minimegatron.layers.norm import Norm

@@ -6,8 +6,7 @@ A `ModuleSpec` names a class, fixed keyword arguments, and the specs of its subm
 the class with both. The default layer is `decoder_layer_spec()` in `models/gpt_layer_specs.py`; a variant is a copy of
 it with one entry changed, from Python (`GPTModel(config, mesh, spec=my_spec)`) or by `--spec my_module my_function`.
 
-A class that only some models have may be named, as `("minimegatron.layers.moe", "MoELayer")`. `import_module` finds it
-when such a model is built, so a dense decoder is built, and read, without the files of experts.
+A class that only some models have may be named, as `("minimegatron.layers.moe", "MoELayer")` (`minimegatron/named`).
 
 Megatron-LM: `megatron/core/transformer/spec_utils.py`.
 """
@@ -21,15 +20,9 @@ from typing import Any
 
 from torch import nn
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
-
-Named = tuple[str, str]  # module, name in it
-
-
-def import_module(named: Named) -> Any:
-    """The class or function with this name."""
-    return getattr(importlib.import_module(named[0]), named[1])
+from minimegatron.named import Named, import_module
 
 
 @dataclasses.dataclass(frozen=True)

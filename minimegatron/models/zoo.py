@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minimegatron.config import TransformerConfig
+from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
 
 _LLAMA: dict[str, Any] = {
