@@ -32,12 +32,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 DATA_PARALLEL, MODEL_PARALLEL, EXPERT_PARALLEL = "data-parallel-rng", "model-parallel-rng", "expert-parallel-rng"
 DEFAULT = "default"

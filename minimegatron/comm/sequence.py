@@ -26,11 +26,15 @@ all-to-all put the tokens back into order.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from minimegatron.comm.collectives import all_gather
-from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 Spans = tuple[tuple[int, int], ...]
 NOT_CUT = ("document_ids",)

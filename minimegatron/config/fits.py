@@ -15,10 +15,15 @@ Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions
 
 from __future__ import annotations
 
-from minimegatron.config import ParallelConfig, TransformerConfig, precision
+from typing import TYPE_CHECKING
+
+from minimegatron.config import precision
 from minimegatron.config.fields import divides
 from minimegatron.config.stages import expand_layout, plan_stages
 from minimegatron.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from minimegatron.config import ParallelConfig, TransformerConfig
 
 
 def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_length: int | None = None) -> None:

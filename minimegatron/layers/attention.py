@@ -35,14 +35,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
@@ -50,6 +47,11 @@ from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.rope import apply_rotary
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
 
 
 class KVCache(Protocol):

@@ -38,12 +38,15 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
+from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
 
 PACKAGES = {"flash": ("flash_attn", "flash-attn"), "te": ("transformer_engine", "transformer-engine[pytorch]")}
 HALF = (torch.bfloat16, torch.float16)

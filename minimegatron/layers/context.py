@@ -38,17 +38,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
-from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import Spans, spans_of
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.tiles import Joined, attend, attend_backward
+
+if TYPE_CHECKING:
+    from minimegatron.comm.axis import Axis
+    from minimegatron.comm.mesh import Mesh
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMask], torch.Tensor]
 

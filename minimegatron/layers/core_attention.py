@@ -24,15 +24,12 @@ Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
@@ -40,6 +37,11 @@ from minimegatron.layers.context import context_attention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.flash import flash_attention
 from minimegatron.layers.mask import AttentionMask
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
 
 
 class CoreAttention(nn.Module):

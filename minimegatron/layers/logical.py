@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather
-from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import CheckpointError
 from minimegatron.layers.noise import is_tiled, one_stream, tiles
 from minimegatron.layers.param import ParamLayout, Ranges, layout_of, logical_parameters, new_parameter
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 # ---------------------------------------------------------------------------------------------- initial values
 
@@ -108,12 +111,12 @@ def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis)
     """
     cut_over = mesh if isinstance(mesh, Axis) else mesh.tp
     if layout.experts is not None:
-        assert isinstance(mesh, Mesh), "experts are gathered over two axes: pass the mesh"
+        assert not isinstance(mesh, Axis), "experts are gathered over two axes: pass the mesh"
         cut_over = mesh.etp
     parts = [tensor.detach()] if not layout.sharded else list(all_gather(tensor.detach()[None], cut_over).unbind(0))
     full = layout.join(parts)
     if layout.experts is not None:
-        assert isinstance(mesh, Mesh)
+        assert not isinstance(mesh, Axis)
         full = all_gather(full, mesh.ep)
     return full if layout.rows is None else full[: layout.rows]
 

@@ -16,17 +16,19 @@ Shazeer 2020 (arXiv 2002.05202). Megatron-LM: `megatron/core/transformer/mlp.py`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
 from minimegatron.layers.param import Init
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,

@@ -12,18 +12,21 @@ Megatron-LM: `megatron/core/transformer/transformer_layer.py`, `transformer_bloc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
-from minimegatron.config import TransformerConfig
-from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.norm import Norm, add_norm
 from minimegatron.layers.recompute import recompute, recompute_module
 from minimegatron.models.spec import ModuleSpec, build_module
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+    from minimegatron.layers.attention import AttentionContext
 
 
 class TransformerLayer(nn.Module):

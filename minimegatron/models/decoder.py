@@ -22,19 +22,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.mesh import Mesh
-from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
-from minimegatron.config import TransformerConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
-from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.linear import ColumnParallelLinear, column_linear
@@ -46,6 +42,12 @@ from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.block import TransformerBlock, TransformerLayer
 from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec, build_module, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+    from minimegatron.layers.deferred import DeferredGradients
 
 
 class GPTModel(nn.Module):

@@ -17,14 +17,16 @@ Megatron-LM: `megatron/core/models/gpt/gpt_layer_specs.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.spec import ModuleSpec, Named, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.config import TransformerConfig
 
 MULTI_LATENT_ATTENTION: Named = "minimegatron.layers.mla", "MultiLatentAttention"
 MOE: Named = "minimegatron.layers.moe", "MoELayer"

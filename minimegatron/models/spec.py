@@ -17,12 +17,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from minimegatron.config import TransformerConfig
 
 Named = tuple[str, str]  # module, name in it
 
