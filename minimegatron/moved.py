@@ -53,6 +53,10 @@ MOVED = {
 
 # Module -> name that it once had -> where that is now.
 NAMES = {
+    "minimegatron.layers.param": {
+        name: f"minimegatron.layers.logical.{name}"
+        for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
+    },
     "minimegatron.models.spec": {"decoder_layer_spec": "minimegatron.models.gpt_layer_specs.decoder_layer_spec"},
     "minimegatron.data.masking": {"cu_seqlens": "minimegatron.layers.mask.cu_seqlens"},
     "minimegatron.inference.model": {"View": "minimegatron.inference.model.PassCache"},
@@ -62,10 +66,6 @@ NAMES = {
     },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
-    "minimegatron.layers.param": {
-        name: f"minimegatron.layers.logical.{name}"
-        for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
-    },
 }
 
 
