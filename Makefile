@@ -31,11 +31,12 @@ help: ## this list
 lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
-test: lint ## everything that must hold: style, types, floors, tests, notebooks
+test: lint ## everything that must hold: style, types, imports, tests, notebooks
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests labs solutions
 
-lint: $(VENV)/.test ## ruff, mypy, and the floors of docs/architecture.md
+lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/architecture.md)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -51,8 +52,9 @@ stale: $(VENV)/.test ## labs and solutions are what their sources say
 notebooks: stale ## labs and solutions also run to the outputs they store
 	$(PYTEST) $(PARALLEL) $(NBVAL) labs solutions
 
-format: $(VENV)/.test ## sort imports and fix what ruff can fix
+format: $(VENV)/.test ## sort imports, fix what ruff can fix, lay out the rest
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 doctor: $(VENV)/.lab ## what this machine can do
 	@$(BIN)/minimegatron doctor

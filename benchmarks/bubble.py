@@ -25,7 +25,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.overlapped import FunctionStage, Hidden, run
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.parallel.schedules import SCHEDULES, build_schedule
 
@@ -41,7 +41,7 @@ def last_exactly(seconds: float) -> None:
 def spans_of(rank: int, world: int, name: str, m: int, step: float, rounds: int) -> list[tuple[float, float]]:
     """Of each round, when this rank began its first action and ended its last, on the machine's clock."""
     mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world))
-    mail, schedule = PointToPoint(mesh), build_schedule(name, world, m)
+    p2p, schedule = PointToPoint(mesh), build_schedule(name, world, m)
 
     def work(steps: float) -> torch.Tensor:
         last_exactly(steps * step)
@@ -57,7 +57,7 @@ def spans_of(rank: int, world: int, name: str, m: int, step: float, rounds: int)
     for _ in range(rounds):
         barrier(mesh.pp)
         with trace.record(rank) as log:
-            run(schedule, stages, mail, Hidden(torch.Size([1]), torch.float32))
+            run(schedule, stages, p2p, Hidden(torch.Size([1]), torch.float32))
         did = log.select(kind="compute")
         found.append((did[0].start, did[-1].end))
     return found

@@ -8,7 +8,6 @@ are held against: `benchmarks/gpu_cases.py`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -18,11 +17,11 @@ import torch.nn.functional as F
 from benchmarks.gpu_cases import Case, Tensors, liger, normal
 from benchmarks.gpu_cases import cases as cases
 from benchmarks.gpu_parts import Found, Row
+from minimegatron.comm.axis import ALONE
 from minimegatron.kernels import ops, reference
 from minimegatron.kernels.optimizer import AdamTable, NormTable
 from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import ParallelFp8
-from minimegatron.layers.linear import ALONE
 
 Timer = Callable[[Callable[[], object], torch.device, int], float]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -187,6 +186,6 @@ def time_fp8_linear(device: torch.device, smoke: bool, timer: Timer, found: Foun
     plain = timer(lambda: both(F.linear(x, w)), device, 2 if smoke else 20)
     for kind in ("delayed", "current"):
         axes = dict.fromkeys(("input", "weight", "gradient"), ALONE)
-        ours = functools.partial(ParallelFp8(Fp8Recipe(kind), axes).to(device).linear, bias=None, tp=ALONE)
+        ours = ParallelFp8(Fp8Recipe(kind), axes).to(device).linear
         took = {"ours": timer(lambda ours=ours: both(ours(x, w)), device, 2 if smoke else 20), "bf16": plain}
         yield _row(f"FP8 linear, {kind}, both ways", took, 6.0 * m * o * i, "TFLOP/s", found)

@@ -26,7 +26,7 @@ from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.graphs import StepGraph
-from minimegatron.training.step import forward_backward, forward_step, train_step
+from minimegatron.training.step import StepOptions, forward_backward, forward_step, train_step
 
 Timer = Callable[[Callable[[], object], torch.device, int], float]
 LLAMA_1B = {
@@ -67,7 +67,8 @@ class Training:
         self.optimizer = build_optimizer(settings, self.model, self.mesh, kernels=config.kernels)
         schedule = Schedule.from_config(settings, global_batch_size=1, train_iters=10**6)
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
-        self.passes: Any = StepGraph(1, CudaRecorder(device)) if "graph" in way else forward_backward
+        run_passes: Any = StepGraph(1, CudaRecorder(device)) if "graph" in way else forward_backward
+        self.options = StepOptions(forward_backward_fn=run_passes)
         if "compile" in way:
             for layer in self.model.module.decoder.layers.values():
                 layer.compile(dynamic=False)
@@ -78,7 +79,7 @@ class Training:
         mask = torch.ones(micro, seq_length, device=self.device)
         data = itertools.repeat({"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask})
         objects = (self.model, self.optimizer, self.scheduler, self.mesh)
-        return lambda: train_step(forward_step, data, *objects, num_microbatches=accumulation, passes=self.passes)
+        return lambda: train_step(forward_step, data, *objects, accumulation, self.options)
 
 
 def why_not(way: str, device: torch.device) -> str:

@@ -3,6 +3,8 @@
     NN_name/__init__.py    LAB: the exercises in their order
     NN_name/lab.py         the one source of labs/NN_name.ipynb and solutions/NN_name.ipynb (`labkit/source`)
     NN_name/checks/        the exercises: inputs, the judge's own answer, what can go wrong, what to say then
+    NN_name/answers/       programs that try the checks: other right ones, and wrong ones with what is said to them
+    NN_name/mistakes.py    the same as small edits of the solution (`labkit/answers`)
 
 A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
 `%lab 01_process_groups` loads.

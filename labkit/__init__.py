@@ -22,4 +22,5 @@
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `build`                 | one source for the lab and its solution                                   |
+| `answers`               | other answers to a lab's exercises, right and wrong: they try its checks  |
 """

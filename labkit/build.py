@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m labkit.build", description="Build the labs from their sources.")
     parser.add_argument("labs", nargs="*", help="numbers or names; all by default")
     parser.add_argument("--check", action="store_true", help="build nothing; fail if a stored notebook is stale")
-    parser.add_argument("--force", action="store_true", help="write over a lab that somebody has worked in")
+    parser.add_argument("--force", action="store_true", help="write over a lab that has been worked in")
     options = parser.parse_args(argv)
     try:
         problems = []
@@ -74,7 +74,7 @@ def build(source: Path, force: bool = False) -> list[str]:
     Returns:
         What is wrong with the result, as `check` says it.
     Raises:
-        ConfigError: the source breaks a rule, a cell failed, or somebody has worked in the lab.
+        ConfigError: the source breaks a rule, a cell failed, or the lab has been worked in.
     """
     both = list(notebooks(source))
     for _, target in both if not force else []:

@@ -182,7 +182,7 @@ def in_order(*steps: str) -> Accept:
 def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
     """While a communication `name` travels, each rank computes matrix products of so many multiply-adds in all.
 
-    It travels from its start to the next `wait`; one that nobody waits for counts as not travelling.
+    It travels from its start to the next `wait`; one that is not waited for counts as not travelling.
     """
 
     def accept(answer: Answer) -> str | None:

@@ -113,12 +113,12 @@ class Evidence:
         return cls(calls, events, data["ops"], data["largest"], data["peak"], order)
 
 
-class Witness(TorchDispatchMode):
-    """Context manager that collects the evidence of one rank::
+class OpRecorder(TorchDispatchMode):
+    """Record the operations, communications and memory of one rank.
 
-    with Witness(rank) as witness:
+    with OpRecorder(rank) as recorder:
         learner(x)
-    witness.evidence()
+    recorder.evidence()
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -131,7 +131,7 @@ class Witness(TorchDispatchMode):
         self._recorder = trace.record(rank)
         self._log = trace.Log(rank)
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> OpRecorder:
         self._log = self._recorder.__enter__()
         wait, note = self._wait, self._note
 
@@ -195,6 +195,9 @@ class Witness(TorchDispatchMode):
     def evidence(self) -> Evidence:
         log = tuple(self._log.events)
         return Evidence(tuple(self.calls), log, self.ops, self.largest, self.peak, tuple(self.order))
+
+
+Witness = OpRecorder  # its name in the labs
 
 
 def _multiply_adds(name: str, args: Any, result: Any) -> int:

@@ -132,7 +132,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A mistake that many make: the answer it leads to (called as `reference` is), and the hint for who gives it."""
+    """A mistake that many make: the answer it leads to (called as `reference` is), and the hint for it."""
 
     answer: Callable[..., Any]
     hint: str

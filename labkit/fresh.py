@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import selectors
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -37,12 +34,12 @@ from labkit import plain
 from labkit.nursery import Limits
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError
 from minimegatron.launch import procs
+from minimegatron.launch.fork_server import ENVIRONMENT, START_SECONDS, ForkServer, stacks
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
 _MAX_FILES = 20_000  # in it
 # Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
 _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-_START_SECONDS = 120.0  # for the nursery's imports on a machine that is busy with something else
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +63,7 @@ class Nursery:
     """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it."""
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._server: ForkServer | None = None
         self._over = False
 
     def __enter__(self) -> Nursery:
@@ -76,37 +72,26 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def warm_up(self) -> None:
-        """Start the server if it does not run; returns at once, the imports go on by themselves."""
+    def warm_up(self) -> ForkServer:
+        """The server; started if it does not run. Returns at once, the imports go on by themselves."""
         if self._over:
             raise RankError("the run was interrupted")
-        if self._server is not None and self._server.poll() is None:
-            return
-        self.close()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "labkit.nursery", str(theirs.fileno())]
-            self._server = subprocess.Popen(
-                command, env=_environment(), cwd="/", pass_fds=(theirs.fileno(),), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-        ours.settimeout(_START_SECONDS)
-        self._socket = ours
+        if self._server is None or self._server.process.poll() is not None:
+            self.close()
+            self._server = ForkServer("labkit.nursery", environment=_environment(), cwd="/")
+        return self._server
 
     def close(self) -> None:
         """End the server and whatever it runs."""
-        if self._socket is not None:
-            self._socket.close()
         if self._server is not None:
-            self._server.kill()
-            self._server.wait(10)
-        self._server = self._socket = None
+            self._server.close(0)
+        self._server = None
 
     def interrupt(self) -> None:
         """From another thread: end the server for good; a `call` under way, and any after it, raise RankError."""
         self._over = True
         if (server := self._server) is not None:
-            server.kill()
+            server.process.kill()
 
     def call(
         self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = ()
@@ -123,51 +108,48 @@ class Nursery:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
         """
-        folder = Path(tempfile.mkdtemp(prefix="minimegatron-"))
+        folder = None
         try:
+            server = self.warm_up()
+            folder = Path(tempfile.mkdtemp(dir=server.folder))
             for rank, job in enumerate(jobs):
                 (folder / f"job.{rank}").write_text(plain.dumps(job))
             order = {
                 "function": f"{function.__module__}:{function.__qualname__}",
                 "folder": str(folder), "world": len(jobs), "path": list(path), "limits": dataclasses.asdict(limits),
             }  # fmt: skip
-            return self._run(order, limits)
+            return _run(server, order, limits, folder)
         except TimeoutError:
             self.close()
-            raise DeadlineError(f"the process that starts ranks gave no sign for {_START_SECONDS:g} s") from None
+            raise DeadlineError(f"the process that starts ranks gave no sign for {START_SECONDS:g} s") from None
         except (OSError, ValueError) as error:
             self.close()
             raise RankError(f"the process that starts ranks ended: {error}", fix="run the cell again") from None
-        except BaseException:  # an interrupt: leave nobody behind
+        except BaseException:  # an interrupt: leave no process behind
             self.close()
             raise
         finally:
-            _remove(folder)
+            if folder is not None:
+                _remove(folder)
 
-    def _run(self, order: dict[str, Any], limits: Limits) -> list[Reply]:
-        self.warm_up()
-        assert self._socket is not None, "warm_up connects"
-        pipes = [os.pipe() for _ in range(order["world"])]
-        try:
+
+def _run(server: ForkServer, order: dict[str, Any], limits: Limits, folder: Path) -> list[Reply]:
+    pids, pipes = list[int](), list[int]()
+    try:
+        for rank in range(order["world"]):
+            read, write = os.pipe()
+            pipes.append(read)
             try:
-                socket.send_fds(self._socket, [json.dumps(order).encode() + b"\n"], [write for _, write in pipes])
+                pids.append(server.fork(write, order={**order, "rank": rank}))
             finally:
-                for _, write in pipes:
-                    os.close(write)
-            pids = _receive(self._socket)
-            folder = Path(order["folder"])
-            texts, late = _read_answers([read for read, _ in pipes], limits, folder)
-            full = bool(late) and _used(folder, limits.disk) > limits.disk
-            stacks = {} if full else _stacks({rank: pids[rank] for rank in late}, folder)
-            self._socket.sendall(b"end\n")
-            statuses = _receive(self._socket)
-        finally:
-            for read, _ in pipes:
-                os.close(read)
-        if full:
-            kept = {rank: Reply(ended=f"wrote more than {limits.disk >> 20} MiB of files") for rank in late}
-            return [kept.get(rank) or _reply(rank, texts, {}, statuses[rank]) for rank in range(order["world"])]
-        return [_reply(rank, texts, stacks, statuses[rank]) for rank in range(order["world"])]
+                os.close(write)
+        answers, late = _read_answers(pipes, limits, folder)
+        unanswered = _why_late({rank: pids[rank] for rank in late}, limits, folder)
+        statuses = server.end(*pids)
+    finally:
+        for read in pipes:
+            os.close(read)
+    return [unanswered.get(rank) or _reply(answers.get(rank), status) for rank, status in enumerate(statuses)]
 
 
 def _environment() -> dict[str, str]:
@@ -176,30 +158,19 @@ def _environment() -> dict[str, str]:
     return {
         **{name: os.environ[name] for name in _INSTRUCTIONS if name in os.environ},
         "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "PYTHONPATH": root, "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_CPP_LOG_LEVEL": "FATAL",
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL",
     }  # fmt: skip
 
 
-def _receive(connection: socket.socket) -> Any:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        part = connection.recv(4096)
-        if not part:
-            raise OSError("its connection closed")
-        line += part
-    return json.loads(line)
-
-
 def _read_answers(pipes: list[int], limits: Limits, folder: Path) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
-    """Per rank (order of arrival, line) for those who wrote one, b"" if it is too long; and the ranks that were late.
+    """Per rank that wrote a line (order of arrival, line), b"" if it is too long; and the ranks that were late.
 
     A rank first writes "+", its sign of life, then one line. The clock starts when all have signed, and ends early when
     the ranks' folder is too full.
     """
     answers: dict[int, tuple[int, bytes]] = {}
     partial = {rank: bytearray() for rank in range(len(pipes))}
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + START_SECONDS
     signed: set[int] = set()
     with selectors.DefaultSelector() as selector:
         for rank, pipe in enumerate(pipes):
@@ -251,35 +222,32 @@ def _remove(folder: Path) -> None:
                 subprocess.run([*command, "--", str(folder)], capture_output=True, timeout=60)
 
 
-def _stacks(late: dict[int, int], folder: Path) -> dict[int, tuple[procs.Frame, ...]]:
-    """Ask ranks that are late where they are: the fault handler of each answers SIGABRT with its Python stack."""
-    for pid in late.values():  # all before the first answer: a rank whose peer has died would move on
-        procs.send(pid, signal.SIGABRT)
-    if late:
-        time.sleep(0.5)
-    stacks = {}
-    for rank in late:
-        with contextlib.suppress(OSError):
-            stacks[rank] = tuple(procs.dumped_frames(_read_text(folder / f"stack.{rank}")))
-    return {rank: stacks.get(rank, ()) for rank in late}
+def _why_late(late: dict[int, int], limits: Limits, folder: Path) -> dict[int, Reply]:
+    """What became of the ranks (rank -> pid) that have not answered and still run."""
+    if late and _used(folder, limits.disk) > limits.disk:
+        return dict.fromkeys(late, Reply(ended=f"wrote more than {limits.disk >> 20} MiB of files"))
+    # The fault handler of each answers SIGABRT with its Python stack.
+    found = stacks(late, signal.SIGABRT, lambda rank: _read_text(folder / f"stack.{rank}"), seconds=0.5)
+    return {rank: Reply(ended="late", stack=tuple(frames)) for rank, frames in found.items()}
 
 
 def _read_text(file: Path) -> str:
-    """The first bytes of a file that a rank may have replaced by something else."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as stream:
-        return stream.read(1 << 16).decode(errors="replace")
+    """The first bytes of a file; "" when the rank has removed it, or replaced it by something else."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as stream:
+            return stream.read(1 << 16).decode(errors="replace")
+    return ""
 
 
-def _reply(rank: int, texts: dict[int, tuple[int, bytes]], stacks: dict[int, Any], status: int) -> Reply:
-    if rank in texts:
-        order, text = texts[rank]
-        if not text:
-            return Reply(ended="sent more than an answer may be")
-        try:
-            return Reply(value=plain.loads(text), order=order)
-        except MinimegatronError as error:
-            return Reply(ended=error.what)
-    if rank in stacks:
-        return Reply(ended="late", stack=stacks[rank])
-    return Reply(ended=procs.how_it_ended(status))
+def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
+    """What a rank that is not late has sent, or how it ended."""
+    if answer is None:
+        return Reply(ended=procs.how_it_ended(status))
+    order, text = answer
+    if not text:
+        return Reply(ended="sent more than an answer may be")
+    try:
+        return Reply(value=plain.loads(text), order=order)
+    except MinimegatronError as error:
+        return Reply(ended=error.what)

@@ -118,7 +118,7 @@ def grade(
                     on_mark(mark)
         except KeyboardInterrupt:
             interrupted = True
-        finally:  # nothing waits any more, or nobody will
+        finally:  # nothing waits any more, or nothing will
             stop.set()
             for future in waiting:
                 future.cancel()
@@ -155,7 +155,7 @@ def _mark(
 
 
 def _judge(nursery: Nursery, module: str, name: str, sources: Mapping[str, str], seed: str, stop: Any) -> Verdict:
-    """A verdict; once more if the machine took the server away (memory, somebody's kill)."""
+    """A verdict; once more if the machine took the server away (memory, a kill)."""
     try:
         return judge(nursery, module, name, sources, seed)
     except RankError:

@@ -86,9 +86,9 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Pla
     """The libraries of a cell's kernels, or the outcome of every case where they cannot be made.
 
     Raises:
-        KernelsUnavailable: the machine cannot compile, which is nobody's wrong answer.
+        KernelsUnavailable: the machine cannot compile, which is no wrong answer.
     """
-    if cuda.todo(cell):  # asked here too: a lab that nobody has begun needs no compiler
+    if cuda.todo(cell):  # asked here too: a lab that has not been begun needs no compiler
         return {}, {"todo": asked}
     job = {"cell": cell, "header": str(cuda.header()), "hidden": hidden}
     [reply] = nursery.call(cuda.compile_cell, [job], Limits(seconds=cuda.COMPILE_SECONDS))
@@ -220,7 +220,7 @@ def _wrong(asked: Exercise, case: Case, outcome: dict[str, Any], seed: str) -> t
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:
-        inputs = case.draw(seed)  # anew each time: who gets them may change them
+        inputs = case.draw(seed)  # anew each time: the code that gets them may change them
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):

@@ -1,27 +1,24 @@
 """The nursery: imports torch once, keeps a single thread, and forks a fresh process for every rank of every job.
 
-The far side of `fresh`, which says what it is for. One order at a time, over a socket:
+The far side of `fresh`, which says what it is for. Each rank of a job is an order over a socket:
 
     fresh                                       nursery                         rank
-      |-- order, write ends of the pipes -------> fork, once a rank ------------> limits, empty folder
-      |<-- pids ----------------------------------|                               |
+      |-- order, write end of a pipe -----------> fork -------------------------> limits, empty folder
+      |<-- pid -----------------------------------|                               |
       |<-- "+" and then one line of JSON, over the rank's pipe -------------------|
-      |-- "end" --------------------------------> kill process groups, wait       x
-      |<-- statuses ------------------------------|
+      |-- kill ---------------------------------> kill its process group          x
+      |<-- status --------------------------------|
 
 Forking is safe only from here: a notebook's kernel has threads, whose locks a fork would copy in any state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
 import importlib
-import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -30,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import plain, sandbox
-from minimegatron.launch import procs
+from minimegatron.launch.fork_server import obey
 
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
@@ -57,8 +54,8 @@ class Limits:
 class Failed(Exception):
     """Raised by a rank's function to answer `value` and leave at once.
 
-    A rank that has returned stays until all have answered, so that nobody loses a connection; one that failed goes,
-    so that nobody waits for it.
+    A rank that has returned stays until all have answered, so that no other loses a connection; one that failed goes,
+    so that no other waits for it.
     """
 
     def __init__(self, value: Any) -> None:
@@ -66,59 +63,18 @@ class Failed(Exception):
         self.value = value
 
 
-def serve(descriptor: int) -> None:
-    """The nursery: read an order, fork its ranks, wait for the word that it is over, kill and reap. For ever."""
+def serve(sock: socket.socket, folder: str, _: list[str]) -> None:
+    """Import torch, leave the network, then fork ranks until the caller hangs up."""
     importlib.import_module(_PRELOAD).rehearse()
     sandbox.leave_network()
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
-    with socket.socket(fileno=descriptor) as connection:
-        while True:
-            line, pipes, _, _ = socket.recv_fds(connection, 1 << 16, 64)
-            while line and not line.endswith(b"\n"):
-                line += connection.recv(1 << 16)
-            if not line:
-                return
-            order = json.loads(line)
-            ranks = [_fork(rank, order, pipes, connection) for rank in range(order["world"])]
-            for pipe in pipes:
-                os.close(pipe)
-            word = b""
-            with contextlib.suppress(OSError):  # the caller is gone: end its ranks all the same
-                connection.sendall(json.dumps(ranks).encode() + b"\n")
-                word = connection.recv(16)
-            statuses = [_reap(pid) for pid in ranks]
-            if not word:
-                shutil.rmtree(order["folder"], ignore_errors=True)  # nobody else will
-                return
-            connection.sendall(json.dumps(statuses).encode() + b"\n")
+    obey(sock, folder, live)
 
 
-def _reap(pid: int) -> int:
-    # A rank that ended by itself keeps its status until now, so its number cannot belong to anybody else.
-    procs.send(pid, signal.SIGKILL, group=True)
-    procs.send(pid, signal.SIGKILL)  # if it had no time yet to found its group
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _fork(rank: int, order: dict[str, Any], pipes: list[int], connection: socket.socket) -> int:
-    nursery, pid = os.getpid(), os.fork()
-    if pid:
-        return pid
-    try:
-        os.setsid()
-        procs.die_with_parent(signal.SIGKILL, nursery)
-        connection.close()
-        for other, pipe in enumerate(pipes):
-            if other != rank:
-                os.close(pipe)
-        _live(rank, order, pipes[rank])
-    finally:
-        os._exit(70)
-
-
-def _live(rank: int, order: dict[str, Any], pipe: int) -> None:
+def live(order: dict[str, Any], pipe: int) -> None:
     """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
+    rank = order["rank"]
     folder, limits = Path(order["folder"]), Limits(**order["limits"])
     os.chdir(folder)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
@@ -146,10 +102,3 @@ def _send(pipe: int, value: Any) -> None:
     line = memoryview(plain.dumps(value).encode() + b"\n")
     while line:
         line = line[os.write(pipe, line) :]
-
-
-if __name__ == "__main__":
-    # Run as a module this file would be called `__main__`; `Failed` must be one class.
-    from labkit import nursery
-
-    nursery.serve(int(sys.argv[1]))

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import cuda, plain, sandbox
-from labkit.evidence import Witness
+from labkit.evidence import OpRecorder
 from labkit.nursery import Failed
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
@@ -40,7 +40,7 @@ STUB = "your code here"
 
 def rehearse() -> None:
     """Load, before any fork, the modules that torch imports at its first operation under a dispatch mode (1 s)."""
-    with Witness():
+    with OpRecorder():
         torch.ones(1)
 
 
@@ -66,9 +66,9 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
             # One that fails at once and goes must not leave another in the middle of connecting to it, for ever.
             dist.barrier()
         exercise = __import__(f"exercises.{job['exercise']}", fromlist=["_"])
-        with Witness(rank) as witness:
+        with OpRecorder(rank) as recorder:
             value = _drive(exercise, job)
-        return {"value": plain.loads(plain.dumps(value)), "evidence": witness.evidence().to_plain()}
+        return {"value": plain.loads(plain.dumps(value)), "evidence": recorder.evidence().to_plain()}
     except NotImplementedError as error:
         todo = {"todo": _exercise_of(error) or job["exercise"]}
         raise Failed(todo if STUB in str(error) else _error(error, job["exercise"])) from None

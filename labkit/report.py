@@ -1,4 +1,4 @@
-"""One page for the instructor: who is where, which exercise fails how often and why, what took long, what is the same.
+"""One page for the instructor: how far each learner is, which exercises fail and why, what took long, what is the same.
 
 Self-contained HTML from the marks of one run; nothing of it comes from a learner unescaped.
 """

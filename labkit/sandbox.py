@@ -2,7 +2,7 @@
 
 Limits and fresh processes (`nursery`) keep a check from taking too much; this keeps it from reaching out. Every part
 is the operating system's, needs no root and no extra program, and is left out where the kernel does not have it. So
-`minimegatron grade` does not believe in it: it tries (`probe`), and says in its report what held on this machine.
+`minimegatron grade` does not rely on it: it tries (`probe`), and says in its report what held on this machine.
 
 | part                      | since            | forbids                                                               |
 |---------------------------|------------------|-----------------------------------------------------------------------|
@@ -12,7 +12,7 @@ is the operating system's, needs no root and no extra program, and is left out w
 | seccomp                   | Linux 3.5        | processes, programs, signals to others, own limits, sockets if alone  |
 | audit hook                | Python           | the same from Python code, on every system, with a readable message   |
 
-A fork bomb does not explode and `kill(-1)` hits nobody. The audit hook alone is no wall: native code walks around it.
+A fork bomb does not explode and `kill(-1)` reaches no other process. The audit hook alone stops no native code.
 For submissions of strangers grade in a container or a virtual machine all the same (SECURITY.md).
 
 Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces; PEP 578.

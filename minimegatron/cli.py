@@ -20,7 +20,7 @@ COMMANDS = {
         "train a GPT; ranks: torchrun --nproc-per-node N -m minimegatron train",
     ),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
-    "experts": ("minimegatron.training.experts", "how evenly a training loaded its experts; a better placement"),
+    "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),
     "grade": ("labkit.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),

@@ -15,7 +15,7 @@ The class decides the exit status of every command (`minimegatron ...`, `python 
 | `DataError`       | 4    | a data file or a token in it                                   |
 | `RankError`       | 5    | a rank failed, died, or disagreed with the others              |
 | `NumericsError`   | 6    | a number that is not finite reached a place where it may not   |
-| `DeadlineError`   | 7    | somebody waited longer than allowed; the message says for whom |
+| `DeadlineError`   | 7    | a wait took longer than allowed; the message says for which rank |
 
 0 is success and 130 is Ctrl-C, as everywhere.
 """
@@ -96,7 +96,7 @@ class DeadlineError(MinimegatronError):
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """The nearest of `candidates` as a sentence ("did you mean `lr`?"), or "" when nothing is near."""
-    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.55)
+    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.65)
     return f"did you mean `{near[0]}`?" if near else ""
 
 

@@ -33,8 +33,6 @@ MOVED = {
             "blame",
             "clean",
             "drivers",
-            "forkclient",
-            "forkserver",
             "hardware",
             "launchers",
             "ledger",
@@ -45,6 +43,11 @@ MOVED = {
             "workers",
         )
     },
+    **{f"minimegatron.{package}.forkserver": "minimegatron.launch.warm_server" for package in ("comm", "launch")},
+    **{
+        f"minimegatron.{package}.forkclient": "minimegatron.launch.warm_client (this_process: launch.workers)"
+        for package in ("comm", "launch")
+    },
     "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
     "minimegatron.lab": "labkit (in a notebook: %load_ext course)",
@@ -53,9 +56,13 @@ MOVED = {
 
 # Module -> name that it once had -> where that is now.
 NAMES = {
-    "minimegatron.layers.param": {
-        name: f"minimegatron.layers.logical.{name}"
-        for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
+    "minimegatron.layers.linear": {
+        "accumulates": "minimegatron.layers.products.fusing_sink",
+        "column_linear": "minimegatron.layers.products.PlainProducts.linear",
+    },
+    "minimegatron.layers.deferred": {
+        "Product": "minimegatron.layers.products.WeightProduct",
+        "weight_gradient": "minimegatron.layers.products.weight_gradient",
     },
     "minimegatron.models.spec": {"decoder_layer_spec": "minimegatron.models.gpt_layer_specs.decoder_layer_spec"},
     "minimegatron.data.masking": {"cu_seqlens": "minimegatron.layers.mask.cu_seqlens"},
@@ -66,6 +73,19 @@ NAMES = {
     },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
+    "minimegatron.comm.p2p": {
+        "Receiving": "minimegatron.comm.p2p.PendingRecv",
+        "Sending": "minimegatron.comm.p2p.PendingSend",
+    },
+    "minimegatron.layers.param": {
+        name: f"minimegatron.layers.logical.{name}"
+        for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
+    },
+    "minimegatron.training.run": {name: f"minimegatron.training.rules.{name}" for name in ("check_run", "batch_sizes")},
+    "minimegatron.training.experts": {
+        name: f"minimegatron.commands.expert_loads.{name}" for name in ("main", "read_log")
+    },
+    "minimegatron.training.step": {"loss_unit": "minimegatron.optim.scaler.loss_divisor"},
 }
 
 

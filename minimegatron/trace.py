@@ -1,7 +1,7 @@
 """Events with a rank, a name, a start and an end: the one record behind every picture and every count.
 
 Anything may emit; only `viz/` draws. The planner's simulator emits the same events, so a predicted and a measured
-timeline share one picture. Nothing is recorded, and almost nothing is spent, unless somebody listens::
+timeline share one picture. Nothing is recorded, and almost nothing is spent, unless there is a listener::
 
     with trace.record(rank=0) as log:
         model(x).sum().backward()

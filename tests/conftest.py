@@ -16,8 +16,7 @@ import pytest
 
 from minimegatron.data.corpus import prepare_corpus
 from minimegatron.launch import procs
-from minimegatron.launch.forkclient import this_process
-from minimegatron.launch.workers import WarmPool, shared_pool
+from minimegatron.launch.workers import WarmPool, shared_pool, this_process
 from tests import twin
 
 # No test measures time: an example may take as long as the machine is busy.

@@ -22,21 +22,24 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "minimegatron"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = (PACKAGE, ROOT / "labkit", ROOT / "course")
-# Everything that is imported; the source of a lab is text.
-MODULES = sorted(p for package in PACKAGES for p in package.rglob("*.py") if p.name != "lab.py")
+# Everything that is imported; the source of a lab is text, and so are learners' answers.
+MODULES = sorted(
+    p for package in PACKAGES for p in package.rglob("*.py") if p.name != "lab.py" and "answers" not in p.parts
+)
 
 OWN_PROCESSES = "a pipe between processes that this package started itself; nothing is read from outside"
 LEARNERS_CODE = "runs the learner's own code, in a process made for it"
 # (file, what) -> why it may. Nothing that is read is executed.
 RUNS_CODE = {
-    ("launch/forkserver.py", "import pickle"): OWN_PROCESSES,
-    ("launch/forkclient.py", "import pickle"): OWN_PROCESSES,
+    ("launch/warm_server.py", "import pickle"): OWN_PROCESSES,
+    ("launch/warm_client.py", "import pickle"): OWN_PROCESSES,
     ("launch/workers.py", "import pickle"): OWN_PROCESSES,
     ("labkit/magics.py", "exec"): LEARNERS_CODE,
     ("labkit/player.py", "exec"): LEARNERS_CODE,
     ("labkit/warm.py", "exec"): LEARNERS_CODE,
     ("labkit/workspace.py", "exec"): LEARNERS_CODE,
 }
+MESSAGE = "a message of `comm.p2p`, which waits with a deadline and says which rank did not come"
 GROUPS_TIMEOUT = "a collective under way: its process group was made with a timeout, and see `comm.outstanding`"
 # (file, call) -> why it needs no deadline of its own. Nothing waits for ever.
 WAITS = {
@@ -44,13 +47,14 @@ WAITS = {
     ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
-    ("layers/linear.py", "wait"): GROUPS_TIMEOUT,
+    ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
-    ("parallel/pipeline.py", "wait"): "a message of `comm.p2p`, which waits with a deadline and says who did not come",
+    ("parallel/pipeline.py", "wait"): MESSAGE,
+    ("parallel/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
-    ("launch/forkclient.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
-    ("launch/forkserver.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
+    ("launch/warm_client.py", "recv_bytes"): "called when the channel has something; its socket has a receive timeout",
+    ("launch/warm_server.py", "recv_bytes"): "an idle rank waits for its next job; its parent's end hangs up",
 }
 CLEAN = "builds the environment of the processes it starts"
 LAUNCHER = "a launcher tells ranks who they are through the environment, and passes its own on"
@@ -61,7 +65,7 @@ READS_ENVIRONMENT = {
     "launch/hardware.py": "the same, and what CUDA itself reads before it begins",
     **{
         f"launch/{name}.py": LAUNCHER
-        for name in ("agent", "blame", "forkclient", "forkserver", "torchrun", "launchers", "rank", "workers")
+        for name in ("agent", "blame", "torchrun", "warm_client", "warm_server", "launchers", "rank", "workers")
     },
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",
@@ -72,7 +76,7 @@ READS_ENVIRONMENT = {
     "labkit/nursery.py": CLEAN,
 }
 # file -> why it may rebind a global.
-GLOBALS = {"launch/forkclient.py": "a process has at most one fork server, and a fork of it has none yet"}
+GLOBALS = {"launch/workers.py": "a process has at most one fork server, and a fork of it has none yet"}
 
 
 def tracked() -> list[Path]:

@@ -26,7 +26,8 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
-from minimegatron.training.step import forward_backward, forward_step
+from minimegatron.training.pipelined import forward_backward
+from minimegatron.training.step import forward_step
 
 
 @dataclasses.dataclass(frozen=True)

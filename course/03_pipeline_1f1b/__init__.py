@@ -3,7 +3,7 @@
 | part               | exercises                                        |
 |--------------------|--------------------------------------------------|
 | `checks/predicted` | bubble, answers                                  |
-| `checks/lists`     | gpipe, one_f_one_b, interleaved, zb_h1           |
+| `checks/schedules` | gpipe, one_f_one_b, interleaved, zb_h1           |
 | `checks/gradients` | split_stage, sync_tied, survivors                |
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from labkit.exercises import Lab
 
 from .checks.gradients import STAGE, SURVIVORS, TIED
-from .checks.lists import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 from .checks.predicted import BUBBLE, QUESTIONS
+from .checks.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 
 LAB = Lab("03_pipeline_1f1b", [BUBBLE, GPIPE, ONE_F_ONE_B, INTERLEAVED, STAGE, ZB_H1, TIED, SURVIVORS, QUESTIONS])

@@ -614,7 +614,7 @@ from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
-from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.overlapped import FunctionStage, Hidden, run
 from minimegatron.parallel.schedules import build_schedule
 
 SIZE = 4096

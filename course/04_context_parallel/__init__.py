@@ -3,19 +3,19 @@
 | part               | exercises                                                  |
 |--------------------|------------------------------------------------------------|
 | `checks/predicted` | work, bytes_per_layer, positions, answers                  |
-| `checks/block`     | attend, merge, piece_backward                              |
-| `checks/travel`    | ring_forward, ulysses                                      |
-| `checks/back`      | ring_backward, blocks_used                                 |
+| `checks/attention` | attend, merge, piece_backward                              |
+| `checks/forward`   | ring_forward, ulysses                                      |
+| `checks/backward`  | ring_backward, blocks_used                                 |
 """
 
 from __future__ import annotations
 
 from labkit.exercises import Lab
 
-from .checks.back import BACK, USED
-from .checks.block import ATTEND, MERGE, PIECE
+from .checks.attention import ATTEND, MERGE, PIECE
+from .checks.backward import BACK, USED
+from .checks.forward import RING, ULYSSES
 from .checks.predicted import BYTES, POSITIONS, QUESTIONS, WORK
-from .checks.travel import RING, ULYSSES
 
 LAB = Lab(
     "04_context_parallel",

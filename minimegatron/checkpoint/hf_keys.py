@@ -232,7 +232,7 @@ class Keys(Mapping[str, Any]):
         """Everything has been read.
 
         Raises:
-            ConfigError: naming the keys that nobody asked for.
+            ConfigError: naming the keys that were not read.
         """
         for key, wanted in ONLY.items():
             self.only(key, wanted)

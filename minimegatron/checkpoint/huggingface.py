@@ -126,7 +126,7 @@ def state_from_huggingface(
 
 
 def _check_tied(state: Mapping[str, torch.Tensor], ours: Mapping[str, torch.Tensor]) -> None:
-    """A head that lies beside a tied embedding must be equal to it: else nobody knows which model was meant."""
+    """A head that lies beside a tied embedding must be equal to it: else it is unknown which model was meant."""
     head, words = state.get("lm_head.weight"), ours.get("embedding.word_embeddings.weight")
     if head is not None and words is not None and not torch.equal(head, words):
         raise CheckpointError(

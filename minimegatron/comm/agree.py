@@ -1,4 +1,4 @@
-"""What all ranks of a group know together: small objects from each, one rank's failure as everybody's.
+"""What all ranks of a group know together: small objects from each, one rank's failure as that of all.
 
 The problem in a sentence: a rank that raises alone leaves the others waiting for it.
 

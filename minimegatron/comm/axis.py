@@ -41,4 +41,4 @@ class Axis:
         return self.rank == self.size - 1
 
 
-ALONE = Axis("", (0,), 0)  # one rank and nobody else: what is handed this axis never communicates
+ALONE = Axis("", (0,), 0)  # an axis of one rank: what is given it never communicates

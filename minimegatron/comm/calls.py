@@ -1,6 +1,6 @@
 """Every communication is announced here before it is called.
 
-The problem in a sentence: an all-reduce is one line of torch, but when it goes wrong somebody must know which call it
+The problem in a sentence: an all-reduce is one line of torch, but when it goes wrong the error must say which call it
 was, whether the other ranks made the same one, and for how long it has been under way.
 
     announce(op, axis, x)       about to call: remembered as the last one; compared where fingerprints are on
@@ -12,7 +12,7 @@ Collectives, messages and rings call these two and know no listener. Listeners r
 |---------------------|------------------------------------------------------------------|-----------------------------|
 | `comm/fingerprints` | compares name, dtype and shape with what the other ranks call    | tests, labs                 |
 | `comm/outstanding`  | keeps the list of calls under way, each with its deadline        | where waits do not raise    |
-| `launch/watch`      | asks for the last call, for the message of a deadline            | when somebody is late       |
+| `launch/watch`      | asks for the last call, for the message of a deadline            | when a rank is late         |
 
 Module state, because a backward pass may run on autograd's thread, where a context variable would be lost; there is
 one rank a process.
@@ -75,7 +75,7 @@ def last() -> tuple[str, Axis] | None:
 
 
 def listen(listener: Listener | None) -> None:
-    """From now on `listener` is told of every call that has a tensor; with None nobody is."""
+    """From now on `listener` is told of every call that has a tensor; with None there is no listener."""
     _calls.listener = listener
 
 

@@ -160,7 +160,7 @@ def all_to_all(
 
 
 def broadcast(x: torch.Tensor, axis: Axis, src: int = 0) -> torch.Tensor:
-    """Rank `src` of the axis (a position, not a global rank) overwrites everybody's `x`."""
+    """Rank `src` of the axis (a position, not a global rank) overwrites the `x` of all."""
     if axis.size == 1:
         return x
 

@@ -11,7 +11,7 @@ The whole answer is one reshape. Lay the ranks out on a grid whose axes are the 
     rank = tp + 2*cp + 4*dp + 8*pp            ranks.view(pp, dp, cp, tp)
 
 A group along an axis is what remains when every other coordinate is fixed: tp = [0,1] [2,3] ..., cp = [0,2] [1,3] ...,
-dp = [0,4] [1,5] ..., pp = [0,8] [1,9] ... A group along several axes (dp-cp: everybody who holds the same weights) is
+dp = [0,4] [1,5] ..., pp = [0,8] [1,9] ... A group along several axes (dp-cp: all ranks that hold the same weights) is
 what remains when the others are fixed. tp varies fastest because its ranks talk most and should sit in one machine.
 
 Experts see the same ranks on a second grid (etp, ep, edp, pp): expert parallelism takes its ranks from tp*cp*dp and
@@ -34,10 +34,10 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 | `etp_ep`, `etp_ep_pp` | hold all experts of a layer; of the model | tokens; the gradient norm                    |
 | `embd`     | first and last stage: hold the tied embedding    | its gradient                                    |
 | `pp_up`, `pp_down` | those of `pp`, in groups of their own: messages to higher, to lower ranks (`comm/p2p`) ||
-| `world`    | everybody                                        | decisions                                       |
+| `world`    | all ranks                                        | decisions                                       |
 
 Megatron-LM: `megatron/core/parallel_state.py`, `RankGenerator` and `initialize_model_parallel`. Here the groups are an
-object that is passed to whoever needs it, and nothing is global.
+object that is passed to what needs it, and nothing is global.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Mesh:
             ranks = torch.arange(self.world.size).view([sizes[a] for a in names])
             alone = [name for name in names if self._axes[name].group is None]
             groups = {n: self._axes[n].group for n in names}
-            for name in alone:  # DeviceMesh wants a real group even where there is nobody to talk to
+            for name in alone:  # DeviceMesh wants a real group even for one rank alone
                 for other in range(self.world.size):
                     seconds = self.parallel.distributed_timeout_seconds
                     group = dist.new_group([other], timeout=outstanding.group_timeout(seconds, dist.get_backend()))

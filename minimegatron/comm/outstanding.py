@@ -52,7 +52,7 @@ class Call:
     def over(self) -> bool:
         try:
             return self.done is not None and self.done()
-        except RuntimeError:  # the device is broken: whoever next waits for it hears why
+        except RuntimeError:  # the device is broken: the next wait for it says why
             return False
 
     def waited(self) -> None:
@@ -89,7 +89,7 @@ class Outstanding:
         self._lock = threading.Lock()
 
     def begin(self, op: str, axis: Axis) -> Call | None:
-        """Write down a communication that is about to be called; None where nobody listens."""
+        """Write down a communication that is about to be called; None where no list is kept."""
         if not self.listening:
             return None
         call = Call(op, axis)

@@ -1,12 +1,15 @@
-"""Messages between two ranks of a pipeline: sent and forgotten, received in order, waited for with a deadline.
+"""Messages between two ranks of a pipeline: sends that never block, receives in order, a deadline for every wait.
 
 The problem in a sentence: rank 1 sends an activation to rank 2 while rank 2 sends a gradient to rank 1, and if each
-waits until the other has taken its message, both wait for ever.
+waits until the other has received its message, both wait for ever.
 
-So a sender never waits. `send` starts the transfer, keeps the tensor until it has left, and returns; `drain` at the end
-of a batch waits for what is still under way. A receiver posts its receives in the order in which the sender sends, and
-may post one before it needs it: then the next input travels while this one is being computed. What can still go wrong
-is an order of *work* that waits for itself, and that is found before anything runs (`parallel/schedule_check`).
+    isend(x, to)        start the transfer, keep x until it has left, and go on
+    irecv(source)       post a receive; `.wait()` on what it returns blocks until the tensor is here
+    wait_sends()        at the end of a batch: wait for the sends that are still under way
+
+A receiver posts its receives in the order in which the sender sends, and may post one before it needs it: then the next
+input travels while this one is being computed. What can still go wrong is an order of *work* that waits for itself, and
+that is found before anything runs (`parallel/schedule_check`).
 
 **No two messages can cross.** NCCL matches messages between a pair of ranks by order alone, and gloo those with equal
 tags. With two ranks and an interleaved schedule, activations *and* gradients go both ways between the same two ranks,
@@ -21,7 +24,7 @@ order: that in which the sender produces.
 for those before it. torch makes one for each *pair* of ranks that talk in a group, hence one for each edge here,
 provided that groups are made without `device_id`. With it all messages of a rank in a group share one: "a sender never
 waits" is no longer true, and an interleaved model deadlocks in evaluation, or in training with large groups of
-microbatches. `tests/parallel/nccl_order.py` plays the executor by these rules, and no schedule that `schedule_check`
+microbatches. `tests/parallel/nccl_order.py` plays the executors by these rules, and no schedule that `schedule_check`
 accepts deadlocks. Three things still would. A stage that synchronises its *device* (`torch.cuda.synchronize()`, not
 that of its stream) waits for the receive that was posted ahead, whose sender waits for this rank. So does whatever
 frees memory of the device (`torch.cuda.empty_cache()`, or torch itself before it gives up for lack of memory). And
@@ -29,9 +32,8 @@ frees memory of the device (`torch.cuda.empty_cache()`, or torch itself before i
 
 | what travels            | bytes                          | when                                        |
 |-------------------------|--------------------------------|---------------------------------------------|
-| an activation           | its elements                   | `send`                                      |
+| a message               | its elements                   | `isend`                                     |
 | its header              | 8 * `HEADER` before it         | only where the receiver cannot know a shape |
-| the gradient            | like the activation, no header | the sender of y knows the shape of dy       |
 
 Megatron-LM: `megatron/core/pipeline_parallel/p2p_communication.py`, which fuses a send with a receive to the same end.
 """
@@ -41,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -49,16 +51,18 @@ import torch.distributed as dist
 from minimegatron import trace
 from minimegatron.comm import calls, outstanding
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
 
 HEADER = 8  # numbers of a header: dims, dtype, up to six sizes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)
 
 
 @dataclasses.dataclass
-class Sending:
-    """A message on its way, and its header if it has one; the tensors are kept until they have left."""
+class PendingSend:
+    """A message under way, and its header if it has one; the tensors are kept until they have left."""
 
     parts: list[tuple[torch.Tensor, Any]]
 
@@ -67,7 +71,7 @@ class Sending:
             work.wait(*deadline)
 
 
-class Receiving:
+class PendingRecv:
     """A posted receive. `wait()` returns the tensor.
 
     Args:
@@ -77,29 +81,30 @@ class Receiving:
     """
 
     def __init__(
-        self, mail: PointToPoint, source: int, what: str, shape: torch.Size | None, dtype: torch.dtype | None
+        self, p2p: PointToPoint, source: int, what: str, shape: torch.Size | None, dtype: torch.dtype | None
     ) -> None:
-        self._mail, self._source, self.what, self._posted = mail, source, what, time.monotonic()
+        self._p2p, self._source, self.what = p2p, source, what
+        self._posted = time.monotonic()
         self._header: torch.Tensor | None = None
         if shape is None:
-            self._header = torch.empty(HEADER, dtype=torch.int64, device=mail.device)
+            self._header = torch.empty(HEADER, dtype=torch.int64, device=p2p.device)
             self._post(self._header)
         else:
-            self._payload = torch.empty(shape, dtype=dtype, device=mail.device)
+            self._payload = torch.empty(shape, dtype=dtype, device=p2p.device)
             self._post(self._payload)
 
     @property
-    def opened(self) -> bool:
+    def payload_posted(self) -> bool:
         """Whether the tensor itself is posted; before that nothing else may be posted from the same sender."""
         return self._header is None
 
-    def open(self) -> None:
+    def post_payload(self) -> None:
         """Wait for the header, if there is one, and post the tensor."""
         if self._header is not None:
             self._await()
             dims, dtype, *sizes = self._header.tolist()
             self._header = None
-            self._payload = torch.empty(sizes[:dims], dtype=_DTYPES[dtype], device=self._mail.device)
+            self._payload = torch.empty(sizes[:dims], dtype=_DTYPES[dtype], device=self._p2p.device)
             self._post(self._payload)
 
     def wait(self) -> torch.Tensor:
@@ -108,33 +113,32 @@ class Receiving:
         Raises:
             RuntimeError: the sender has gone, or did not send within the deadline.
         """
-        self.open()
+        self.post_payload()
         self._await()
         nbytes = self._payload.numel() * self._payload.element_size()
         trace.emit("recv", "comm", self._posted, time.monotonic(), axis="pp", nbytes=nbytes, size=2, note=self.what)
         return self._payload
 
     def _post(self, x: torch.Tensor) -> None:
-        axis = self._mail.edge(self._source, self._mail.pp.rank)
+        axis = self._p2p.edge(self._source, self._p2p.pp.rank)
         sender = axis.ranks[self._source]
-        pair = Axis("pp", tuple(sorted((sender, axis.ranks[axis.rank]))), 0)
-        self._note = f"receive {self.what} from rank {sender}", pair
-        self._work = calls.begin(*self._note, lambda: dist.irecv(x, src=sender, group=axis.group))
+        self._call = f"receive {self.what} from rank {sender}", _pair(axis, sender)
+        self._work = calls.begin(*self._call, lambda: dist.irecv(x, src=sender, group=axis.group))
 
     def _await(self) -> None:
-        mail, sender = self._mail, self._mail.pp.ranks[self._source]
-        calls.announce(*self._note)
+        p2p, sender = self._p2p, self._p2p.pp.ranks[self._source]
+        calls.announce(*self._call)
         begun = time.monotonic()
         try:
-            self._work.wait(*mail.deadline)
+            self._work.wait(*p2p.deadline)
         except RuntimeError as error:
-            error.add_note(f"while rank {mail.pp.ranks[mail.pp.rank]} waited for {self.what} from rank {sender}")
+            error.add_note(f"while rank {p2p.pp.ranks[p2p.pp.rank]} waited for {self.what} from rank {sender}")
             raise
         trace.emit("wait", "wait", begun, time.monotonic(), axis="pp", note=self.what)
 
 
 class PointToPoint:
-    """This rank's mail in its pipeline.
+    """This rank's messages to and from the other ranks of its pipeline.
 
     Args:
         mesh: whose `pp_up` and `pp_down` groups carry the messages.
@@ -151,7 +155,7 @@ class PointToPoint:
         # one it holds up the stream alone, and the deadline is kept by `comm.outstanding`.
         waits_raise = self._up.group is None or outstanding.waits_raise(dist.get_backend(self._up.group))
         self.deadline: tuple[datetime.timedelta, ...] = (limit,) if waits_raise else ()
-        self._sending: dict[int, list[Sending]] = {}
+        self._pending: dict[int, list[PendingSend]] = {}
         self._connected: set[tuple[int, int]] = set()
 
     def edge(self, source: int, destination: int) -> Axis:
@@ -171,7 +175,7 @@ class PointToPoint:
                 axis, x = self.edge(source, destination), torch.zeros(1, device=self.device)
                 other = axis.ranks[destination if self.pp.rank == source else source]
                 call = dist.isend if self.pp.rank == source else dist.irecv
-                pair = Axis("pp", tuple(sorted((other, axis.ranks[axis.rank]))), 0)
+                pair = _pair(axis, other)
                 with outstanding.blocking(f"connect ranks {pair.ranks[0]} and {pair.ranks[1]}", pair):
                     work = call(x, other, group=axis.group)
                     assert work is not None, "both ends are members of the group"
@@ -179,11 +183,11 @@ class PointToPoint:
                     torch.cuda.current_stream().synchronize()
             self._connected.add((source, destination))
 
-    def send(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
+    def isend(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
         """Start sending `x` to position `to`, and go on.
 
         Args:
-            x: must not be changed before `drain`.
+            x: must not be changed before `wait_sends`.
             to: position of the receiver.
             what: for the record.
             header: say shape and dtype first.
@@ -193,45 +197,49 @@ class PointToPoint:
         """
         axis, x = self.edge(self.pp.rank, to), x.detach().contiguous()
         parts = [_header(x).to(self.device), x] if header else [x]
-        self._sending.setdefault(to, []).append(Sending([(part, _isend(part, to, axis, what)) for part in parts]))
+        self._pending.setdefault(to, []).append(PendingSend([(part, _isend(part, to, axis, what)) for part in parts]))
         now = time.monotonic()
         trace.emit("send", "comm", now, now, axis="pp", nbytes=x.numel() * x.element_size(), size=2, note=what)
 
-    def receive(
+    def irecv(
         self, source: int, what: str, shape: torch.Size | None = None, dtype: torch.dtype | None = None
-    ) -> Receiving:
+    ) -> PendingRecv:
         """Post a receive of the next message from position `source`; without a shape its header is awaited first."""
-        return Receiving(self, source, what, shape, dtype)
+        return PendingRecv(self, source, what, shape, dtype)
 
-    def taken(self, to: int, count: int) -> None:
-        """The first `count` messages to `to` that are kept have arrived, as the caller knows: let go of them.
+    def release_sends(self, to: int, count: int) -> None:
+        """Release the first `count` pending messages to `to`, which the caller knows to have arrived.
 
-        gloo tells nobody that a send has ended, but a message from a rank proves that it has had all it needed for it.
+        gloo does not say when a send has ended, but a message from a rank proves that it has had all it needed for it.
         """
-        for sending in self._sending.get(to, [])[:count]:
+        for sending in self._pending.get(to, [])[:count]:
             sending.wait(*self.deadline)
-        self._sending[to] = self._sending.get(to, [])[count:]
+        self._pending[to] = self._pending.get(to, [])[count:]
 
-    def kept(self) -> int:
-        """Messages that are kept because they may still be on their way."""
-        return sum(map(len, self._sending.values()))
+    def pending_sends(self) -> int:
+        """Messages that are kept because they may still be under way."""
+        return sum(map(len, self._pending.values()))
 
-    def drain(self) -> None:
+    def wait_sends(self) -> None:
         """Wait until everything that was sent has left.
 
         Raises:
-            RuntimeError: a receiver has gone, or did not take its messages within the deadline.
+            RuntimeError: a receiver has gone, or did not receive its messages within the deadline.
         """
-        for to in sorted(self._sending):
+        for to in sorted(self._pending):
             calls.announce(f"deliver to rank {self.pp.ranks[to]}", Axis("pp", (self.pp.ranks[to],), 0))
-            self.taken(to, len(self._sending[to]))
+            self.release_sends(to, len(self._pending[to]))
 
 
 def _isend(x: torch.Tensor, to: int, axis: Axis, what: str) -> Any:
     receiver = axis.ranks[to]
-    pair = Axis("pp", tuple(sorted((receiver, axis.ranks[axis.rank]))), 0)
-    note = f"deliver {what} to rank {receiver}"
-    return calls.begin(note, pair, lambda: dist.isend(x, dst=receiver, group=axis.group))
+    op = f"deliver {what} to rank {receiver}"
+    return calls.begin(op, _pair(axis, receiver), lambda: dist.isend(x, dst=receiver, group=axis.group))
+
+
+def _pair(axis: Axis, other: int) -> Axis:
+    """This rank and another one, by global rank."""
+    return Axis("pp", tuple(sorted((other, axis.ranks[axis.rank]))), 0)
 
 
 def _header(x: torch.Tensor) -> torch.Tensor:

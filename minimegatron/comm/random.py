@@ -1,8 +1,8 @@
 """Random streams: which ranks must draw the same numbers, and which must not.
 
 The problem in a sentence: tensor-parallel ranks hold the same hidden states, so dropout on these must use one mask on
-all of them; but they hold different attention heads, and one mask for all heads would be a correlation that nobody
-asked for.
+all of them; but they hold different attention heads, and one mask for all heads would be a correlation
+that a serial run does not have.
 
 So each rank keeps several generators in one: named streams, of which one is in use at a time. `fork(name)` swaps a
 stream in and afterwards back out, advanced; what the block draws leaves the default stream untouched.

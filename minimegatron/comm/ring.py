@@ -5,7 +5,7 @@ two of them and without waiting for any.
 
     step 0    rank 0: block 0    rank 1: block 1    rank 2: block 2        each sends to the next rank
     step 1    rank 0: block 2    rank 1: block 0    rank 2: block 1
-    step 2    rank 0: block 1    rank 1: block 2    rank 2: block 0        nobody sends: all have seen all
+    step 2    rank 0: block 1    rank 1: block 2    rank 2: block 0        no message: all have seen all
 
 A step's transfer begins *before* its work and is waited for *after* it, so it costs time only where it takes longer
 than the work. Bytes sent by each rank: (C - 1) times the block.

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any
 import minimegatron
 from minimegatron.kernels import toolkit
 from minimegatron.launch.drivers import nvidia_smi, obstacle
+from minimegatron.launch.output import output_of
 from minimegatron.launch.procs import limits, usable_cores
 
 Facts = dict[str, Any]
@@ -86,7 +86,7 @@ def examine() -> Facts:
 def nvcc_version() -> str | None:
     """The CUDA compiler's release and where it comes from, or None without one."""
     found = toolkit.nvcc()
-    release = toolkit.release(_output((found.path, "--version"))) if found else None
+    release = toolkit.release(output_of((found.path, "--version"), seconds=5)) if found else None
     return f"{release[0]}.{release[1]}, from {found.origin}: {found.path}" if found and release else None
 
 
@@ -151,14 +151,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _output(command: Sequence[str]) -> str:
-    """What a command prints, or "" when it is absent, fails, or takes longer than 5 s."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 # ------------------------------------------------------------------------------------------------ conclusions

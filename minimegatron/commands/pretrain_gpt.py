@@ -30,17 +30,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-try:
-    from minimegatron.launch import hardware, launchers
-    from minimegatron.launch.rank import described, init, run_rank
-    from minimegatron.training.arguments import parse_args
-    from minimegatron.training.facts import run_facts
+from minimegatron.training.arguments import parse_args
+
+if TYPE_CHECKING:
     from minimegatron.training.trainer import Trainer
-except KeyboardInterrupt:  # the imports of a rank take seconds, and nobody wants to read where Ctrl-C has met them
-    if __name__ == "__main__":
-        sys.exit(130)
-    raise
 
 
 def pretrain(argv: Sequence[str]) -> Trainer:
@@ -52,6 +47,11 @@ def pretrain(argv: Sequence[str]) -> Trainer:
     Raises:
         MinimegatronError: see the table of this module.
     """
+    from minimegatron.launch import hardware, launchers
+    from minimegatron.launch.rank import described, init
+    from minimegatron.training.facts import run_facts
+    from minimegatron.training.trainer import Trainer
+
     run = parse_args(argv, world_size=launchers.place().world)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
     seconds = run.parallel.distributed_timeout_seconds
@@ -67,8 +67,15 @@ def pretrain(argv: Sequence[str]) -> Trainer:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The whole life of this process; see the table of exit statuses."""
-    run_rank(lambda: pretrain(sys.argv[1:] if argv is None else argv))
+    """The whole life of this process; see the table of exit statuses. `--help` answers without importing torch."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(words):
+        parse_args(words)
+    try:
+        from minimegatron.launch.rank import run_rank
+    except KeyboardInterrupt:  # the imports of a rank take seconds; where Ctrl-C meets them is of no interest
+        sys.exit(130)
+    run_rank(lambda: pretrain(words))
 
 
 if __name__ == "__main__":

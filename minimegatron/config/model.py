@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-
-import torch
+from typing import TYPE_CHECKING
 
 from minimegatron.config import precision, variants
 from minimegatron.config.fields import Config, divides, opt
 from minimegatron.errors import require
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +193,8 @@ class TransformerConfig(
     @property
     def dtype(self) -> torch.dtype:
         """torch's dtype for `params_dtype`."""
+        import torch  # not above, so that a command line is read without it
+
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.params_dtype]
 
     @property

@@ -1,6 +1,6 @@
 """Fields that say in which precision products are computed: FP8 and its scales.
 
-`TransformerConfig` (config/model.py) inherits them. Whoever knows Megatron-LM's flags finds them under the same names:
+`TransformerConfig` (config/model.py) inherits them. They have the names of Megatron-LM's flags:
 
 | field                       | says                                                                            |
 |-----------------------------|---------------------------------------------------------------------------------|

@@ -102,7 +102,7 @@ class Encoder:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._pool is not None:
-            if kind is not None:  # nobody waits for results any more, and a worker may hang
+            if kind is not None:  # results are not wanted any more, and a worker may hang
                 for process in list((self._pool._processes or {}).values()):
                     process.kill()
             self._pool.shutdown(wait=True, cancel_futures=True)

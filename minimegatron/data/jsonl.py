@@ -5,7 +5,7 @@ file holds, a gzip bomb included; the parser refuses what it cannot turn into te
 
 | met                                                        | done                                                   |
 |------------------------------------------------------------|--------------------------------------------------------|
-| byte-order mark, CRLF, no newline at the end, blank lines  | read as everybody means it (blank lines hold nothing)  |
+| byte-order mark, CRLF, no newline at the end, blank lines  | read as they are meant (blank lines hold nothing)      |
 | bad UTF-8, bad JSON, not an object, a key is missing       | refused with file and line                             |
 | a value that is neither text nor a list of texts           | refused with file and line                             |
 | half of a surrogate pair, nesting 100,000 deep             | refused with file and line                             |

@@ -1,6 +1,6 @@
 """Files that appear whole or not at all, and work that is done once however many processes ask for it.
 
-A process can die between any two instructions. Whoever opens a file by its final name must find either all of it or
+A process can die between any two instructions. A reader that opens a file by its final name must find all of it or
 nothing, so everything here is written under a temporary name in the same folder, flushed to the disk, and renamed:
 `rename` is the one file-system operation that is atomic. Locks are `flock`s: the kernel releases them when the holder
 ends, however it ends, so a killed process never leaves a lock behind.
@@ -8,7 +8,7 @@ ends, however it ends, so a killed process never leaves a lock behind.
 | tool         | promise                                                                                              |
 |--------------|------------------------------------------------------------------------------------------------------|
 | `Draft`      | a file under construction; `publish()` makes it visible, anything else makes it vanish               |
-| `locked`     | one process at a time, and nobody waits longer than the deadline                                     |
+| `locked`     | one process at a time, and none waits longer than the deadline                                       |
 | `build_once` | a folder built by one of the processes that ask for it at once; the others wait and use it           |
 """
 
@@ -35,7 +35,7 @@ LOCK_DEADLINE_S = 600.0
 
 
 class Draft:
-    """A binary file that becomes `path` when published; until then nobody sees it.
+    """A binary file that becomes `path` when published; until then no reader sees it.
 
     Counts and hashes what is written. As a context manager it vanishes at the end of the block unless published.
 
@@ -85,7 +85,7 @@ class Draft:
     def discard(self) -> None:
         """Remove the draft; does nothing after `publish`."""
         if not self._file.closed:
-            with contextlib.suppress(OSError):  # a full disk may refuse the last buffer, which nobody wants any more
+            with contextlib.suppress(OSError):  # a full disk may refuse the last buffer, which is not wanted any more
                 self._file.close()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)

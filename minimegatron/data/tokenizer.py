@@ -133,7 +133,7 @@ class _FastTokenizer:
         where: str,
         spelled_special_tokens: bool = False,
     ) -> None:
-        fast.no_truncation()  # a tokenizer.json may carry the lengths of somebody's fine-tuning; documents stay whole
+        fast.no_truncation()  # a tokenizer.json may carry the lengths of a fine-tuning run; documents stay whole
         fast.no_padding()
         fast.encode_special_tokens = not spelled_special_tokens  # as ordinary letters
         self._fast = fast

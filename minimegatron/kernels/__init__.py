@@ -5,7 +5,7 @@
 | `reference.py`     | what every kernel computes: the specification, in plain torch, any float dtype             |
 | `csrc/*.cu`        | how: plain CUDA with C launchers; each file opens with its ladder of versions              |
 | `csrc/device.h`    | what they share; `csrc/emulator.h` is a GPU made of fibers, for `g++`                      |
-| `build.py`         | a file becomes a library, once, whoever asks; `toolkit.py`: where nvcc is                  |
+| `build.py`         | a file becomes a library, once and for all; `toolkit.py`: where nvcc is                  |
 | `launch.py`        | calls a launcher with tensors                                                              |
 | `ops.py`           | all operators; each family has a file beside it (shape checks, fake tensors, autograd)     |
 | `gpu_setup.py`     | `make gpu`: other people's kernels, tried once; `gpu_plan.py`: with which commands         |

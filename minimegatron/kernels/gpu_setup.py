@@ -31,6 +31,7 @@ from minimegatron.data.publish import publish, read_json, to_json
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import gpu_plan, toolkit
 from minimegatron.kernels.gpu_plan import Facts, Step
+from minimegatron.launch.output import output_of
 from minimegatron.launch.procs import usable_cores
 
 MODULES = {"transformer-engine": "transformer_engine", "flash-attn": "flash_attn"}
@@ -72,10 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(constraints: Path) -> Facts:
     """This machine's facts."""
-    rows = [line.split(",") for line in _said("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader")]
+    listing = output_of(("nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"))
+    rows = [line.split(",") for line in listing.splitlines() if line.strip()]
     torch, cuda = _torch()
     compiler = toolkit.nvcc()
-    release = toolkit.release("\n".join(_said(compiler.path, "--version"))) if compiler else None
+    release = toolkit.release(output_of((compiler.path, "--version"))) if compiler else None
     pinned = re.findall(r"^([\w.-]+)==(\S+)", constraints.read_text(), re.MULTILINE)
     capability = re.fullmatch(r"(\d+)\.(\d+)", rows[0][-1].strip()) if rows else None
     return Facts(
@@ -135,15 +137,6 @@ def _run(command: Sequence[str], environ: dict[str, str], file: Any, pulse: floa
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=60)
-
-
-def _said(*command: str) -> list[str]:
-    """The lines a command prints; none when it is absent or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line for line in done.stdout.splitlines() if line.strip()]
 
 
 def _torch() -> tuple[str | None, str | None]:

@@ -6,14 +6,14 @@ takes the arguments of `torchrun`, calls the function behind `torchrun`, and dif
 
 | plain `torchrun`                                        | here                                                   |
 |---------------------------------------------------------|--------------------------------------------------------|
-| survives the death of whoever started it                | gets SIGHUP then, and passes it on to the ranks        |
+| survives the death of the process that started it       | gets SIGHUP then, and passes it on to the ranks        |
 | its key-value stores listen on all interfaces           | on 127.0.0.1, with `--standalone`                      |
 | Ctrl-C: SIGINT to ranks that may block in C; tracebacks | SIGTERM, which ends those too; 130, silent             |
 | daemons of ranks outlive the job                        | are adopted, and ended with it                         |
 | a failed rank: a table of 15 lines, exit status 1       | "rank 1 was killed by SIGKILL" (an exception has been  |
 |                                                         | printed by its rank); the rank's status, or 5          |
 
-What happened to which rank is also written to `agent.json` in the run directory, for `comm.launch`.
+What happened to which rank is also written to `agent.json` in the run directory, for `launch.torchrun`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 
 from minimegatron.launch import procs
 
-RUN_DIR = "MINIMEGATRON_RUN_DIR"  # where ranks check in and report; set by `comm.launch`
+RUN_DIR = "MINIMEGATRON_RUN_DIR"  # where ranks check in and report; set by `launch.torchrun`
 AGENT = "MINIMEGATRON_AGENT"  # our pid, for the ranks
 LAUNCHER = "MINIMEGATRON_LAUNCHER"  # pid of the process that must outlive us
 TOKEN = "MINIMEGATRON_RUN"  # marks every process of one launch

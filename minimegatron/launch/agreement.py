@@ -5,11 +5,11 @@ data, and ranks with another learning rate or another seed train to the end with
 size ends in the middle of gloo with a stack in C++.
 
 So every rank describes what it was given as facts, name -> value, and the ranks compare them through the ledger, which
-needs no group. What differs is said with each value and who has it::
+needs no group. What differs is said with each value and its ranks::
 
     the ranks were not given the same: lr is 0.001 on ranks 0-2 and 0.002 on rank 3
 
-| who agrees | messages of each rank through the store                                                     |
+| agree      | messages of each rank through the store                                                     |
 |------------|---------------------------------------------------------------------------------------------|
 | all        | a digest of 16 bytes and a meeting                                                          |
 | not all    | also the facts themselves, a few kilobytes, which every rank then reads from every other    |
@@ -56,16 +56,16 @@ def agree(ledger: Ledger, facts: Facts, seconds: float) -> None:
     require_agreement([json.loads(ledger.store.get(f"facts/{rank}")) for rank in range(ledger.world)])
 
 
-def require_agreement(everybody: Sequence[Facts]) -> None:
+def require_agreement(by_rank: Sequence[Facts]) -> None:
     """Refuse facts that differ between ranks.
 
     Args:
-        everybody: the facts of each rank, by rank.
+        by_rank: the facts of each rank.
 
     Raises:
         ConfigError: what differs, each value and its ranks.
     """
-    found = differences(everybody)
+    found = differences(by_rank)
     if not found:
         return
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
@@ -75,12 +75,12 @@ def require_agreement(everybody: Sequence[Facts]) -> None:
     )
 
 
-def differences(everybody: Sequence[Facts]) -> list[str]:
+def differences(by_rank: Sequence[Facts]) -> list[str]:
     """ "lr is 0.001 on ranks 0-2 and 0.002 on rank 3", for every fact that differs, in the order of their names."""
     found = []
-    for name in sorted({name for facts in everybody for name in facts}):
+    for name in sorted({name for facts in by_rank for name in facts}):
         held: dict[str, list[int]] = {}
-        for rank, facts in enumerate(everybody):
+        for rank, facts in enumerate(by_rank):
             held.setdefault(_shown(facts[name]) if name in facts else "absent", []).append(rank)
         if len(held) > 1:
             *first, last = [f"{value} on {named(ranks)}" for value, ranks in held.items()]

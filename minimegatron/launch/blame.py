@@ -1,22 +1,22 @@
-"""Whose fault is it: one traceback for a whole job, from the rank that failed first.
+"""One traceback for a whole job, from the rank that failed first.
 
 The problem in a sentence: when rank 1 raises, ranks 0, 2 and 3 raise as well, half a millisecond later and with longer
 tracebacks, because their connections broke.
 
-An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`). Whoever fails
-writes the cause into the ledger, and the first to write stands. Then:
+An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`). A rank that
+fails writes the cause into the ledger, and the first to write stands. Then:
 
 | my error                                     | what I print                                | exit status       |
 |----------------------------------------------|---------------------------------------------|-------------------|
 | is the cause                                 | the traceback; of our own errors their text | its class's, or 5 |
 | is a consequence                             | rank 0 ends because rank 1 failed: ...      | 5                 |
-| is a wait that ran out, and nobody knows why | an error naming who is missing, and where   | 7                 |
+| is a wait that ran out, with no known cause  | an error naming the missing ranks and lines | 7                 |
 | is what the cause says too (a config error)  | nothing                                     | its class's, or 5 |
 | is another one                               | one line                                    | 5                 |
 | is Ctrl-C                                    | nothing                                     | 130               |
 
-Who prints the cause then waits a moment for others that make the same mistake; who fails because of another stays for
-up to 5 s, so that the launcher sees the culprit end first, and names it.
+The rank that prints the cause waits a moment for others that make the same mistake; one that fails because of another
+stays for up to 5 s, so that the launcher sees the first one end first, and names it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from minimegatron.launch.consequence import is_consequence, timed_out
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 from minimegatron.launch.watch import Overdue, Watch, position
 
-CAUSE_SECONDS = 3.0  # from a broken connection to the note of the one who broke it
+CAUSE_SECONDS = 3.0  # from a broken connection to the note of the rank that broke it
 LINGER_SECONDS = 5.0
 SAME_SECONDS = 0.5  # from one rank's mistake to the same mistake on another; before `init`, START_SECONDS
 START_SECONDS = 3.0
@@ -61,7 +61,7 @@ def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, secon
     if ledger is not None:
         try:
             return _fail_with(error, ledger, watch, seconds)
-        except dist.DistError:  # the store, hence the launcher, is gone; then everybody speaks for himself
+        except dist.DistError:  # the store, hence the launcher, is gone; then every rank prints its own error
             pass
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
@@ -128,7 +128,7 @@ def _status(error: BaseException) -> int:
 
 
 def _missing(error: BaseException, ledger: Ledger, seconds: float) -> tuple[BaseException, list[int]]:
-    """A collective ran out of time: ask everybody where they are; the error that names who is missing, and the mute."""
+    """A collective ran out of time: ask every rank where it is; the error that names the missing, and the silent."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -163,7 +163,7 @@ def _elsewhere(other: Position | None, mine: Position) -> bool:
 
 
 def _behind(late: list[int], found: dict[int, Position]) -> list[int]:
-    """Where those that are late wait for others themselves, as along a pipeline: who is at the end of it."""
+    """Where ranks that are late wait for others themselves, as along a pipeline: those at the end of it."""
     seen, front = set(late), set(late)
     while True:
         waited_for = {q for r in front if r in found for q in found[r].ranks if _elsewhere(found.get(q), found[r])}
@@ -173,7 +173,7 @@ def _behind(late: list[int], found: dict[int, Position]) -> list[int]:
 
 
 def _departed(ledger: Ledger, watch: Watch | None) -> RankError | None:
-    """A connection broke: give whoever broke it the time to say so; an error when they only left early."""
+    """A connection broke: give the rank that broke it time to say so; an error when it only left early."""
     deadline = time.monotonic() + CAUSE_SECONDS
     while time.monotonic() < deadline and not ledger.cause():
         time.sleep(0.05)

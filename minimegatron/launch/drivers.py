@@ -1,4 +1,4 @@
-"""NVIDIA drivers, and which builds of torch they run; without torch, for who wants to know why torch sees no GPU.
+"""NVIDIA drivers, and which builds of torch they run; needs no torch, so it can say why torch sees no GPU.
 
 The problem in a sentence: a build of torch brings CUDA with it and needs a driver that is new enough; with an older one
 it sees no GPU, computes on the CPU, and says nothing.
@@ -14,9 +14,9 @@ NVIDIA, "CUDA Toolkit Release Notes", table of minimum driver versions for minor
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
+
+from minimegatron.launch.output import output_of
 
 NEEDS = {11: "450.80.02", 12: "525.60.13", 13: "580"}  # CUDA's major version -> the first driver that runs it
 HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that mean none
@@ -24,14 +24,9 @@ HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that mean no
 
 def nvidia_smi() -> list[str]:
     """`name, memory, driver` of every NVIDIA GPU, as the driver's own tool lists them; no CUDA context is made."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):  # it fails where no driver is loaded: then there is no GPU to use
-        return []
-    return [line.strip() for line in said.splitlines() if line.strip()]
+    # It fails where no driver is loaded: then there is no GPU to use.
+    listing = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    return [line.strip() for line in listing.splitlines() if line.strip()]
 
 
 def obstacle(gpus: Sequence[str], version: str, cuda: str | None, environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -76,7 +71,7 @@ def build_for(driver: str, version: str) -> str:
 
 
 def hidden(environ: Mapping[str, str]) -> bool:
-    """Whether somebody has hidden all GPUs on purpose."""
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs."""
     return environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDDEN
 
 

@@ -1,7 +1,7 @@
 """Which backend and which GPU each rank takes, and why a GPU that is there cannot be used.
 
 The problem in a sentence: torch without a usable GPU computes on the CPU and says nothing, so a driver that is too old
-for torch's build costs a factor of a hundred, and nobody learns why.
+for torch's build costs a factor of a hundred without a message.
 
 All ranks put down what they see (`look`), and from the same facts each draws the same conclusion (`choose`):
 
@@ -45,7 +45,7 @@ class Look:
         host: name of its machine; `boot` tells apart machines with one name.
         gpus: UUIDs of the GPUs that torch gives it; `name` of the first.
         obstacle, fix: why there are none although there should be, and how to mend it.
-        hidden: somebody has hidden all GPUs on purpose.
+        hidden: CUDA_VISIBLE_DEVICES hides all GPUs.
     """
 
     host: str
@@ -89,7 +89,7 @@ def machine() -> tuple[str, str]:
 
 
 def look(backend: str | None) -> Look:
-    """What this process sees. Who asked for gloo does not look, and torch does not begin to use a GPU."""
+    """What this process sees. With gloo it does not look, and torch does not begin to use a GPU."""
     host, boot = machine()
     here = Look(host, boot=boot, hidden=drivers.hidden(os.environ))
     if backend == "gloo":

@@ -1,4 +1,4 @@
-"""Which rank this process is, as whoever started it says.
+"""Which rank this process is, from the environment that its launcher has set.
 
 The problem in a sentence: a process that was started sixteen times over must know its number, how many there are, and
 where to meet, and every launcher writes that into other variables.
@@ -7,7 +7,7 @@ where to meet, and every launcher writes that into other variables.
 |------------------------------|-----------------------------------------|---------------------------------------------|
 | torchrun, or by hand         | `RANK`, `WORLD_SIZE`                    | `MASTER_ADDR`, `MASTER_PORT`                |
 | srun (a step of a SLURM job) | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`  | the step's first node, a port by job number |
-| nobody                       |                                         | itself: a world of one                      |
+| no launcher                  |                                         | itself: a world of one                      |
 | mpirun, mpiexec, jsrun       | refused: it says nowhere where to meet  |                                             |
 
 How many ranks a machine has, and which of them this one is, is counted once all have met (`launch/hardware`), so no
@@ -35,7 +35,7 @@ FIRST_PORT, PORTS = 20000, 10000
 
 
 class Place(NamedTuple):
-    """A rank among all, and who says so: "torchrun" (or whoever sets its variables), "srun", or "" for nobody."""
+    """A rank among all, and the launcher: "torchrun" (or another that sets its variables), "srun", or "" for none."""
 
     rank: int
     world: int
@@ -64,7 +64,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def adopt(environ: MutableMapping[str, str] = os.environ) -> Place:
-    """`place`, and torchrun's variables for whoever reads those, where srun has set its own."""
+    """`place`; where srun has set its own variables, torchrun's are added for programs that read those."""
     found = place(environ)
     if found.launcher == "srun":
         nodes = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]

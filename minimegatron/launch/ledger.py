@@ -1,18 +1,18 @@
-"""What the ranks of a job tell each other when collectives can no longer be trusted.
+"""A second way for ranks to communicate, for when collectives no longer work: the store of the job.
 
 The problem in a sentence: when one rank fails, the others learn it as "Connection closed by peer" or not at all, and
-four tracebacks of which three are consequences teach nobody anything. So there is a second way to talk, over the store
-that every torch job has (a small key-value server in the launcher): slow, and independent of the process group.
+three of four tracebacks are consequences. So ranks also use the store that every torch job has (a small key-value
+server in the launcher): slow, and independent of the process group.
 
 | entry       | written by                                    | read by                                        |
 |-------------|-----------------------------------------------|------------------------------------------------|
-| `cause`     | whoever fails, or sees a death, *first*       | everybody: mine is a consequence               |
+| `cause`     | the first rank that fails, or sees a death    | every rank: its own error is a consequence     |
 | `asked`     | a rank whose collective ran out of time       | the watch of every rank (`launch.watch`)         |
-| `at/r`      | rank r, or its watch: the call it is in       | the one who asked: who is missing?             |
-| `met/x/r`   | rank r has come to meeting x                  | the others, who can name those that have not   |
-| `met/x/progress` | who sees that a rank on its machine is still starting | the others, who then wait on       |
+| `at/r`      | rank r, or its watch: the call it is in       | the rank that asked: which are missing?        |
+| `met/x/r`   | rank r has come to meeting x                  | the others, which can name those that have not |
+| `met/x/progress` | a rank that sees another on its machine still starting | the others, which then wait on |
 
-Nothing here runs on the way of a step.
+None of it runs in a training step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INTERRUPTED = "was interrupted"
 
 
 class Cause(NamedTuple):
-    """Why the job ends: which rank, what happened to it ("was killed by SIGKILL"), and who wrote this."""
+    """Why the job ends: which rank, what happened to it ("was killed by SIGKILL"), and the rank that wrote it."""
 
     rank: int
     text: str
@@ -113,12 +113,12 @@ class Ledger:
         self.come(what)
         told = 0
 
-        def somebody_gets_on() -> bool:
+        def some_rank_progresses() -> bool:
             nonlocal told
             before, told = told, self.store.add(f"met/{what}/progress", int(progress()))
             return told > before
 
-        patience, pause = Patience(seconds, somebody_gets_on), 0.002
+        patience, pause = Patience(seconds, some_rank_progresses), 0.002
         while self.store.add(f"met/{what}", 0) < self.world:
             if patience.is_over():
                 missing = [r for r in range(self.world) if not self.store.check([f"met/{what}/{r}"])]

@@ -1,4 +1,4 @@
-"""Deadlines for processes that start: nobody is missing who visibly gets on.
+"""Deadlines for processes that start: one that visibly makes progress is not missing.
 
 The problem in a sentence: a rank that imports torch needs five seconds of a processor, and on a laptop with twenty busy
 processes on two cores it gets those in two minutes, so a deadline in seconds of the clock calls it missing.

@@ -1,13 +1,13 @@
-"""Processes as Linux sees them: who dies with whom, how one died, where one waits.
+"""Processes as Linux sees them: which ends with which, how one ended, where one waits.
 
-The problem in a sentence: a rank that outlives its job holds a port, a GPU and your afternoon. Four mechanisms, each
+The problem in a sentence: a rank that outlives its job holds a port and a GPU. Four mechanisms, each
 covering what others cannot:
 
 | mechanism                        | covers                                | does not cover                          |
 |----------------------------------|---------------------------------------|-----------------------------------------|
 | end of file on an inherited pipe | any death of the other side           | a process that does not read            |
 | `PR_SET_PDEATHSIG`               | one that computes or blocks in C      | grandchildren                           |
-| a token in the environment       | all descendants, in whatever session  | who has emptied its environment         |
+| a token in the environment       | all descendants, in whatever session  | one with an emptied environment         |
 | `PR_SET_CHILD_SUBREAPER`         | all descendants, whatever they did    | the subreaper itself killed by SIGKILL  |
 
 The second has a trap: it fires when the *thread* that forked ends, so fork from a thread that lives as long as the job.
@@ -82,9 +82,9 @@ def how_it_ended(returncode: int) -> str:
 
 
 def zombie_status(pid: int) -> int | None:
-    """Return code of a process that has ended but was not yet waited for, by anybody; None when it cannot be seen.
+    """Return code of a process that has ended and that its parent has not waited for; None when it cannot be seen.
 
-    This is how siblings learn of a death: only a parent may `wait`, but everybody may read `/proc`.
+    This is how siblings learn of a death: only a parent may `wait`, but any process may read `/proc`.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -96,11 +96,11 @@ def zombie_status(pid: int) -> int | None:
 
 
 def as_batch_job() -> None:
-    """Keep the core until the time slice is over, where otherwise whoever wakes up may take it (Linux, SCHED_BATCH).
+    """Keep the core until the time slice is over, also when another process wakes up (Linux, SCHED_BATCH).
 
     Ranks on a few cores wake each other with every message, in the middle of sending one; then the thread of gloo that
     should go on spins on a lock whose owner has lost its core. Threads started from now on inherit it. Priorities stay
-    as they are, and who has chosen another policy keeps that. A container that forbids it costs time, and nothing else.
+    as they are, and a process with another policy keeps it. A container that forbids it costs time, and nothing else.
     """
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(PermissionError):
@@ -147,7 +147,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant whose parent ends becomes a child of this process (Linux), instead of everybody's."""
+    """From now on a descendant whose parent ends becomes a child of this process (Linux), not of init."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -171,7 +171,7 @@ def end_descendants(seconds: float = 5.0, spare: Collection[int] = ()) -> None:
     while (left := _condemned(spare)) and time.monotonic() < deadline:
         for pid in left:
             send(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a grandchild, or somebody else has waited for it
+            with contextlib.suppress(ChildProcessError):  # a grandchild, or it was waited for elsewhere
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.005)
 
@@ -190,7 +190,7 @@ def marked(token: str) -> dict[int, dict[str, str]]:
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
             raw = entry.read_bytes()
-        except OSError:  # gone, or somebody else's
+        except OSError:  # gone, or another user's
             continue
         pid = int(entry.parent.name)
         if needle in raw and pid != os.getpid():
@@ -237,8 +237,8 @@ def dumped_frames(dump: str) -> list[Frame]:
 
 def waits_for_a_peer(frames: list[Frame]) -> bool:
     """Whether a stack (innermost call first) ends inside a communication."""
-    rooms = (os.path.join(_PACKAGE, "comm", name) for name in ("collectives.py", "p2p.py"))
-    inside = (os.path.join("torch", "distributed"), *rooms)
+    ours = (os.path.join(_PACKAGE, "comm", name) for name in ("collectives.py", "p2p.py"))
+    inside = (os.path.join("torch", "distributed"), *ours)
     return bool(frames) and any(place in frames[0].file for place in inside)
 
 

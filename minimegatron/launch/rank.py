@@ -1,4 +1,4 @@
-"""The life of one rank: check in, work, leave together, or fail so that the others know why.
+"""The life of one rank: check in, work, leave together, or fail so that the others learn the cause.
 
 The problem in a sentence: `init_process_group` and a script that ends are not enough; the fast rank leaves before the
 slow one has connected, an exception on rank 1 becomes three others elsewhere, a killed launcher leaves ranks behind.
@@ -9,11 +9,11 @@ slow one has connected, an exception on rank 1 becomes three others elsewhere, a
 
 | step         | what happens                                                                                     |
 |--------------|--------------------------------------------------------------------------------------------------|
-| `init`       | meet through the store (who is missing is named), compare what each was given (`launch.agreement`),|
+| `init`       | meet through the store (the missing are named), compare what each was given (`launch.agreement`),|
 |              | choose backend and GPU from what all ranks see (`launch.hardware`; loopback only on one machine),  |
 |              | leave a note for the launcher, start the watch                                                   |
 | `report(x)`  | a number or a list for the notebook that launched us                                             |
-| `finish`     | meet again, so that nobody leaves early; destroy the group                                       |
+| `finish`     | meet again, so that none leaves early; destroy the group                                         |
 | an exception | `launch.blame`: one traceback for the whole job, the exit status of its class                      |
 | Ctrl-C       | 130, without a word                                                                              |
 
@@ -91,48 +91,24 @@ def init(
     """
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    _here.seconds = timeout_seconds
     place = launchers.adopt()
-    rank, world = place.rank, place.world
-    faulthandler.enable()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
-        procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
-    store, ledger = _stores(rank, world, timeout_seconds)
-    _here.ledger, _here.store = ledger, store
+    _end_with_the_launcher()
+    _here.seconds = timeout_seconds
+    _here.store, ledger = _stores(place.rank, place.world, timeout_seconds)
+    _here.ledger = ledger
     sys.excepthook = _excepthook
-    ledger.store.set(f"pid/{rank}", json.dumps([*hardware.machine(), os.getpid()]))
-    ledger.store.set(f"sees/{rank}", hardware.look(backend).to_json())
-    ledger.meet("start", timeout_seconds, Starting(lambda: _not_here_yet(ledger)).gained)
+    looks = _meet(ledger, hardware.look(backend), timeout_seconds)
     if facts is not None:
         agreement.agree(ledger, facts, timeout_seconds)
-    seen = ledger.store.multi_get([f"sees/{r}" for r in range(world)])
-    choice = _here.choice = hardware.choose(backend, rank, [hardware.Look.from_json(text) for text in seen])
-    backend = choice.backend
-    if choice.local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-    if choice.local_world == world:
-        _listen_on_loopback()
-    if choice.gpu is not None:
-        # No `device_id` below: it would put all messages of a pipeline's group on one communicator (`comm/p2p`).
-        torch.cuda.set_device(choice.gpu)
-        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one
-    else:
-        procs.as_batch_job()
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=outstanding.group_timeout(timeout_seconds, backend),
-    )
-    outstanding.listen(backend, timeout_seconds)
-    if world > 1:
+    _here.choice = hardware.choose(backend, place.rank, looks)
+    _set_up_device(_here.choice, place.world)
+    _join_group(_here.choice.backend, _here.store, place, timeout_seconds)
+    if place.world > 1:
         _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
         _here.watch.start()
     if folder := os.environ.get(RUN_DIR):
-        Path(folder, f"started.{rank}").write_text(backend)
-    return rank, world
+        Path(folder, f"started.{place.rank}").write_text(_here.choice.backend)
+    return place.rank, place.world
 
 
 def finish() -> None:
@@ -163,7 +139,7 @@ def described() -> str:
 
 
 def report(value: Any) -> None:
-    """Hand a small result to whoever launched this rank (`Run.reports[rank]`); the last call counts.
+    """Hand a small result to the process that launched this rank (`Run.reports[rank]`); the last call counts.
 
     Args:
         value: numbers, strings, lists and dicts of them. Without a launcher that listens, nothing happens.
@@ -205,6 +181,46 @@ def run_rank(main: Callable[[], object]) -> NoReturn:
 # ---------------------------------------------------------------------------------------------------- beginning
 
 
+def _end_with_the_launcher() -> None:
+    """Die with torchrun, and take what this rank has started along."""
+    faulthandler.enable()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        procs.die_with_parent(signal.SIGKILL, int(os.environ[AGENT]) if AGENT in os.environ else None)
+        procs.adopt_orphans()  # plain torchrun ends nothing but its ranks: what a rank has started ends with the rank
+
+
+def _meet(ledger: Ledger, look: hardware.Look, seconds: float) -> list[hardware.Look]:
+    """Wait until every rank has come; what each of them sees."""
+    ledger.store.set(f"pid/{ledger.rank}", json.dumps([*hardware.machine(), os.getpid()]))
+    ledger.store.set(f"sees/{ledger.rank}", look.to_json())
+    ledger.meet("start", seconds, Starting(lambda: _not_here_yet(ledger)).gained)
+    seen = ledger.store.multi_get([f"sees/{r}" for r in range(ledger.world)])
+    return [hardware.Look.from_json(text) for text in seen]
+
+
+def _set_up_device(choice: hardware.Choice, world: int) -> None:
+    """Threads, network interface and GPU of this process, before the group is made."""
+    if choice.local_world > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    if choice.local_world == world:
+        _listen_on_loopback()
+    if choice.gpu is None:
+        procs.as_batch_job()
+    else:
+        torch.cuda.set_device(choice.gpu)
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one
+
+
+def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds: float) -> None:
+    """Make the default process group.
+
+    It gets no `device_id`, which would put all messages of a pipeline's group on one communicator (`comm/p2p`).
+    """
+    timeout = outstanding.group_timeout(seconds, backend)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
+    outstanding.listen(backend, seconds)
+
+
 def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
     """The store for the process group, and a ledger on a connection of its own."""
     if "RANK" not in os.environ:
@@ -226,7 +242,7 @@ def _ledger(rank: int, world: int, seconds: float) -> Ledger:
 
 
 def _listen_on_loopback() -> None:
-    """All ranks are on this machine: nobody else has to reach them."""
+    """All ranks are on this machine: no other has to reach them."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -1,7 +1,7 @@
 """Start ranks with `torchrun`, see every one of them end, and say in two lines what went wrong.
 
-The problem in a sentence: a notebook cell that runs on four processes has four outputs, four ways to fail and one
-learner, and when its kernel is restarted nothing may stay behind.
+The problem in a sentence: a notebook cell that runs on four processes has four outputs and four ways to fail,
+and when its kernel is restarted no process may stay behind.
 
     run = launch("cell.py", nproc=4, rundir=".runs/cell", timeout=60)
     print(render(run.stdout))                   # [ranks 0-3] hello
@@ -69,7 +69,7 @@ class Run:
     Attributes:
         cmd: the command line that does the same in a terminal.
         gpus: whether the ranks saw GPUs.
-        backend: of their process group, "" when nobody called `init`.
+        backend: of their process group, "" when no rank called `init`.
         returncode: 0; the status of the rank that failed first (see `errors`), 5 if it has none of ours; 7: a hang.
         seconds: from start to end.
         stdout, stderr: everything a rank wrote.
@@ -182,32 +182,20 @@ def launch(
     if nproc < 1:
         raise ConfigError(f"cannot start {nproc} ranks", fix="ask for at least 1")
     _clear(folder)
+    run = Run(_in_a_terminal(path, nproc, args, gpus), path, nproc, timeout, gpus)
     token = f"{agent.TOKEN}={uuid.uuid4().hex}"
-    hidden = {} if gpus else NO_GPUS
-    words = [f"{name}={value}" for name, value in hidden.items()]
-    words += ["torchrun", "--standalone", f"--nproc-per-node={nproc}", shlex.join([str(path), *args])]
-    run = Run(" ".join(words), path, nproc, timeout, gpus)
-    command = [sys.executable, "-m", "minimegatron.launch.agent", "--standalone", f"--nproc-per-node={nproc}"]
-    command += ["--log-dir", str(folder / "logs"), "--redirects", "3", str(path), *args]
+    environment = _environment(folder, token, {**(_settings_of_gpus() if gpus else NO_GPUS), **(env or {})})
     begun = time.monotonic()
-    with open(folder / "agent.log", "w") as log:
-        process = subprocess.Popen(
-            command,
-            env=_environment(folder, token, {**(_settings_of_gpus() if gpus else hidden), **(env or {})}),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            _supervise(process, run, folder, start_seconds)
-        except KeyboardInterrupt:
-            process.terminate()
-            _wait_or_kill(process)
-            raise
-        finally:
-            procs.end_marked(token)
-            _wait_or_kill(process)
+    process = _start_agent([str(path), *args], nproc, folder, environment)
+    try:
+        _supervise(process, run, folder, start_seconds)
+    except KeyboardInterrupt:
+        process.terminate()
+        _wait_or_kill(process)
+        raise
+    finally:
+        procs.end_marked(token)
+        _wait_or_kill(process)
     run.seconds = time.monotonic() - begun
     run.agent_ended = procs.how_it_ended(process.returncode)
     run.returncode = 7 if run.hung else process.returncode if process.returncode >= 0 else 5
@@ -229,6 +217,30 @@ def _clear(folder: Path) -> None:
     for pattern in ("started.*", "report.*.json", "agent.*"):
         for old in folder.glob(pattern):
             old.unlink()
+
+
+def _in_a_terminal(path: Path, nproc: int, args: Sequence[str], gpus: bool) -> str:
+    """The command line that does the same in a terminal."""
+    hidden = [] if gpus else [f"{name}={value}" for name, value in NO_GPUS.items()]
+    torchrun = ["torchrun", "--standalone", f"--nproc-per-node={nproc}", shlex.join([str(path), *args])]
+    return " ".join([*hidden, *torchrun])
+
+
+def _start_agent(
+    script: Sequence[str], nproc: int, folder: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """`torchrun` in a session of its own; what it and its ranks write goes to files below `folder`."""
+    command = [sys.executable, "-m", "minimegatron.launch.agent", "--standalone", f"--nproc-per-node={nproc}"]
+    command += ["--log-dir", str(folder / "logs"), "--redirects", "3", *script]
+    with open(folder / "agent.log", "w") as log:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def _environment(folder: Path, token: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -262,8 +274,8 @@ def _supervise(process: subprocess.Popen[bytes], run: Run, folder: Path, start_s
     while process.poll() is None:
         now = time.monotonic()
         if checked_in is None:
-            everybody = all((folder / f"started.{r}").exists() for r in range(run.nproc))
-            checked_in = now if everybody or patience.is_over() else None
+            complete = all((folder / f"started.{r}").exists() for r in range(run.nproc))
+            checked_in = now if complete or patience.is_over() else None
         elif now - checked_in > run.timeout:
             run.hung = True
             _dump_and_end(process.pid)

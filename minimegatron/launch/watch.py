@@ -1,4 +1,4 @@
-"""A thread beside each rank that still works when the rank does not.
+"""A thread beside each rank that goes on when the rank is blocked.
 
 The problem in a sentence: a rank blocked in a collective runs no Python, so it sees neither Ctrl-C, nor that its
 neighbour has died, nor the question where it is. The watch is a thread that sleeps in `poll` on
@@ -6,15 +6,15 @@ neighbour has died, nor the question where it is. The watch is a thread that sle
 * a descriptor for each sibling process on this machine (`pidfd`): readable means that it has ended;
 * a pipe into which Python's C-level signal handler writes the number of every signal, blocked or not;
 
-and every half second looks into the ledger: has the job failed, does somebody ask where I am.
+and every half second looks into the ledger: has the job failed, does a rank ask where this one is.
 
 | what it sees                      | what it does                                                                |
 |-----------------------------------|-----------------------------------------------------------------------------|
-| a sibling ended, not with 0       | writes the cause ("was killed by SIGKILL"), so that everybody knows it      |
+| a sibling ended, not with 0       | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
 | the job has failed                | the rank has 10 s to leave by itself, then it is ended with status 5        |
 | Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
-| somebody asks                     | answers with the line, and the collective, that the main thread is in       |
-| a communication that takes longer | asks the others, and leaves with an error that names who is missing         |
+| a rank asks                       | answers with the line, and the collective, that the main thread is in       |
+| a communication that takes longer | asks the others, and leaves with an error that names the missing ranks      |
 | than it may (`comm.outstanding`)  |                                                                             |
 """
 
@@ -42,7 +42,7 @@ RANK_FAILED = 5  # exit status, as `RankError.exit_code`
 
 
 class Overdue(RuntimeError):
-    """A communication took longer than allowed, and whoever waits for it cannot raise; `position` is theirs."""
+    """A communication took longer than allowed, and the thread that waits, at `position`, cannot raise."""
 
     def __init__(self, position: Position, seconds: float) -> None:
         super().__init__(f"{position.op} timed out after {1000 * seconds:.0f} ms")
@@ -129,7 +129,7 @@ class Watch(threading.Thread):
             return
         how = "ended without a word" if status is None else procs.how_it_ended(status)
         cause = self._ledger.claim(rank, how)
-        # SIGTERM is how a launcher ends everybody: nothing to report.
+        # SIGTERM is how a launcher ends all ranks: nothing to report.
         if cause.author == self._ledger.rank and status != -signal.SIGTERM:
             self._say(f"rank {rank} {how}")
 
@@ -150,11 +150,11 @@ class Watch(threading.Thread):
         return found if call is None else Position(call.op, call.axis, call.ranks, found.line)
 
 
-_WAITING_ROOMS = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))
+_WAITING_FILES = (os.path.join("comm", "collectives.py"), os.path.join("comm", "p2p.py"))
 
 
 def _pidfds(pids: dict[int, int]) -> dict[int, int]:
-    """A descriptor for each process; none where the system has no such thing, which leaves the launcher's eyes."""
+    """A descriptor for each process; none where the system has no such thing."""
     try:
         return {rank: os.pidfd_open(pid) for rank, pid in pids.items()}
     except (AttributeError, OSError):
@@ -175,7 +175,7 @@ def position(frame: FrameType | None) -> Position:
             op = f.f_code.co_name
             ranks = tuple(dist.get_process_group_ranks(f.f_locals["group"] or dist.group.WORLD))
             break
-        if last is not None and file.endswith(_WAITING_ROOMS):
+        if last is not None and file.endswith(_WAITING_FILES):
             op, ranks = last[0], last[1].ranks
             break
     if last is not None and last[1].ranks == ranks:

@@ -6,15 +6,15 @@ a notebook that starts ranks for every question is unusable::
     with WarmPool(4) as pool:
         sums = pool.run(add_up, torch.ones(3), timeout=20)      # add_up(rank, world, x), on each rank
 
-The ranks are forked from a server that has imported everything and runs nothing (`launch.forkserver`; the first pool of
-a process pays for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its
-import path; results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
+The ranks are forked from a server that has imported everything (`launch.warm_server`; the first pool of a process pays
+for it once, about 4 s). Function and arguments travel by pickle over a socket pair, the function by its import path;
+results come back as a list by rank. Their process group is gloo's and they see no GPU, on any machine.
 
 | what goes wrong                       | what you see                                                              |
 |---------------------------------------|---------------------------------------------------------------------------|
 | the function raises on rank k         | `RankError`: k, the line; its traceback as a note, its error as `__cause__` |
 | rank k is killed                      | `RankError`: rank k was killed by SIGKILL                                 |
-| no answer in time                     | `DeadlineError`: who kept whom waiting, and the line each rank is at      |
+| no answer in time                     | `DeadlineError`: which rank kept which waiting, and the line each is at   |
 | the function leaves the process dirty | nothing: that rank is replaced before the next job                        |
 | this process dies, however            | the fork server reads end of file and ends; the kernel ends its children  |
 
@@ -23,7 +23,9 @@ Whatever happened, the next job finds N clean ranks and a fresh process group.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import os
 import pickle
 import signal
@@ -38,8 +40,12 @@ from typing import Any
 
 from minimegatron.errors import ConfigError, DeadlineError, RankError, named
 from minimegatron.launch import procs
-from minimegatron.launch.forkclient import REPLY_SECONDS, Rank, this_process
-from minimegatron.launch.forkserver import Failure, Job
+from minimegatron.launch.fork_server import REPLY_SECONDS, stacks
+from minimegatron.launch.warm_client import Rank, WarmServer
+from minimegatron.launch.warm_server import Failure, Job
+
+# Where this package keeps what ranks work with.
+PRELOADED = tuple(f"minimegatron.{folder}." for folder in "kernels data layers parallel optim models training".split())
 
 
 class Results(list[Any]):
@@ -129,14 +135,55 @@ class WarmPool:
             if rank is None or not rank.is_clean():
                 if rank is not None:
                     rank.end()
-                self._ranks[r] = Rank()
+                self._ranks[r] = Rank(this_process().running_server())
 
     def _release(self) -> None:
-        """Tell the ranks that everybody has answered; end those that have not."""
+        """Tell the ranks that all have answered; end those that have not."""
         for r, rank in enumerate(self._ranks):
             if rank is not None and not rank.release():
                 rank.end()
                 self._ranks[r] = None
+
+
+@dataclasses.dataclass
+class Process:
+    """What one process owns: at most one fork server, and the pools that everything in it shares.
+
+    Attributes:
+        preload: modules that its ranks will want besides those of this package that it has itself.
+    """
+
+    pid: int
+    server: WarmServer | None = None
+    pools: dict[tuple[int, bool], WarmPool] = dataclasses.field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+
+    def running_server(self) -> WarmServer:
+        """The fork server; started when there is none, or when it has died."""
+        if self.server is None or self.server.process.poll() is not None:
+            if self.server is None:
+                atexit.register(self.close)
+            ours = sorted(name for name in sys.modules if name.startswith(PRELOADED))
+            self.server = WarmServer([*self.preload, *ours])
+        return self.server
+
+    def close(self) -> None:
+        """End the shared pools and the server."""
+        while self.pools:
+            self.pools.popitem()[1].close()
+        if self.server is not None:
+            self.server.close(REPLY_SECONDS)
+
+
+_process = Process(os.getpid())
+
+
+def this_process() -> Process:
+    """The one holder of state. After a fork the child starts with none: server and pools belong to its parent."""
+    global _process
+    if _process.pid != os.getpid():
+        _process = Process(os.getpid())
+    return _process
 
 
 def shared_pool(nranks: int, *, fingerprints: bool = False) -> WarmPool:
@@ -204,28 +251,17 @@ def _failure(causes: dict[int, Failure], lost: list[int]) -> RankError:
 
 
 def _deadline(silent: dict[int, Rank], name: str, timeout: float) -> DeadlineError:
-    stacks = _stacks(silent)
-    waiting = [r for r, frames in stacks.items() if procs.waits_for_a_peer(frames)]
+    pids = {r: rank.pid for r, rank in silent.items()}
+    found = stacks(pids, signal.SIGUSR1, lambda r: silent[r].read(silent[r].err), seconds=1.0)
+    waiting = [r for r, frames in found.items() if procs.waits_for_a_peer(frames)]
     late = [r for r in silent if r not in waiting]
-    where = {r: f"rank {r} {_place(stacks[r])}" for r in [*late, *waiting]}
+    where = {r: f"rank {r} {_place(found[r])}" for r in [*late, *waiting]}
     kept = f"{named(late)} kept {named(waiting)} waiting: " if late and waiting else ""
     return DeadlineError(
         f"{kept}{name} did not finish within {timeout:g} s",
         where="; ".join(where.values()),
         fix="every rank of a group must make the same calls; or give the job a longer timeout",
     )
-
-
-def _stacks(ranks: dict[int, Rank]) -> dict[int, list[procs.Frame]]:
-    """Ask ranks by signal where they are; those that do not answer within a second have no frames."""
-    for rank in ranks.values():
-        procs.send(rank.pid, signal.SIGUSR1)
-    stacks: dict[int, list[procs.Frame]] = {r: [] for r in ranks}
-    deadline = time.monotonic() + 1.0
-    while not all(stacks.values()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        stacks = {r: procs.dumped_frames(rank.read(rank.err)) for r, rank in ranks.items()}
-    return stacks
 
 
 def _place(frames: list[procs.Frame]) -> str:

@@ -25,7 +25,7 @@ Why:
 - On 8.x FlashAttention-2 *is* the program of this generation (Dao 2023, arXiv 2307.08691); torch carries a copy of it,
   so the package wins little and loses nothing.
 - Documents and windows reach torch's function as a table of s x s entries, which only its slower programs take, and
-  every pair is computed. FlashAttention-2 is told the boundaries and skips what nobody sees.
+  every pair is computed. FlashAttention-2 is told the boundaries and skips what no query sees.
 - FlashAttention-2 wants 16 bits, a GPU of 8.0 or newer, and heads of at most 256 channels; torch's `varlen_attn` wants
   a multiple of 8 channels besides, and drops no weights.
 

@@ -8,7 +8,7 @@ Four ways to bring them together; C ranks, n = s/C tokens each, a query heads an
 | `cp_comm_type` | what travels                          | elements sent by a rank, forward     | needs               |
 |----------------|---------------------------------------|--------------------------------------|---------------------|
 | `p2p`          | K, V round a ring, while one computes | 2 (C-1) n b g d                      | C blocks to overlap |
-| `allgather`    | K, V to everybody, before             | 2 (C-1) n b g d                      | memory for all K, V |
+| `allgather`    | K, V to all ranks, before             | 2 (C-1) n b g d                      | memory for all K, V |
 | `a2a`          | heads for tokens: q, k, v; then out   | (C-1)/C n b (2a + 2g') d             | a divisible by C    |
 | `a2a+p2p`      | a2a over C1 neighbours, then a ring of C2 = C/C1 | both, see below           | a divisible by C1   |
 

@@ -1,7 +1,7 @@
 """Dispatchers: tokens to their experts, and what the experts say back to the tokens.
 
 The problem in a sentence: rank r has T tokens and E/P of the experts; each of its tokens wants k experts, wherever they
-are, and how many will come is known only after everybody has routed.
+are, and how many will come is known only after all ranks have routed.
 
 On its rank every (expert, token) pair of the routing becomes a row, sorted by expert, then by token
 (`layers/permutation.py`).
@@ -16,7 +16,7 @@ On its rank every (expert, token) pair of the routing becomes a row, sorted by e
 |             | (all-gather of E), all-to-all over ep of k T    | etp parts, rows added to their tokens            |
 |             | rows (h + 1), then all-gather over etp          |                                                  |
 
-The first is simple, needs no counts and pays (P Q - 1) T h whoever wants what; the second pays k T h (P - 1)/P when the
+The first is simple, needs no counts and pays (P Q - 1) T h whatever is wanted; the second pays k T h (P - 1)/P when the
 load is even, so it wins as soon as k is smaller than P Q. Gradients take the same way back.
 
 Rows from many ranks arrive sorted by sender; the experts want them sorted by expert. Within an expert they stand in
@@ -25,14 +25,14 @@ weights' gradient is the same sum in the same order. What differs is the sum ove
 k rows in the order of the experts, all-gather adds partial sums of ranks. With k = 2 and etp = 1 that is one addition
 either way, and the two are equal bit for bit.
 
-The all-gather over etp has parts of different lengths, which gloo refuses; it is an all-to-all in which everybody
-sends the same rows to everybody, and its gradient, summed over the receivers, is the reduce-scatter that belongs to it.
+The all-gather over etp has parts of different lengths, which gloo refuses; it is an all-to-all in which every rank
+sends the same rows to every other, and its gradient, summed over the receivers, is its reduce-scatter.
 
 **What the host must know** are counts: how many rows it sends, gets, and hands to each expert. It waits for the device
 once a layer and microbatch, for all of them together; not in the backward pass, and not when the layer is computed
 again (`layers/recompute`).
 
-A rank to which nobody sends gets 0 rows and still takes part in everything: its experts' gradients are zeros.
+A rank that is sent nothing gets 0 rows and still takes part in everything: its experts' gradients are zeros.
 
 Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Megatron-LM:
 `megatron/core/transformer/moe/token_dispatcher.py`.
@@ -156,10 +156,10 @@ class AllToAllDispatcher:
         """What goes where, from the counts of all ranks; waits for the device, once."""
         p, q, local = self.ep.size, self.etp.size, self.local
         here = wanted.sum(0)  # [E]
-        everybody = c.all_gather(here[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
+        everyones = c.all_gather(here[None], self.etp_ep).view(p, q, p * local)  # etp varies fastest
         first = self.ep.rank * local
         inp = here.view(p, local).sum(1)
-        own = everybody[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
+        own = everyones[:, :, first : first + local]  # [p, q, local], what each rank sends to the experts here
         blocks, sizes = own.transpose(0, 1), own.sum((0, 1))  # rows arrive as [q, p, expert]
         lists = to_host(torch.cat([inp, own[:, self.etp.rank].sum(-1), own.sum((0, 2)), sizes, blocks.flatten()]))
         ends = [p, 2 * p, 2 * p + q, 2 * p + q + local]
@@ -235,9 +235,9 @@ def dispatch_bytes(config: TransformerConfig, tokens: int, ep: int, etp: int, el
     found: dict[str, int] = {}
     if config.moe_token_dispatcher_type == "allgather":
         if ep * etp > 1:
-            everybody, row = tokens * ep * etp, config.hidden_size * element_size
-            found["all_gather/etp_ep"] = everybody * (row + config.num_experts * (weight + 1))
-            found["reduce_scatter/etp_ep"] = everybody * row
+            all_tokens, row = tokens * ep * etp, config.hidden_size * element_size
+            found["all_gather/etp_ep"] = all_tokens * (row + config.num_experts * (weight + 1))
+            found["reduce_scatter/etp_ep"] = all_tokens * row
         return found
     there_and_back = 2 * config.hidden_size * element_size + weight
     rows = tokens * config.moe_router_topk

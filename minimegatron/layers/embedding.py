@@ -75,8 +75,8 @@ class VocabParallelEmbedding(nn.Module):
         ids = ids.t()
         if self.tp.size == 1:
             return F.embedding(ids, self.weight)
-        # Ids of other ranks are those *of the table*. One outside it would be nobody's, and embedded as zeros; left as
-        # it is, it is outside every part too, and the look-up refuses it as that of an uncut table does.
+        # Ids of other ranks are those *of the table*. One outside it would belong to no rank, and be embedded as zeros;
+        # left as it is, it is outside every part too, and the look-up refuses it as that of an uncut table does.
         foreign = (ids >= 0) & (ids < self.first) | (ids >= self.last) & (ids < self.rows)
         rows = F.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
         rows = rows.masked_fill(foreign.unsqueeze(-1), 0.0)

@@ -30,8 +30,11 @@ over tokens of several ranks, so there x itself is gathered.
 because dW needs other tiles of it. Within a step the weights do not move, so W is quantised by the first microbatch and
 kept for the others. A second forward pass (recompute) finds the same scale and the same W.
 
-**dW** is added to `main_grad` where that is asked for, or put off (`layers/deferred.py`) with its factors in FP8. With
-`fp8_wgrad` off it is a product in the model's own precision, and x is kept as it is.
+**dW** takes the ways that `layers/products.py` names; one that is put off keeps its factors in FP8. With `fp8_wgrad`
+off it is a product in the model's own precision, and x is kept as it is.
+
+Scales of a tensor and scales of tiles keep other things for the backward pass, so each has an autograd function
+(`_OneScale`, `_Tiles`) and a product for dW (`_OneScaleProduct`, `_TileProduct`).
 
 Transformer Engine: `pytorch/module/linear.py`.
 """
@@ -39,25 +42,24 @@ Transformer Engine: `pytorch/module/linear.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import Pending
 from minimegatron.errors import require
-from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
+from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of
-from minimegatron.layers.linear import accumulates
+from minimegatron.layers.products import UNCUT, Entry, GradientSink, WeightProduct, both_gradients
 
 TENSORS = ("input", "weight", "gradient")
 
 
 class ParallelFp8(nn.Module):
-    """The FP8 products of one parallel layer; what the layer itself is does not change.
+    """The FP8 products of one parallel layer (`layers.products.Products`); what the layer itself is does not change.
 
     Args:
         recipe: which scales.
@@ -70,6 +72,7 @@ class ParallelFp8(nn.Module):
     Attributes:
         input, weight, gradient: where their scales come from. Histories grow in training alone.
         kept: weights in FP8 while a step lasts, or None.
+        deferred: see `Products`.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class ParallelFp8(nn.Module):
         self.recipe, self.agree_over = recipe, agree_over
         self.wgrad, self.tiled = wgrad, recipe.kind in ("block", "mx")
         self.kept: dict[tuple[int, bool], Quantised] | None = None
+        self.deferred: DeferredGradients | None = None
 
     def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
         """`which` is input, weight or gradient; transposed: x^T, for a product that sums over the rows of x."""
@@ -105,21 +109,22 @@ class ParallelFp8(nn.Module):
         return copy
 
     def linear(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        tp: Axis,
-        sequence_parallel: bool = False,
-        deferred: DeferredGradients | None = None,
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, f: Entry = UNCUT
     ) -> torch.Tensor:
-        """`x W_r^T + b_r` as `layers.linear.column_linear` computes it, in FP8, in the dtype of x."""
+        """`f(x) W_r^T + b_r` in FP8, in the dtype of x."""
         require(x.dtype == weight.dtype, f"FP8 linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
-        return _Fp8Column.apply(x, weight, bias, self, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
+        function = _Tiles if self.tiled else _OneScale
+        return function.apply(x, weight, bias, self, f, self.deferred)  # type: ignore[no-any-return]
 
 
-class _Fp8Column(torch.autograd.Function):
-    """`layers.linear._ColumnLinear` with quantised factors; all rows of a tensor in one dim here."""
+# ------------------------------------------------------------------------------------------- one scale a tensor
+
+
+class _OneScale(torch.autograd.Function):
+    """`layers.products._Linear` of factors with one scale each. Kept: q of x, or x itself without FP8 for dW; q of W^T.
+
+    Where x is not gathered again, q of x^T is kept, which dW reads and which the cast may have written.
+    """
 
     @staticmethod
     def forward(
@@ -128,101 +133,133 @@ class _Fp8Column(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         layer: ParallelFp8,
-        tp: Axis,
-        sequence_parallel: bool,
+        f: Entry,
         deferred: DeferredGradients | None,
     ) -> torch.Tensor:
-        ctx.layer, ctx.tp, ctx.deferred, ctx.has_bias = layer, tp, deferred, bias is not None
-        ctx.gather = tp if sequence_parallel else None
+        ctx.layer, ctx.f, ctx.deferred, ctx.has_bias = layer, f, deferred, bias is not None
         ctx.parameter = weight  # a saved leaf comes back as another object under recompute
-        rows, w = _rows(x), layer.weight_copy(weight)
-        if layer.tiled:
-            rows = rows if ctx.gather is None else c.all_gather(rows, tp)
-            qx, kept = layer.quantise(rows, "input"), (x, None, weight, None)
-        else:
-            own = layer.quantise(rows, "input")
-            qx = own if ctx.gather is None else Quantised(_gather_bytes(own.q, tp).wait(), own.inverse)
-            back, turned = (own if ctx.gather is not None else own.t()), w.t()
-            kept = (back.q if layer.wgrad else None, own.inverse, turned.q, w.inverse)  # type: ignore[assignment]
-        wide = None if layer.tiled or layer.wgrad else x
-        ctx.save_for_backward(*kept, wide)
-        y = product(qx, w, x.dtype, fast=True)
-        y = y if bias is None else y + bias
-        return y.view(-1, *x.shape[1:-1], y.shape[-1])
+        qw = layer.weight_copy(weight)
+        own = layer.quantise(_rows(x), "input")
+        kept = (own if f.gathers else own.t()).q if layer.wgrad else None
+        wide = None if layer.wgrad else x
+        ctx.save_for_backward(kept, own.inverse, wide, qw.t().q, qw.inverse)
+        qx = Quantised(f.start(_bytes(own.q)).wait().view(own.q.dtype), own.inverse) if f.gathers else own
+        return _as_rows_of(x, product(qx, qw, x.dtype, fast=True), bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        layer, gather, dtype, dy = ctx.layer, ctx.gather, grads[0].dtype, _rows(grads[0]).contiguous()
-        x, x_inverse, w, w_inverse, wide = ctx.saved_tensors
+        layer, f, weight, dy = ctx.layer, ctx.f, ctx.parameter, _rows(grads[0]).contiguous()
         want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
-        quantised = layer.quantise(dy, "gradient") if want_dx or (layer.wgrad and not layer.tiled) else None
-        wide = x if layer.tiled else wide
-
-        def fetch() -> Callable[[], torch.Tensor]:
-            """Start to gather what dW needs of x; the result waits for it."""
-            if layer.wgrad and not layer.tiled:
-                if gather is None:
-                    return lambda: x
-                arriving = _gather_bytes(x, gather)
-                return lambda: arriving.wait().t()
-            rows = _rows(wide)
-            return (lambda: rows) if gather is None else c.all_gather_start(rows, gather).wait
-
-        def weights(rows: torch.Tensor) -> torch.Tensor:
-            if not layer.wgrad:
-                return weight_gradient(rows, dy)
-            if layer.tiled:
-                return product(layer.quantise(dy, "gradient", True), layer.quantise(rows, "input", True), dtype)
-            assert quantised is not None, "dy is quantised above"
-            return product(quantised.t(), Quantised(rows, x_inverse), dtype)
-
-        if want_dw and ctx.deferred is not None:
-            ctx.deferred.put(_Later(ctx.parameter, x if wide is None else wide, dy, gather, lambda: weights(fetch()())))
-            want_dw = False
-        fetched = fetch() if want_dw else None
-        sending = None
-        if want_dx:
-            turned = layer.weight_copy(w, True) if layer.tiled else Quantised(w, w_inverse)
-            assert quantised is not None
-            dx = product(quantised, turned, dtype).view(-1, *grads[0].shape[1:-1], turned.q.shape[0])
-            rows = fetched() if fetched else None
-            sending = c.reduce_scatter_start(dx, ctx.tp) if gather is not None else c.all_reduce_start(dx, ctx.tp)
+        qx, x_inverse, wide, turned, w_inverse = ctx.saved_tensors
+        qdy: Any = layer.quantise(dy, "gradient") if want_dx or layer.wgrad else None
+        if layer.wgrad:
+            dw: WeightProduct = _OneScaleProduct(weight, qx, qdy.t().q, f, x_inverse, qdy.inverse, dy.dtype)
         else:
-            rows = fetched() if fetched else None
-        dw = None
-        if rows is not None:
-            dw = weights(rows)
-            if accumulates(ctx.parameter):
-                ctx.parameter.main_grad.add_(dw)
-                ctx.parameter.grad_added_to_main_grad, dw = True, None
+            dw = _WideProduct(weight, _rows(wide), dy, f)
+
+        def dx() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, Quantised(turned, w_inverse), dy.dtype))
+
+        sending, gradient = both_gradients(f, dx if want_dx else None, dw if want_dw else None, ctx.deferred)
         db = dy.sum(0) if ctx.has_bias and want_db else None
-        return sending.wait() if sending else None, dw, db, None, None, None, None
+        return sending.wait() if sending is not None else None, gradient, db, None, None, None
+
+
+# ------------------------------------------------------------------------------------------- a scale for every tile
+
+
+class _Tiles(torch.autograd.Function):
+    """`layers.products._Linear` of factors with a scale for every tile. Kept: x and W, whose other tiles follow."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        layer: ParallelFp8,
+        f: Entry,
+        deferred: DeferredGradients | None,
+    ) -> torch.Tensor:
+        ctx.layer, ctx.f, ctx.deferred, ctx.has_bias = layer, f, deferred, bias is not None
+        ctx.parameter = weight  # a saved leaf comes back as another object under recompute
+        ctx.save_for_backward(x, weight)
+        qw = layer.weight_copy(weight)
+        qx = layer.quantise(f.start(_rows(x)).wait(), "input")
+        return _as_rows_of(x, product(qx, qw, x.dtype, fast=True), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        layer, f, dy = ctx.layer, ctx.f, _rows(grads[0]).contiguous()
+        want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
+        x, weight = ctx.saved_tensors
+        qdy: Any = layer.quantise(dy, "gradient") if want_dx else None
+        factors = (ctx.parameter, _rows(x), dy, f)
+        dw = _TileProduct(*factors, layer) if layer.wgrad else _WideProduct(*factors)
+
+        def dx() -> torch.Tensor:
+            return _as_rows_of(grads[0], product(qdy, layer.weight_copy(weight, True), dy.dtype))
+
+        sending, gradient = both_gradients(f, dx if want_dx else None, dw if want_dw else None, ctx.deferred)
+        db = dy.sum(0) if ctx.has_bias and want_db else None
+        return sending.wait() if sending is not None else None, gradient, db, None, None, None
+
+
+# ------------------------------------------------------------------------------------------------ products for dW
+
+
+class _WideProduct(WeightProduct):
+    """dW in the model's own precision; rounded to it before it is added to a buffer."""
+
+    def add_to(self, sink: GradientSink, x: torch.Tensor) -> None:
+        sink.add(self.finish(x))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Later(Product):
-    """dW of an FP8 layer, put off with its quantised factors."""
+class _OneScaleProduct(_WideProduct):
+    """dW of factors with one scale each.
 
-    finish: Callable[[], torch.Tensor] | None = None
+    Attributes:
+        x: q of x [n, i] where f gathers, else of x^T.
+        dy: q of dy^T.
+        x_inverse, dy_inverse: what q is to be multiplied by.
+        dtype: of dW.
+    """
 
-    def compute(self) -> torch.Tensor:
-        assert self.finish is not None
-        return self.finish()
+    x_inverse: torch.Tensor
+    dy_inverse: torch.Tensor
+    dtype: torch.dtype
+
+    def start(self) -> Pending:
+        return self.f.start(_bytes(self.x))
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        q = x.view(self.x.dtype)
+        turned = Quantised(q.t() if self.f.gathers else q, self.x_inverse)
+        return product(Quantised(self.dy, self.dy_inverse), turned, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TileProduct(_WideProduct):
+    """dW of x and dy in tiles along their rows, which are those of all ranks where f gathers."""
+
+    layer: ParallelFp8
+
+    def finish(self, x: torch.Tensor) -> torch.Tensor:
+        qdy, qx = self.layer.quantise(self.dy, "gradient", True), self.layer.quantise(x, "input", True)
+        return product(qdy, qx, self.dy.dtype)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-class _Bytes:
-    """A gather of FP8 numbers, which gloo does not know, as bytes."""
-
-    def __init__(self, pending: c.Pending, dtype: torch.dtype) -> None:
-        self._pending, self._dtype = pending, dtype
-
-    def wait(self) -> torch.Tensor:
-        return self._pending.wait().view(self._dtype)
+def _as_rows_of(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """y [n, o], plus the bias, with the dims between first and last of x."""
+    y = y if bias is None else y + bias
+    return y.view(-1, *x.shape[1:-1], y.shape[-1])
 
 
-def _gather_bytes(q: torch.Tensor, axis: Axis) -> _Bytes:
-    return _Bytes(c.all_gather_start(q.contiguous().view(torch.uint8), axis), q.dtype)
+def _bytes(q: torch.Tensor) -> torch.Tensor:
+    """FP8 numbers as bytes, because gloo knows no others of their size."""
+    return q.view(torch.uint8)

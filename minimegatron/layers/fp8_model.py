@@ -27,6 +27,7 @@ from minimegatron.layers.fp8 import Fp8Recipe
 from minimegatron.layers.fp8_linear import TENSORS, ParallelFp8
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, together
 from minimegatron.layers.moe import Experts
+from minimegatron.layers.step_hooks import StepHook, step_hook
 
 KINDS = {"delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mx"}
 
@@ -138,3 +139,14 @@ def keeping_weights(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.kept = None
+
+
+@step_hook
+class Fp8Step(StepHook):
+    """A step of the FP8 layers: weights are kept during its passes, scales move at its end."""
+
+    def during_passes(self) -> contextlib.AbstractContextManager[None]:
+        return keeping_weights(self.model)
+
+    def end_step(self, successful: bool) -> None:
+        move_scales(self.model, self.mesh)

@@ -20,7 +20,8 @@ Payload each time: `s*b*h` elements. With sequence parallelism x is stored cut o
 in the backward pass, where dW needs it: that is the price of storing 1/t of it.
 
 In the backward pass of the column layer dx must be summed over ranks but dW need not: the sum is started first and
-travels while dW is computed (`overlap` in the timeline of lab 02).
+travels while dW is computed (`overlap` in the timeline of lab 02). That is why f, which stands before the product, is
+handed to it: `layers/products.py` computes F.linear(f(x), A_r, b_r) and its gradients, or `layers/fp8_linear.py` does.
 
 The row layer's bias is added *after* the sum; added before, it would be added t times. With sequence parallelism each
 rank adds it to its own tokens only, so its gradient is partial (`partial="sequence"`).
@@ -31,25 +32,41 @@ Megatron-LM: `megatron/core/tensor_parallel/layers.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
-from minimegatron.comm.mesh import Mesh
-from minimegatron.layers.deferred import DeferredGradients, Product, weight_gradient
+from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
+from minimegatron.layers.products import Entry, PlainProducts, Products
 
 if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
     from minimegatron.layers.fp8_linear import ParallelFp8
 
-ALONE = Axis("", (0,), 0)  # a product that concerns no other rank
+
+class ParallelLinear(nn.Module):
+    """A linear layer whose products another object computes.
+
+    Attributes:
+        plain: what computes them in the parameters' own precision.
+        fp8: what computes them in FP8, or None; a module, because its scales are saved with the model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = PlainProducts()
+        self.fp8: ParallelFp8 | None = None
+
+    @property
+    def products(self) -> Products:
+        """What computes the products of this layer."""
+        return self.plain if self.fp8 is None else self.fp8
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(ParallelLinear):
     """`y = x A^T + b` with A cut by output features.
 
     Args:
@@ -66,14 +83,11 @@ class ColumnParallelLinear(nn.Module):
         dtype: of A and b.
 
     Attributes:
-        deferred: where the backward pass puts dA's product instead of computing it (`layers/deferred.py`), or None.
-        fp8: what computes the products in FP8 (`layers/fp8_linear.py`), or None.
+        f: how x comes into the product: as it is, or gathered.
 
     Raises:
         ConfigError: the output features cannot be cut evenly.
     """
-
-    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -91,8 +105,8 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.fp8: ParallelFp8 | None = None
         self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
+        self.f = Entry(tp, self.sequence_parallel)
         self.gather_output, self.gather_reduces_gradient = gather_output, gather_reduces_gradient
         parts = cut_evenly(output_size, tp, f"ColumnParallelLinear({input_size}, {output_size})", blocks)
         self.weight = new_parameter(ParamLayout((output_size, input_size), 0, parts, tp.rank, init, rows=rows), dtype)
@@ -101,7 +115,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         """[s, b, i] (or [s/t, b, i]) -> [s, b, o/t]; `weight` replaces A where it is tied to another layer's."""
         weight = self.weight if weight is None else weight
-        y = column_linear(x, weight, self.bias, self.tp, self.sequence_parallel, self.deferred, self.fp8)
+        y = self.products.linear(x, weight, self.bias, self.f)  # F.linear(f(x), A_r, b_r)
         if self.gather_output:
             y = c.gather_from_region(y, self.tp, reduce_gradient=self.gather_reduces_gradient)
         return y
@@ -111,7 +125,7 @@ class ColumnParallelLinear(nn.Module):
         return {"input": self.tp if self.sequence_parallel else ALONE, "weight": self.tp, "gradient": self.tp}
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(ParallelLinear):
     """`y = x A^T + b` with A cut by input features.
 
     Args:
@@ -123,12 +137,7 @@ class RowParallelLinear(nn.Module):
         sequence_parallel: return [s/t, b, o] (reduce-scatter) instead of [s, b, o] (all-reduce).
         input_is_parallel: False when x arrives whole and must first be cut.
         dtype: of A and b.
-
-    Attributes:
-        deferred, fp8: as in `ColumnParallelLinear`.
     """
-
-    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -143,12 +152,8 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.fp8: ParallelFp8 | None = None
-        self.tp, self.sequence_parallel, self.input_is_parallel = (
-            tp,
-            sequence_parallel and tp.size > 1,
-            input_is_parallel,
-        )
+        self.tp, self.sequence_parallel = tp, sequence_parallel and tp.size > 1
+        self.input_is_parallel = input_is_parallel
         parts = cut_evenly(input_size, tp, f"RowParallelLinear({input_size}, {output_size})")
         self.weight = new_parameter(ParamLayout((output_size, input_size), 1, parts, tp.rank, init), dtype)
         self.bias = new_parameter(ParamLayout((output_size,), partial="sequence"), dtype) if bias else None
@@ -157,86 +162,12 @@ class RowParallelLinear(nn.Module):
         """[s, b, i/t] -> [s, b, o] (or [s/t, b, o])."""
         if not self.input_is_parallel:
             x = c.scatter_to_region(x, self.tp)
-        if self.tp.size == 1:
-            return column_linear(x, self.weight, self.bias, self.tp, deferred=self.deferred, fp8=self.fp8)
-        y = column_linear(x, self.weight, None, ALONE, deferred=self.deferred, fp8=self.fp8)
-        y = (
-            c.reduce_scatter_to_sequence_region(y, self.tp)
-            if self.sequence_parallel
-            else c.reduce_from_region(y, self.tp)
-        )
+        if self.tp.size == 1:  # a sum of one part: the product adds b as well
+            return self.products.linear(x, self.weight, self.bias)
+        reduce = c.reduce_scatter_to_sequence_region if self.sequence_parallel else c.reduce_from_region
+        y = reduce(self.products.linear(x, self.weight), self.tp)
         return y if self.bias is None else y + self.bias
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
         """See `layers.fp8_linear`; dy has been gathered, or was never cut."""
         return {"input": self.tp, "weight": self.tp, "gradient": ALONE}
-
-
-def column_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tp: Axis,
-    sequence_parallel: bool = False,
-    deferred: DeferredGradients | None = None,
-    fp8: ParallelFp8 | None = None,
-) -> torch.Tensor:
-    """`x A_r^T + b_r` whose backward sums dx over tp while dW is computed, or leaves dW to `deferred`."""
-    if fp8 is not None:
-        return fp8.linear(x, weight, bias, tp, sequence_parallel, deferred)
-    if tp.size == 1 and deferred is None and not accumulates(weight):
-        return F.linear(x, weight, bias)
-    return _ColumnLinear.apply(x, weight, bias, tp, sequence_parallel, deferred)  # type: ignore[no-any-return]
-
-
-def accumulates(weight: torch.Tensor) -> bool:
-    """Whether dW is added to `weight.main_grad` by the product that computes it (`parallel/ddp.py` asks for it).
-
-    Not where somebody has hooked the weight: a hook is to see a gradient, and may change it.
-    """
-    return getattr(weight, "gradient_accumulation_fusion", False) and not weight._backward_hooks
-
-
-class _ColumnLinear(torch.autograd.Function):
-    """The column layer as one function, because overlapping needs dx and dW in the same place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        tp: Axis,
-        sequence_parallel: bool,
-        deferred: DeferredGradients | None,
-    ) -> torch.Tensor:
-        ctx.tp, ctx.sequence_parallel, ctx.has_bias = tp, sequence_parallel, bias is not None
-        ctx.deferred, ctx.parameter = deferred, weight  # a saved leaf comes back as another object under recompute
-        ctx.save_for_backward(x, weight)
-        return F.linear(c.all_gather(x, tp) if sequence_parallel else x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        dy, tp = grads[0], ctx.tp
-        want_dx, want_dw, want_db = ctx.needs_input_grad[:3]
-        if want_dw and ctx.deferred is not None:
-            ctx.deferred.put(Product(ctx.parameter, x, dy, tp if ctx.sequence_parallel else None))
-            want_dw = False
-        gathering = c.all_gather_start(x, tp) if ctx.sequence_parallel and want_dw else None
-        sending = None
-        if want_dx:
-            dx = dy @ weight
-            x = gathering.wait() if gathering else x
-            sending = c.reduce_scatter_start(dx, tp) if ctx.sequence_parallel else c.all_reduce_start(dx, tp)
-        elif gathering:
-            x = gathering.wait()
-        dw = None
-        if want_dw and accumulates(ctx.parameter):
-            rows = dy.reshape(-1, dy.shape[-1])
-            ctx.parameter.main_grad.addmm_(rows.t(), x.reshape(-1, x.shape[-1]))
-            ctx.parameter.grad_added_to_main_grad = True
-        elif want_dw:
-            dw = weight_gradient(x, dy)
-        db = dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.has_bias and want_db else None
-        return sending.wait() if sending else None, dw, db, None, None, None

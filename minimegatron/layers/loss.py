@@ -118,7 +118,7 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         weights, partition, own, column = ctx.saved_tensors
         scale = (grads[0] / partition).unsqueeze(-1)
-        # The largest activation of a model need not exist twice, unless somebody wants to go back a second time.
+        # The largest activation of a model need not exist twice, unless the graph is kept for a second backward pass.
         dz = weights * scale if torch._C._autograd._get_current_graph_task_keep_graph() else weights.mul_(scale)
         if ctx.eps:
             dz[..., : ctx.real] -= grads[0].unsqueeze(-1) * (ctx.eps / ctx.total)

@@ -42,13 +42,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
+from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.core_attention import CoreAttention
-from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.layers.recompute import recompute
@@ -68,7 +68,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., i] -> [..., o]."""
-        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight, None, ALONE)
+        return F.linear(x, self.weight) if self.fp8 is None else self.fp8.linear(x, self.weight)
 
     def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
         """See `layers.fp8_linear`: with sequence parallelism every rank has other tokens."""

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.kernels.switch import kernels
-from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class MLP(nn.Module):
             return ops.swiglu(fc1(x))  # type: ignore[no-any-return]
         adds_bias = isinstance(fc1, ColumnParallelLinear) and fc1.bias is not None
         if ops is not None and adds_bias and self.kind in ("gelu", "gelu_tanh"):
-            y = column_linear(x, fc1.weight, None, fc1.tp, fc1.sequence_parallel, fc1.deferred, fc1.fp8)
+            y = fc1.products.linear(x, fc1.weight, None, fc1.f)
             return ops.bias_gelu(y, fc1.bias, self.kind == "gelu_tanh")  # type: ignore[no-any-return]
         if self.gated:
             gate, up = fc1(x).chunk(2, -1)

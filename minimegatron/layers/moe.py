@@ -44,14 +44,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.comm.axis import Axis
+from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
-from minimegatron.layers.linear import ALONE
 from minimegatron.layers.mlp import ACTIVATIONS, MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
@@ -107,7 +106,7 @@ class Experts(nn.Module):
         if self.fp8 is None or rows == 0:
             return F.linear, F.linear
         both: Any = self.fp8[str(self.here[0] + expert)]
-        return lambda x, w: both[0].linear(x, w, None, ALONE), lambda x, w: both[1].linear(x, w, None, ALONE)
+        return both[0].linear, both[1].linear
 
     def amax_axes(self) -> tuple[dict[str, Axis], dict[str, Axis]]:
         """See `layers.fp8_linear`, of fc1 and fc2: rows are on all ranks of etp, features are cut."""

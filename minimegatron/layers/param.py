@@ -1,7 +1,7 @@
 """What a parameter is in the whole model, and which part of it lives here.
 
 The problem in a sentence: rank 1 of 4 holds a matrix of shape [48, 64]; to initialise it, save it, convert it, reduce
-its gradient or count it in a norm, everybody needs to know what it is a part *of*.
+its gradient or count it in a norm, one must know what it is a part *of*.
 
 Every parameter carries a `ParamLayout` as `param.param_layout`. It says the shape of the logical tensor, along which
 `dim` it is cut over the tp axis, and which ranges of that dim each rank holds. Ranges, plural, because a part need not
@@ -9,8 +9,8 @@ be one piece: a gated MLP stores [gate; up] and each rank needs the *same* rows 
 matrix into equal blocks would give one rank only gates.
 
 The experts of a layer are stacked, one slice of dim 0 for each. A rank of ep holds a range of them (`experts`), each
-of which may be cut further, over etp in place of tp. That is all that tells them from other parameters; who asks which
-ranks hold copies, or parts, looks at `experts`.
+of which may be cut further, over etp in place of tp. `experts` is all that tells them from other
+parameters: which ranks hold copies or parts of them follows from it.
 
 From this one description follow
 

@@ -48,7 +48,7 @@ def pairs_of(wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     row = by_expert.cumsum(0) - 1
     numbers = torch.arange(tokens * experts, device=wanted.device).view(tokens, experts).t().flatten()
     pairs = torch.empty(tokens * experts + 1, dtype=torch.int64, device=wanted.device)
-    pairs.scatter_(0, row.where(by_expert, tokens * experts), numbers)  # what nobody wants is written behind the end
+    pairs.scatter_(0, row.where(by_expert, tokens * experts), numbers)  # what is not wanted is written behind the end
     return pairs[:-1], row.view(experts, tokens)
 
 

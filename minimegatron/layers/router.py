@@ -25,7 +25,7 @@ dropped: that expert adds nothing for them. With padding every expert takes exac
 tokens can be had at once, each with its coefficient.
 
 The optimum of the first is coeff, where every n_e is k T / E. Only p has a gradient, and it is linear in it: a token
-pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of everybody
+pays p_xe times the share of tokens that e has. So each rank pays for its own tokens with the shares of all ranks
 (all-reduce of E counts over tp_cp, or tp_dp_cp for the batch), and the gradients of the ranks add up.
 
 **Scale.** The gradients of a step are sums over tokens, divided once by their number. So a penalty enters as its mean

@@ -33,11 +33,12 @@ from minimegatron.config.fits import check_model_fits
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
-from minimegatron.layers.linear import ColumnParallelLinear, column_linear
+from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.param import Init, layout_of
+from minimegatron.layers.products import Entry, PlainProducts
 from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.models.block import TransformerBlock, TransformerLayer
 from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
@@ -63,13 +64,11 @@ class GPTModel(nn.Module):
         rng: dropout streams; needed when the model has dropout.
 
     Attributes:
-        deferred: as in `ColumnParallelLinear`, for a tied output layer.
+        products: what computes a tied output layer (`layers/products.py`).
 
     Raises:
         ConfigError: the model does not fit the layout.
     """
-
-    deferred: DeferredGradients | None = None
 
     def __init__(
         self,
@@ -102,6 +101,7 @@ class GPTModel(nn.Module):
             layers = [module for module in self.modules() if isinstance(module, TransformerLayer)]
             import_module(FP8[config.transformer_impl])(self.decoder, layers, config, mesh)
         self.output_layer = None
+        self.products = PlainProducts()
         self._input: torch.Tensor | None = None
         if post_process and (config.untie_embeddings_and_output_weights or self.embedding is None):
             self.output_layer = ColumnParallelLinear(
@@ -212,7 +212,7 @@ class GPTModel(nn.Module):
             return self.output_layer(hidden)
         assert self.embedding is not None, "a tied output layer needs the embedding on this stage"
         weight = self.embedding.word_embeddings.weight
-        return column_linear(hidden, weight, None, self.mesh.tp, self.mesh.sequence_parallel, self.deferred)
+        return self.products.linear(hidden, weight, None, Entry(self.mesh.tp, self.mesh.sequence_parallel))
 
     def full_logits(self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of every word and token on every tp and cp rank, [b, s, V], from all s tokens; no gradient over cp."""

@@ -52,6 +52,7 @@ from minimegatron.layers.mla import ReplicatedLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.recompute import recompute_module
+from minimegatron.layers.step_hooks import StepHook, step_hook
 from minimegatron.models.spec import ModuleSpec, build_module
 
 
@@ -187,3 +188,14 @@ def depth_losses(model: nn.Module, scale: float) -> dict[str, torch.Tensor]:
             found = {f"mtp_{k} loss": pair / scale for k, pair in enumerate(block.tally.clone(), 1)}
             block.tally.zero_()
     return found
+
+
+@step_hook
+class DepthLosses(StepHook):
+    """Reports the depths' losses in every step."""
+
+    def begin_step(self, scale: float) -> None:
+        self.scale = scale
+
+    def reports(self) -> dict[str, torch.Tensor]:
+        return depth_losses(self.model, self.scale)

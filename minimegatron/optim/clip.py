@@ -10,7 +10,7 @@ parameter is cut over tp, over pp never, except for a tied embedding. Exactly on
 |----------------------------------|---------------------------------------------|
 | cut over tp (matrices)           | every tp rank; the first of dp_cp           |
 | replicated over tp (norms, ...)  | the first tp rank; the first of dp_cp       |
-| tied copy on the last stage      | nobody; the first stage has the original    |
+| tied copy on the last stage      | the first stage, which has the original     |
 | a piece owned by one dp rank     | its owner                                   |
 | experts                          | every ep and etp rank; the first of edp     |
 
@@ -41,6 +41,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Protocol, overload
 
 import torch
 
@@ -49,9 +50,19 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import require
 from minimegatron.layers.param import ParamLayout
-from minimegatron.optim.fused import NormReader
 
 PIECE = 1 << 16  # elements, 512 KiB in fp64
+
+
+# Of every piece: sum of squares, elements that are not finite (fp64); and the order of the gradients in them.
+PiecesRead = tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]
+
+
+class GradReader(Protocol):
+    """Reads gradients piece by piece by other means than torch's functions (`optim/fused.NormReader`: a kernel)."""
+
+    def read(self, grads: Sequence[torch.Tensor]) -> PiecesRead | None:
+        """What was read; None where torch is to compute."""
 
 
 def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
@@ -96,7 +107,7 @@ def grad_stats(
     norm_type: float = 2.0,
     count_zeros: bool = False,
     device: torch.device | None = None,
-    reader: NormReader | None = None,
+    reader: GradReader | None = None,
 ) -> GradStats:
     """Norm, zeros and non-finite tensors of the whole gradient. Does not wait for the device.
 
@@ -111,26 +122,15 @@ def grad_stats(
     require(norm_type in (2.0, math.inf), f"norm_type is {norm_type}", "choose 2 or inf")
     grads = [(g, counts) for g, counts in grads if g.numel()]
     device = device or (grads[0][0].device if grads else torch.device("cpu"))
-    total = torch.zeros(3, dtype=torch.float64, device=device)
+    total = torch.zeros(3, dtype=torch.float64, device=device)  # sum of squares, zeros, tensors that are not finite
     largest = torch.zeros(1, dtype=torch.float64, device=device)
     if not count_zeros:
         total[1].fill_(math.nan)
-    sizes = tuple((g.numel(), counts) for g, counts in grads)
     read = reader.read([g for g, _ in grads]) if reader is not None and grads and norm_type == 2.0 else None
     if read is not None:
-        squares, broken, order = read
-        of, here = _pieces(sizes, order, device)
-        total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
-        total[0] = squares[here].sum()
+        _add_read(grads, read, total)
     elif grads:
-        of, here = _pieces(sizes, tuple(range(len(grads))), device)
-        flat = [piece for g, _ in grads for piece in g.reshape(-1).split(PIECE)]
-        norms = torch.stack(torch._foreach_norm(flat, norm_type, dtype=torch.float64))
-        total[2] = (total.new_zeros(len(grads)).index_add_(0, of, (~norms.isfinite()).double()) > 0).sum()
-        counted = norms[here]
-        if counted.numel():
-            total[0] = counted.square().sum()
-            largest[0] = counted.max()
+        _add_norms(grads, norm_type, total, largest)
     if count_zeros:
         for grad, counts in grads:
             if counts:
@@ -138,6 +138,32 @@ def grad_stats(
     all_reduce(total, axis)
     norm = total[0].sqrt() if norm_type == 2.0 else all_reduce(largest, axis, op="max")[0]
     return GradStats(torch.where(total[2] > 0, math.inf, norm), total[1], total[2])
+
+
+def _add_read(grads: Sequence[tuple[torch.Tensor, bool]], read: PiecesRead, total: torch.Tensor) -> None:
+    """Fill in squares and tensors that are not finite, from what a reader has found."""
+    squares, broken, order = read
+    of, here = _pieces(_sizes(grads), order, total.device)
+    total[2] = (total.new_zeros(len(grads)).index_add_(0, of, broken) > 0).sum()
+    total[0] = squares[here].sum()
+
+
+def _add_norms(
+    grads: Sequence[tuple[torch.Tensor, bool]], norm_type: float, total: torch.Tensor, largest: torch.Tensor
+) -> None:
+    """Fill in squares, tensors that are not finite and the largest norm of a piece, by torch's functions."""
+    of, here = _pieces(_sizes(grads), tuple(range(len(grads))), total.device)
+    flat = [piece for g, _ in grads for piece in g.reshape(-1).split(PIECE)]
+    norms = torch.stack(torch._foreach_norm(flat, norm_type, dtype=torch.float64))
+    total[2] = (total.new_zeros(len(grads)).index_add_(0, of, (~norms.isfinite()).double()) > 0).sum()
+    counted = norms[here]
+    if counted.numel():
+        total[0] = counted.square().sum()
+        largest[0] = counted.max()
+
+
+def _sizes(grads: Sequence[tuple[torch.Tensor, bool]]) -> tuple[tuple[int, bool], ...]:
+    return tuple((g.numel(), counts) for g, counts in grads)
 
 
 @functools.lru_cache(maxsize=16)
@@ -159,9 +185,14 @@ def _pieces(
     return torch.tensor(of, dtype=torch.int64, device=device), torch.tensor(here, dtype=torch.int64, device=device)
 
 
-def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor:
-    """What the gradient is multiplied by: max_norm / (norm + 1e-6), at most 1. fp64, on the norm's device."""
-    return (max_norm / (torch.as_tensor(norm, dtype=torch.float64) + 1e-6)).clamp(max=1.0)
+@overload
+def clip_coefficient(norm: float, max_norm: float) -> float: ...
+@overload
+def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor: ...
+def clip_coefficient(norm: torch.Tensor | float, max_norm: float) -> torch.Tensor | float:
+    """What the gradient is multiplied by: max_norm / (norm + 1e-6), at most 1; a tensor for a tensor, on its device."""
+    coefficient = max_norm / (norm + 1e-6)
+    return coefficient.clamp(max=1.0) if isinstance(coefficient, torch.Tensor) else min(1.0, coefficient)
 
 
 @torch.no_grad()

@@ -19,14 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minimegatron.kernels.switch import kernels
-
-if TYPE_CHECKING:
-    from minimegatron.optim.main_params import MainParam
+from minimegatron.optim.main_params import MainParam
 
 Key = tuple[tuple[int, int], ...]
 
@@ -79,7 +77,7 @@ class FusedAdam:
     def __init__(self, inner: torch.optim.Optimizer, wish: str) -> None:
         self.inner, self._wish = inner, wish
         self._tables: dict[Any, tuple[Key, Any]] = {}
-        self._steps: dict[torch.Tensor, int] = {}  # the host's copy of state["step"], so that nobody waits for it
+        self._steps: dict[torch.Tensor, int] = {}  # the host's copy of state["step"], to read it without a wait
 
     def forget(self) -> None:
         """The state has been loaded anew."""

@@ -1,4 +1,4 @@
-"""One optimizer step: from gradients that live on all ranks to new weights, everybody deciding alike.
+"""One optimizer step: from gradients that live on all ranks to new weights, one decision on all ranks.
 
 The problem in a sentence: weights in bf16 have three digits, an update is a thousandth of a weight, so adding updates
 to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
@@ -41,7 +41,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
 from minimegatron.layers.param import logical_parameters
-from minimegatron.optim.clip import grad_stats
+from minimegatron.optim.clip import clip_coefficient, grad_stats
 from minimegatron.optim.fused import FusedAdam, NormReader
 from minimegatron.optim.main_params import MainParam
 from minimegatron.optim.scaler import GradScaler, build_grad_scaler
@@ -141,7 +141,7 @@ class MixedPrecisionOptimizer:
 
     def _update(self, ready: list[tuple[MainParam, torch.Tensor]], norm: float, scale: float) -> None:
         """Steps 4 to 6."""
-        clip = min(1.0, self.config.clip_grad / (norm + 1e-6)) if self.config.clip_grad > 0 else 1.0
+        clip = clip_coefficient(norm, self.config.clip_grad) if self.config.clip_grad > 0 else 1.0
         factor = clip / scale
         ops = self._fused.applies(ready)
         if ops is not None:

@@ -15,13 +15,23 @@ forgiven (with hysteresis=2), but after the points are spent every further overf
 
 Growing by powers of two costs no accuracy: only the exponent changes. bf16 has fp32's range and needs none of this.
 
+**Sums.** The loss of a step is a sum over tokens (`training/step.py`). A sum over 8192 tokens is 8192 times a mean, and
+so are its gradients: with the scale S that suits a mean they overflow 65504, and with a smaller one the scaler spends
+its first thirty steps searching. So the sum is divided by `loss_divisor`, a power of two near the tokens of a
+microbatch, before the backward pass, and the finished fp32 buffer is multiplied by it. Only exponents change; where
+nothing over- or underflows the result is bit for bit the same, so bf16 and fp32, which have the range, do without
+(divisor 1).
+
 Micikevicius et al. 2017, arXiv 1710.03740. Megatron-LM: `megatron/core/optimizer/grad_scaler.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+import torch
 
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, require
@@ -146,3 +156,8 @@ def build_grad_scaler(config: OptimizerConfig, fp16: bool) -> GradScaler | None:
         growth_interval=config.loss_scale_window,
         hysteresis=config.hysteresis,
     )
+
+
+def loss_divisor(dtype: torch.dtype, tokens: int) -> float:
+    """What the loss is divided by before the backward pass: a power of 2 near `tokens` in fp16, else 1."""
+    return 2.0 ** round(math.log2(tokens)) if dtype == torch.float16 else 1.0

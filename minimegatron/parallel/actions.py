@@ -7,11 +7,11 @@ The layers of a model are cut into `stages`, numbered from the embedding to the 
 |--------|----------------------------------------------------|---------------------------------|------------------|
 | `F3.1` | forward of microbatch 3 through the rank's chunk 1 | F of the stage before           | the stage after  |
 | `B3.1` | backward: gradients of its input *and* its weights | its F, and B of the stage after | the stage before |
-| `W3.1` | the weights' half of that backward, done later     | its B                           | nobody           |
+| `W3.1` | the weights' half of that backward, done later     | its B                           | nowhere          |
 
 `B` leaves the weights to `W` exactly where the list also holds a `W` for the same microbatch and chunk. Sends and
-receives are no actions: they follow from the lists (`Schedule.messages`), so nobody can write them in a wrong order.
-A message travels as soon as it is made, and a rank takes the messages of one neighbour in the order in which that
+receives are no actions: they follow from the lists (`Schedule.messages`), so they cannot be in a wrong order.
+A message travels as soon as it is made, and a rank receives the messages of one neighbour in the order in which that
 neighbour makes them.
 
 Three placements, with `p` ranks:
@@ -22,7 +22,7 @@ Three placements, with `p` ranks:
 
 In Megatron-LM (`core/pipeline_parallel/schedules.py`) each schedule is a function that computes and communicates; here
 GPipe, 1F1B and the others differ by data alone (`schedules`), and one checker (`schedule_check`), one simulator
-(`schedule_sim`), one executor (`pipeline`) and one picture (`viz.schedule`) serve them all, and a list of your own.
+(`schedule_sim`), one executor (`pipeline`) and one picture (`viz.schedule`) serve them all, and your own list too.
 """
 
 from __future__ import annotations
@@ -63,11 +63,19 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Message:
-    """An activation (`kind` F) or a gradient (B) of one microbatch on its way to stage `to_stage` of another rank."""
+    """An activation (`kind` F) or a gradient (B) of one microbatch that stage `to_stage` needs."""
 
     kind: str
     microbatch: int
     to_stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch} for stage {self.to_stage}"
+
+    @property
+    def from_stage(self) -> int:
+        """The stage that makes it."""
+        return self.to_stage + (-1 if self.kind == "F" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +168,33 @@ class Schedule:
         there, chunk = self.rank_of(neighbour)
         return [*own, (there, Action(action.kind, i, chunk))]
 
+    def input_of(self, rank: int, action: Action) -> Message | None:
+        """What this action of this rank needs from another stage; None at the ends of the pipeline, and for W."""
+        stage = self.stage_of(rank, action.chunk)
+        from_stage = stage + {"F": -1, "B": 1}.get(action.kind, self.stages)
+        return Message(action.kind, action.microbatch, stage) if 0 <= from_stage < self.stages else None
+
+    def output_of(self, rank: int, action: Action) -> Message | None:
+        """What this action of this rank makes for another stage; None at the ends of the pipeline, and for W."""
+        to_stage = self.stage_of(rank, action.chunk) + {"F": 1, "B": -1}.get(action.kind, self.stages)
+        return Message(action.kind, action.microbatch, to_stage) if 0 <= to_stage < self.stages else None
+
+    def source_of(self, message: Message) -> int:
+        """The rank that makes a message."""
+        return self.rank_of(message.from_stage)[0]
+
+    def destination_of(self, message: Message) -> int:
+        """The rank that needs a message."""
+        return self.rank_of(message.to_stage)[0]
+
     def messages(self, source: int, destination: int) -> list[Message]:
-        """What rank `source` sends to rank `destination`, in the order in which it is made and taken."""
+        """What rank `source` sends to rank `destination`, in the order in which it is made and received."""
         return list(self._edges.get((source, destination), ()))
 
     def message_of(self, rank: int, action: Action) -> Message | None:
-        """What this action of this rank sends; None where the pipeline ends or the next stage is on the same rank."""
-        to_stage = self.stage_of(rank, action.chunk) + {"F": 1, "B": -1}.get(action.kind, self.stages)
-        if not 0 <= to_stage < self.stages or self.rank_of(to_stage)[0] == rank:
-            return None
-        return Message(action.kind, action.microbatch, to_stage)
+        """What this action of this rank sends; None where it makes nothing, or for a stage on the same rank."""
+        message = self.output_of(rank, action)
+        return None if message is None or self.destination_of(message) == rank else message
 
     def label(self, action: Action) -> str:
         """The action without its chunk where ranks have only one: `F3`."""
@@ -199,7 +224,7 @@ class Schedule:
             for action in row:
                 message = self.message_of(rank, action)
                 if message:
-                    edges.setdefault((rank, self.rank_of(message.to_stage)[0]), []).append(message)
+                    edges.setdefault((rank, self.destination_of(message)), []).append(message)
         return edges
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,8 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.config.variants import BALANCING
-from minimegatron.layers.router import TopKRouter, tally_size
+from minimegatron.layers.router import TopKRouter, set_loss_scale, tally_size
+from minimegatron.layers.step_hooks import StepHook, step_hook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +71,7 @@ def imbalance(tokens: list[int]) -> float:
 
 
 class ExpertLoad:
-    """The table of a step, equal on all ranks; it stays on the device until somebody reads it.
+    """The table of a step, equal on all ranks; it stays on the device until `to_host` reads it.
 
     Args:
         layers: numbers of the layers with experts.
@@ -92,7 +94,7 @@ class ExpertLoad:
         return self.rows(self.table.flatten().tolist())
 
     def rows(self, numbers: Sequence[float]) -> list[LayerLoad]:
-        """The same from the numbers of the table, in order, that somebody else has read."""
+        """The same from the numbers of the table, in order, that have been read already."""
         found, width = [], self.table.shape[1]
         for i, layer in enumerate(self._layers):
             row = numbers[i * width : (i + 1) * width]
@@ -147,3 +149,31 @@ def _mark(load: ExpertLoad) -> None:
     for layer in load.to_host():
         note = f"layer {layer.layer}: {' '.join(map(str, layer.tokens))}, {layer.dropped} dropped"
         trace.emit("expert_load", "mark", now, now, note=note)
+
+
+@step_hook
+class Balance(StepHook):
+    """A step of the routers: told the loss scale before it; at its end loads are reported and biases move.
+
+    The loads are counted when the gradients are finished (`parallel/finalize`), which leaves them at the wrapper.
+    """
+
+    @property
+    def load(self) -> ExpertLoad | None:
+        found = getattr(self.model, "expert_load", None)
+        assert found is None or isinstance(found, ExpertLoad)
+        return found
+
+    def begin_step(self, scale: float) -> None:
+        set_loss_scale(self.model, scale)
+
+    def table(self) -> torch.Tensor | None:
+        return None if self.load is None else self.load.table
+
+    def report_fields(self, numbers: list[float]) -> dict[str, Any]:
+        assert self.load is not None, "numbers of no table"
+        return {"experts": tuple(self.load.rows(numbers))}
+
+    def end_step(self, successful: bool) -> None:
+        if self.load is not None:
+            move_biases(self.model, self.load)

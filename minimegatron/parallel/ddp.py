@@ -15,8 +15,12 @@ computed:
 | all-reduce per bucket | last microbatch (`no_sync` for others) | 4 bytes per parameter, over dp_cp |
 
 Where weights have the buffer's dtype, a linear layer's backward adds its dW to the buffer in the very product that
-computes it (`layers/linear.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
-pass over it is saved. The hook then only learns that it is there.
+computes it (`layers/products.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
+pass over it is saved.
+
+Every gradient enters through the door of its parameter (`BufferSink`, which is `param.gradient_sink`): that of a
+product as just said, any other when autograd has put it into `param.grad`, and one that a pipeline has put off when it
+is computed.
 
 Gradients are *summed*, never averaged here. A replica does not know how many tokens the others counted, so it cannot
 know the divisor; the mean of per-rank means is a different number as soon as the counts differ. The one division, by
@@ -32,7 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +46,58 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.balance import ExpertLoad
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, GradBuffer
+
+
+class BufferSink:
+    """The door through which a parameter's gradients enter the buffer (`layers.products.GradientSink`).
+
+    Args:
+        ddp: the wrapper, which is told when a gradient is complete.
+        name: the parameter's logical name.
+        param: the parameter, which has its view of the buffer as `main_grad`.
+
+    Attributes:
+        fuses: a product may be added to the buffer as it is computed: the weight has the buffer's dtype.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, name: str, param: nn.Parameter) -> None:
+        # Weakly: a parameter keeps its hooks where the garbage collector does not look, so a hook that held the wrapper
+        # would keep the model, the buffer and every process group alive for ever.
+        self._wrapper = weakref.ref(ddp)
+        self._name = name
+        self._main_grad: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
+        self._added = False  # in this backward pass, by a product
+        self.fuses = param.dtype == self._main_grad.dtype
+
+    def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
+        """In a backward pass: add dy^T x; `collect` follows."""
+        self._main_grad.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+        self._added = True
+
+    def add(self, grad: torch.Tensor) -> None:
+        """In a backward pass: add a gradient that autograd is not given; `collect` follows."""
+        self._main_grad.add_(grad)
+        self._added = True
+
+    def accumulate(self, grad: torch.Tensor) -> None:
+        """Add a gradient, which is complete with it: that of autograd, or one that was put off (a pipeline's W)."""
+        self._main_grad.add_(grad)
+        self._ddp.complete(self._name)
+
+    def collect(self, param: torch.Tensor) -> None:
+        """Autograd is done with the parameter: take `param.grad`, or learn that a product has been added."""
+        added, self._added = self._added, False
+        if param.grad is not None:
+            self.accumulate(param.grad)
+            param.grad = None
+        elif added:  # else it was put off, and comes through `accumulate`
+            self._ddp.complete(self._name)
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        ddp = self._wrapper()
+        assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
+        return ddp
 
 
 class DistributedDataParallel(nn.Module):
@@ -85,40 +141,17 @@ class DistributedDataParallel(nn.Module):
             self.grad_buffers.append((GradBuffer(experts, size, grad_dtype), mesh.edp))
         self._names = {param: name for name, param in trainable}
         for name, param in trainable:
-            param.gradient_accumulation_fusion = param.dtype == grad_dtype  # type: ignore[attr-defined]
-            param.register_post_accumulate_grad_hook(self._collect(name))
+            sink = BufferSink(self, name, param)
+            param.gradient_sink = sink  # type: ignore[attr-defined]
+            param.register_post_accumulate_grad_hook(sink.collect)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def _collect(self, name: str) -> Callable[[torch.Tensor], None]:
-        # Weakly: a parameter keeps its hooks where the garbage collector does not look, so a hook that held the wrapper
-        # would keep the model, the buffer and every process group alive for ever.
-        wrapper = weakref.ref(self)
-
-        def hook(param: torch.Tensor) -> None:
-            ddp = wrapper()
-            assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
-            added = vars(param).pop("grad_added_to_main_grad", False)
-            if param.grad is not None:
-                ddp._add(name, param, param.grad)
-                param.grad = None
-            elif added:  # else it was deferred, and comes through `accumulate`
-                ddp._complete(name)
-
-        return hook
-
-    def _add(self, name: str, param: torch.Tensor, grad: torch.Tensor) -> None:
-        param.main_grad.add_(grad)  # type: ignore[attr-defined]
-        self._complete(name)
-
-    def _complete(self, name: str) -> None:
+    def complete(self, name: str) -> None:
+        """This gradient of a microbatch is there; the last one of a step may travel."""
         if self._sync is None or name in self._sync:
             self.ready((name,))
-
-    def accumulate(self, param: torch.Tensor, grad: torch.Tensor) -> None:
-        """Add a gradient that autograd has not computed (a pipeline's W), as if it had."""
-        self._add(self.name_of(param), param, grad)
 
     def ready(self, names: Iterable[str]) -> None:
         """These gradients are complete: with `overlap` their buckets may travel."""

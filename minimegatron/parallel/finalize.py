@@ -1,7 +1,7 @@
 """The last sums over gradients, and the one division.
 
 The problem in a sentence: after the backward pass and the sum over data-parallel ranks, some replicated parameters
-still hold only a part of their gradient, and nobody has divided by anything yet.
+still hold only a part of their gradient, and nothing has been divided by the number of tokens yet.
 
 | parameter                                        | each tp rank's gradient covers | sum over tp when     |
 |--------------------------------------------------|--------------------------------|----------------------|

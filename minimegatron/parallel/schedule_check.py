@@ -2,12 +2,17 @@
 
 Two orders must fit together: each rank's own list, from top to bottom, and the data, from F to F down the stages and
 from B to B back up. A schedule runs if and only if both together have no circle. Messages add nothing: they travel as
-soon as they are made, and a receiver takes a neighbour's messages in the order in which they were made, so the one it
+soon as they are made, and a rank receives a neighbour's messages in the order in which they were made, so the one it
 waits for is behind nothing that has not been sent.
 
-`check` answers in sentences, the first thing first: a list with a missing action has no order to speak of, and one
-whose backward precedes its own forward needs no neighbour to get stuck. A circle is told as the chain of ranks that
-wait for each other.
+`check` returns sentences. It looks for four kinds of mistakes in turn, and stops at the first kind that it finds:
+
+| kind       | mistake                                                               |
+|------------|-----------------------------------------------------------------------|
+| foreign    | an action of another kind, chunk or microbatch than there can be      |
+| incomplete | an action that is missing, or that occurs twice                       |
+| disordered | on one rank, a backward before its forward, or a W before its B       |
+| deadlock   | ranks that wait for each other, reported as a chain round the circle  |
 """
 
 from __future__ import annotations
@@ -17,8 +22,6 @@ from collections.abc import Iterator
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Schedule
-
-Where = tuple[int, int]  # rank, place in its list
 
 MADE = {"F": "activation", "B": "gradient"}
 
@@ -128,7 +131,7 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
 
 
 def _deadlock(schedule: Schedule) -> Iterator[str]:
-    """Let every rank go on until nobody can; if lists are left, follow who waits for whom round the circle."""
+    """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
     at = _run_until_stuck(schedule)
     stuck = [rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)]
     if not stuck:

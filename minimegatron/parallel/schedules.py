@@ -20,7 +20,7 @@ Interleaved 1F1B runs through one table of T = v*m slots, the same on every rank
 (default p), and a group passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the
 same microbatch with the chunks counted from behind. Rank r warms up with 2(p-r-1) + (v-1)N forwards, then alternates.
 The factor 2 buys nothing while messages are free; with a latency it hides one hop each way. A group smaller than p
-would leave the last rank without work between groups, hence Megatron's rule: p <= N <= m, and m % N is 0 or at least p.
+would leave the last rank without work between groups, so Megatron's rule is: p <= N <= m, and m % N is 0 or at least p.
 
 In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
 `forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.

@@ -1,13 +1,13 @@
 """A pipeline stage made of an autograd graph per microbatch.
 
     forward    y = f(mb, x), x a leaf                keep x and the graph of y
-    backward   the graph of y, with dy -> x.grad     let go of both
-    weights    the products that the linear layers have put off (layers/deferred)
+    backward   the graph of y, with dy -> x.grad     release both
+    weights    the products that the linear layers have deferred (layers/deferred)
 
-Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and nobody here reads it again:
-Megatron-LM empties it for the same reason (`deallocate_output_tensor`); holding on to the graph's edge needs no trick.
+Of y itself only its place in the graph is kept. The tensor has gone to the next stage, and this rank does not read it
+again: Megatron-LM empties it for the same reason (`deallocate_output_tensor`); keeping the graph's edge needs no trick.
 
-Gradients of the whole step. The data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
+Gradients of the whole step: the data-parallel sum of a bucket may start when its last gradient has come. In a pipeline
 that is a property of the list: for each parameter, the last B or W of a chunk that it belongs to (`last_gradients`). A
 tied matrix belongs to two chunks of a V-shaped placement, and is ready after the second.
 """
@@ -15,15 +15,19 @@ tied matrix belongs to two chunks of a V-shaped placement, and is ready after th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from minimegatron import trace
-from minimegatron.layers.deferred import DeferredGradients, Product, add_to_grad, compute, deferring
+from minimegatron.layers.deferred import DeferredGradients, compute, deferring
+from minimegatron.layers.products import WeightProduct
 from minimegatron.parallel.actions import Action, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import DistributedDataParallel
 
 Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
 
@@ -35,7 +39,7 @@ class ModuleStage:
         forward: output of the stage, or on the last stage the scaled loss of the microbatch.
         module: what it runs; its linear layers defer their weights' gradients where the schedule splits.
         schedule, rank, chunk: which list this is a part of.
-        ddp: where deferred gradients go, and who reduces them; without it they go to `param.grad`.
+        ddp: what sums gradients over replicas, and is told which of them are complete.
         last: (kind, microbatch) -> parameters whose last gradient of the step comes in this action of this chunk.
 
     Attributes:
@@ -58,7 +62,7 @@ class ModuleStage:
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)
         self._queue = DeferredGradients() if splits else None
         self._graphs: dict[int, tuple[torch.Tensor | None, torch.autograd.graph.GradientEdge | None]] = {}
-        self._products: dict[int, list[Product]] = {}
+        self._products: dict[int, list[WeightProduct]] = {}
         self._bytes: dict[int, int] = {}
 
     @property
@@ -66,7 +70,7 @@ class ModuleStage:
         return sum(self._bytes.values())
 
     def forward(self, microbatch: int, x: torch.Tensor | None) -> torch.Tensor:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         if self._schedule.forward_only:
             return self._forward(microbatch, x)
         if x is not None:
@@ -78,7 +82,7 @@ class ModuleStage:
         return y.detach()
 
     def backward(self, microbatch: int, dy: torch.Tensor | None) -> torch.Tensor | None:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         x, y = self._graphs.pop(microbatch)
         split = self._schedule.is_split(microbatch, self._stage)
         with self._completing("B", microbatch):
@@ -88,19 +92,16 @@ class ModuleStage:
             if self._queue is not None:
                 self._products[microbatch] = self._queue.take()
                 if not split:
-                    self._compute(microbatch)
+                    compute(self._products.pop(microbatch))
         if not split:
             self._bytes.pop(microbatch, None)
         return None if x is None else x.grad
 
     def weights(self, microbatch: int) -> None:
-        """See `pipeline.Stage`."""
+        """See `execution.Stage`."""
         with self._completing("W", microbatch):
-            self._compute(microbatch)
+            compute(self._products.pop(microbatch))
         self._bytes.pop(microbatch, None)
-
-    def _compute(self, microbatch: int) -> None:
-        compute(self._products.pop(microbatch), self._ddp.accumulate if self._ddp is not None else add_to_grad)
 
     def _completing(self, kind: str, microbatch: int) -> contextlib.AbstractContextManager[None]:
         """Around an action: the gradients that are complete with it may travel."""
@@ -113,7 +114,7 @@ class ModuleStage:
         return self._ddp.sync_only(names)
 
     @contextlib.contextmanager
-    def _counting(self, microbatch: int):  # type: ignore[no-untyped-def]
+    def _counting(self, microbatch: int) -> Iterator[None]:
         """Count the bytes that autograd saves, without the parameters, each storage once."""
         if not trace.recording():
             yield

@@ -1,7 +1,7 @@
 """Megatron's command line, made from the fields of `config/`.
 
-The problem in a sentence: Megatron-LM has about nine hundred flags, and whoever knows fifty of them should find those
-fifty here, meaning the same.
+The problem in a sentence: Megatron-LM has about nine hundred flags, and a user who knows fifty of them should find
+those fifty here, with the same meaning.
 
 A flag is a field's name with dashes, and the field's comment is its help. So there is no second list to keep in step:
 
@@ -35,7 +35,7 @@ from typing import Any
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.models.zoo import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
-from minimegatron.training.run import SECTIONS, RunConfig, check_run
+from minimegatron.training.run import SECTIONS, RunConfig
 from minimegatron.training.without_effect import without_effect
 
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
@@ -68,7 +68,7 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
             value, two flags that contradict each other, or a combination that cannot work.
         SystemExit: after `--help`.
     """
-    parser = build_parser()
+    parser = build_parser()  # --help ends here, before anything that needs torch is imported
     found, rest = parser.parse_known_args(list(argv), argparse.Namespace(origins={}, notes=[]))
     _refuse_unknown(rest, parser)
     flags = {k: v for k, v in vars(found).items() if k not in ("origins", "notes", "preset", "config", "spec")}
@@ -94,6 +94,8 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
         given=frozenset(given),
         notes=tuple(found.notes),
     )
+    from minimegatron.training.rules import check_run
+
     check_run(run, world_size)
     here = set(flags).union(*(values for name, values in from_file.items() if name in SECTIONS))
     return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
@@ -158,7 +160,7 @@ def _read_config(path: str) -> dict[str, Any]:
 
 
 def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Raise for the words that no flag took: all that are flags of Megatron's, and all that nobody knows."""
+    """Raise for the words that no flag took: all that are flags of Megatron's, and all unknown ones."""
     if not rest:
         return
     flags = list(dict.fromkeys(word.split("=")[0] for word in rest if word.startswith("-")))

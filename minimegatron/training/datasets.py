@@ -165,7 +165,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
     A GPU copies by itself only from memory that cannot be swapped out (pinned); else the host stands by until the copy
     has been made, behind everything that was launched before. torch keeps pinned memory until the copy is done, and
-    then for the next batch, so nobody here needs to hold it.
+    then for the next batch, so nothing here needs to hold it.
     """
     if device.type != "cuda":
         return {name: tensor.to(device) for name, tensor in batch.items()}

@@ -1,14 +1,15 @@
-"""`minimegatron experts`: how evenly experts and their ranks were loaded, and where the experts had better live.
+"""How evenly experts and their ranks were loaded, and where the experts had better live.
 
 The problem in a sentence: a step takes as long as its busiest rank, and two popular experts that happen to be
 neighbours make a rank the busiest, however even the router is on average.
 
-A training with experts says at its end, and this command says of any log (`--log-file`), for each layer:
+A training with experts says at its end, and `minimegatron experts` says of any log (`commands/expert_loads.py`), for
+each layer:
 
 | column            | of the last steps                                                                         |
 |-------------------|-------------------------------------------------------------------------------------------|
 | busiest expert    | the tokens that asked for the most popular expert, over the mean; E/k is collapse         |
-| idle              | experts that hardly anybody asked for: less than a tenth of the mean                      |
+| idle              | experts with less than a tenth of the mean                                                |
 | dropped           | share of the requests that a capacity refused                                             |
 | tokens of a rank  | a step, asked of the experts of each rank of ep; rank r has experts r E/P to (r+1) E/P - 1 |
 | busiest rank      | the largest of these over their mean: the step takes that much longer than it must        |
@@ -27,14 +28,11 @@ The loads are those of `parallel/balance`; the same numbers are in every log lin
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minimegatron.config.fields import divides
-from minimegatron.errors import ConfigError, DataError
 from minimegatron.parallel.balance import LayerLoad, imbalance
 
 WINDOW = 100  # steps that the table at the end of a training looks back on
@@ -190,64 +188,3 @@ def summary_tags(summaries: Sequence[LayerSummary]) -> dict[str, float]:
             tags[f"experts/layer {one.layer}/rank imbalance, all steps"] = imbalance(one.per_rank())
             tags[f"experts/layer {one.layer}/rank imbalance, placed"] = imbalance(one.per_rank(placed=True))
     return tags
-
-
-# ------------------------------------------------------------------------------------------------ the command
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command.
-
-    Raises:
-        ConfigError, DataError: no such file, no experts in it, or numbers that cannot be.
-    """
-    parser = argparse.ArgumentParser(
-        "minimegatron experts",
-        description="How evenly the experts of a training were loaded, and a placement that would balance its ranks.",
-        epilog="example: minimegatron train ... --num-experts 8 --log-file run.jsonl; minimegatron experts run.jsonl "
-        "--expert-model-parallel-size 4 says what four ranks would get of a training on one.",
-    )
-    parser.add_argument("log", help="the file that --log-file of the training wrote")
-    parser.add_argument(
-        "--last", type=int, default=WINDOW, metavar="N", help="logged steps to add up (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--expert-model-parallel-size", type=int, metavar="P", help="ranks that share the experts (default: the log's)"
-    )
-    args = parser.parse_args(argv)
-    if args.last < 1:
-        raise ConfigError(f"--last {args.last}", fix="at least 1")
-    config, steps = read_log(args.log)
-    ranks = args.expert_model_parallel_size or config.get("parallel", {}).get("expert_model_parallel_size", 1)
-    groups = config.get("model", {}).get("moe_router_num_groups")
-    what = "logged step" if config.get("training", {}).get("log_interval", 1) > 1 else "step"
-    print(table(summarise(steps[-args.last :], ranks, groups), what))
-    return 0
-
-
-def read_log(path: str) -> tuple[Mapping[str, Any], list[list[LayerLoad]]]:
-    """(configuration, the loads of every logged step) of a log file.
-
-    Raises:
-        DataError: no such file, a line that is not JSON, or no experts in it.
-    """
-    config: Mapping[str, Any] = {}
-    steps: list[list[LayerLoad]] = []
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", fix="the file of --log-file") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            if record.get("event") == "config":
-                config, steps = record, []  # a file that is written on holds several trainings: the last one counts
-            elif record.get("event") == "train" and record.get("experts"):
-                steps.append([LayerLoad(**load) for load in record["experts"]])
-        except (ValueError, TypeError, AttributeError) as error:
-            what = f"{path} line {number} is no record of a training: {error}"
-            raise DataError(what, fix="the file of --log-file") from error
-    if not steps:
-        raise DataError(f"{path} holds no step of a model with experts", fix="--num-experts, and --log-interval below")
-    return config, steps

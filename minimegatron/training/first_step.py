@@ -37,16 +37,16 @@ from minimegatron.data.builder import Dataset
 from minimegatron.errors import RankError, ranges
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
-from minimegatron.layers.router import set_loss_scale
+from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
-from minimegatron.models.mtp import depth_losses
 from minimegatron.models.spec import spec_from_name
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.datasets import microbatches
+from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import reduce_reports
 from minimegatron.training.run import RunConfig
-from minimegatron.training.step import ForwardStep, forward_backward
+from minimegatron.training.step import ForwardStep
 
 TOLERANCE = 1e-7
 # What is smaller than this share of the largest gradient of the model is compared with that share: a bias of keys has
@@ -88,20 +88,7 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
 
     want_losses, logical, largest = on_rank_zero(serial, mesh.world)
     losses, model = gradients(run, mesh, dataset, batch_size, forward_step)
-    params = model.params
-    off = []
-    for name, shape in logical:
-        want = torch.empty(shape, dtype=torch.float64, device=mesh.device)
-        if twins:
-            twin = twins[0].model.params[name]
-            want.copy_(gather_logical(twin.main_grad, layout_of(twin), twins[0].model.mesh))  # type: ignore[attr-defined]
-        broadcast(want, mesh.world)
-        off.append(torch.zeros((), dtype=torch.float64, device=mesh.device))
-        if name in params:
-            got = gather_logical(params[name].main_grad, layout_of(params[name]), mesh)  # type: ignore[attr-defined]
-            scale = want.abs().max().clamp(min=max(FLOOR * largest, 1e-300))
-            off[-1] = torch.nan_to_num((got - want).abs().max() / scale, nan=torch.inf)
-    mine = torch.stack(off)
+    mine = distances(model, twins[0].model if twins else None, logical, max(FLOOR * largest, 1e-300))
     everywhere = all_reduce(mine.clone(), mesh.world, "max").tolist()
     names = [name for name, _ in logical]
     lost = {n: abs(losses[n] - want) / max(abs(want), 1e-300) for n, want in want_losses.items()}
@@ -126,12 +113,42 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     parallel = run.parallel
     ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce, torch.float64)
     ddp.zero_grad_buffer()
-    set_loss_scale(ddp, 1.0)
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
-    tokens, reports = forward_backward(forward_step, batches, ddp, count, lambda loss: loss)
+    hooks, forward_backward_fn = StepHooks(ddp, mesh), get_forward_backward_fn(ddp)
+    with hooks.passes(1.0):
+        tokens, reports = forward_backward_fn(forward_step, batches, ddp, count, lambda loss: loss)
     finalize_model_grads(ddp, mesh, tokens)
-    return Gradients(reduce_reports(reports | depth_losses(ddp, 1.0), mesh).means, ddp)
+    return Gradients(reduce_reports(reports | hooks.reports(), mesh).means, ddp)
+
+
+def distances(
+    model: DistributedDataParallel,
+    twin: DistributedDataParallel | None,
+    logical: list[tuple[str, tuple[int, ...]]],
+    floor: float,
+) -> torch.Tensor:
+    """max |g - G| / max |G| of every gradient, in fp64; 0 where this rank has no part of the parameter.
+
+    Args:
+        model: whose gradients g are compared; all ranks of its mesh call.
+        twin: has the gradients G, on rank 0; None elsewhere.
+        logical: (name, shape) of every parameter of the twin.
+        floor: the smallest max |G| that counts.
+    """
+    mesh, params, off = model.mesh, model.params, []
+    for name, shape in logical:
+        want = torch.empty(shape, dtype=torch.float64, device=mesh.device)
+        if twin is not None:
+            original = twin.params[name]
+            want.copy_(gather_logical(original.main_grad, layout_of(original), twin.mesh))  # type: ignore[attr-defined]
+        broadcast(want, mesh.world)
+        off.append(torch.zeros((), dtype=torch.float64, device=mesh.device))
+        if name in params:
+            got = gather_logical(params[name].main_grad, layout_of(params[name]), mesh)  # type: ignore[attr-defined]
+            scale = want.abs().max().clamp(min=floor)
+            off[-1] = torch.nan_to_num((got - want).abs().max() / scale, nan=torch.inf)
+    return torch.stack(off)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """How much arithmetic a training step is, and what share of the machine that was.
 
-The problem in a sentence: "tokens per second" cannot be compared between models; "share of the peak" can, if everybody
-counts alike.
+The problem in a sentence: "tokens per second" cannot be compared between models; "share of the peak" can, if all
+authors count alike.
 
 **Model FLOPs**: the multiplications and additions of the matrix products that the *maths* needs, twice one for each
 multiply-add, three times the forward pass (the backward pass multiplies once for dx and once for dW). Not counted:

@@ -32,38 +32,14 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.parallel.balance import LayerLoad, imbalance
+from minimegatron.parallel.balance import imbalance
 from minimegatron.training.experts import summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
+from minimegatron.training.reports import StepReport
 from minimegatron.training.run import RunConfig
 from minimegatron.training.sinks import open_sinks
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
-
-
-@dataclasses.dataclass(frozen=True)
-class StepReport:
-    """What one training step did, the same on every rank.
-
-    Attributes:
-        losses: name -> mean over the counted tokens of the whole batch.
-        num_tokens: tokens that counted, over all ranks.
-        grad_norm: global gradient norm before clipping; None when it was not computed.
-        learning_rate: what the schedule says after this step, as Megatron logs it.
-        loss_scale: of this step; 1 without loss scaling.
-        skipped: the optimizer did not move (fp16 overflow).
-        num_zeros: zeros in the gradient, when counted.
-        experts: what the router of each layer with experts did.
-    """
-
-    losses: dict[str, float]
-    num_tokens: int
-    grad_norm: float | None
-    learning_rate: float
-    loss_scale: float = 1.0
-    skipped: bool = False
-    num_zeros: int | None = None
-    experts: tuple[LayerLoad, ...] = ()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -81,7 +57,7 @@ class Metrics:
         run: what is trained, and where to log.
         train_iters: steps of the run.
         mesh: the ranks; rank 0 speaks.
-        quiet: nobody does.
+        quiet: no rank speaks.
 
     Raises:
         ConfigError: a log file that cannot be written.

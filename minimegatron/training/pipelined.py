@@ -1,7 +1,7 @@
 """Forward and backward of a whole step, or of an evaluation, when the model is cut into pipeline stages.
 
-The problem in a sentence: the loss is known on the last stage, the tokens enter on the first, and in between nobody has
-either; yet every stage needs the masks and the positions of the microbatch whose activation it is given.
+The problem in a sentence: the loss is known on the last stage, the tokens enter on the first, and the stages in between
+have neither; yet every stage needs the masks and the positions of the microbatch whose activation it is given.
 
 So every rank of a pipeline reads the microbatches of its data-parallel rank (ids are small beside activations), keeps
 each from its first use until the last of its stages has run it, and hands it to the same `forward_step` as without a
@@ -9,10 +9,14 @@ pipeline. The activation of the stage before comes through `set_input_tensor`; w
 goes to the stage after. Only the last stage calls the loss function. Token counts and losses live there; the other
 stages contribute zeros to the sums over all ranks (`finalize_model_grads`, `reduce_reports`).
 
-Which order all this happens in is the schedule's business, and the executor's (`parallel/pipeline.py`). A bucket of
+Which order all this happens in is the schedule's business, and the executor's (`parallel/overlapped.py`). A bucket of
 gradients starts to travel over data-parallel ranks in the action that completes it (`parallel/stage.last_gradients`).
 
-Megatron-LM: `forward_step` and `backward_step` in `megatron/core/pipeline_parallel/schedules.py`.
+`get_forward_backward_fn` says who runs the passes of a model: this file, where the model is in stages, else the plain
+loop of `training/step.py`.
+
+Megatron-LM: `get_forward_backward_func`, `forward_step` and `backward_step` in
+`megatron/core/pipeline_parallel/schedules.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +32,12 @@ from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel import pipeline
+from minimegatron.parallel import overlapped
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.execution import Hidden
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
+from minimegatron.training import step
 
 
 class Microbatches:
@@ -110,7 +116,7 @@ def forward_backward(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    pipeline.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
+    overlapped.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
     return sums.tokens, sums.reports
 
 
@@ -126,8 +132,13 @@ def forward_only(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, lambda loss: loss), chunk, schedule, rank, c)
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    pipeline.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
+    overlapped.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
     return sums.reports
+
+
+def get_forward_backward_fn(model: DistributedDataParallel) -> step.ForwardBackward:
+    """What runs the forward and backward passes of this model's steps."""
+    return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
 
 def _forward_of(
@@ -170,7 +181,7 @@ def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Sch
     return schedule
 
 
-def _hidden(batches: Microbatches, chunks: ModelChunks) -> pipeline.Hidden | None:
+def _hidden(batches: Microbatches, chunks: ModelChunks) -> Hidden | None:
     """What travels between stages, from the first microbatch; None where lengths vary and headers must say it."""
     config, mesh = chunks.config, chunks.mesh
     if mesh.parallel.variable_seq_lengths:
@@ -179,7 +190,7 @@ def _hidden(batches: Microbatches, chunks: ModelChunks) -> pipeline.Hidden | Non
     weight = next(iter(chunks.parameters()), None)
     dtype = config.dtype if weight is None else weight.dtype
     dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
-    return pipeline.Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
+    return Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
 
 
 def hidden_rows(s: int, mesh: Mesh) -> int:

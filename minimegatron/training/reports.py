@@ -23,16 +23,64 @@ their names once, in a message of their own, and they stay what they are. Should
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from minimegatron import trace
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import NumericsError
+
+if TYPE_CHECKING:
+    from minimegatron.optim.optimizer import StepResult
+    from minimegatron.parallel.balance import LayerLoad
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReport:
+    """What one training step did, the same on every rank.
+
+    Attributes:
+        losses: name -> mean over the counted tokens of the whole batch.
+        num_tokens: tokens that counted, over all ranks.
+        grad_norm: global gradient norm before clipping; None when it was not computed.
+        learning_rate: what the schedule says after this step, as Megatron logs it.
+        loss_scale: of this step; 1 without loss scaling.
+        skipped: the optimizer did not move (fp16 overflow).
+        num_zeros: zeros in the gradient, when counted.
+        experts: what the router of each layer with experts did.
+    """
+
+    losses: dict[str, float]
+    num_tokens: int
+    grad_norm: float | None
+    learning_rate: float
+    loss_scale: float = 1.0
+    skipped: bool = False
+    num_zeros: int | None = None
+    experts: tuple[LayerLoad, ...] = ()
+
+    @classmethod
+    def of(
+        cls, result: StepResult, losses: dict[str, float], num_tokens: int, learning_rate: float, **more: Any
+    ) -> StepReport:
+        """From what the optimizer says of the step; `more` are the fields that hooks fill (`layers/step_hooks.py`)."""
+        return cls(
+            losses,
+            num_tokens,
+            result.grad_norm,
+            learning_rate,
+            loss_scale=result.loss_scale,
+            skipped=not result.successful,
+            num_zeros=result.num_zeros,
+            **more,
+        )
 
 
 class Totals(NamedTuple):
@@ -85,6 +133,13 @@ def reduce_reports(
         return reduce_reports(reports, mesh, asks_to_stop, names=names, beside=beside)
     means = {name: numbers[2 * i] / (numbers[2 * i + 1] or 1.0) for i, name in enumerate(names)}
     return Totals(means, stops > 0, [[next(rest) for _ in range(tensor.numel())] for tensor in beside])
+
+
+def mark_losses(losses: dict[str, float]) -> None:
+    """Put the losses of a step into the trace, where one is recorded."""
+    if trace.recording():
+        now = time.monotonic()
+        trace.emit("losses", "mark", now, now, note=", ".join(f"{name} {value:.6E}" for name, value in losses.items()))
 
 
 def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mesh: Mesh) -> None:

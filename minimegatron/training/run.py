@@ -1,13 +1,12 @@
-"""What a run is: the five configurations together, and every rule between them.
+"""What a run is: the five configurations together.
 
-`training/arguments.py` makes a `RunConfig` from a command line; a program or a notebook makes one directly. Both are
-checked by the same `check_run`, before any process group exists and again when the trainer is built.
+`training/arguments` makes a `RunConfig` from a command line; a program or a notebook makes one directly. The rules
+between the configurations are in `training/rules`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from typing import Any
 
 from minimegatron.config import (
@@ -17,17 +16,6 @@ from minimegatron.config import (
     TrainingConfig,
     TransformerConfig,
 )
-from minimegatron.config.fits import check_model_fits
-from minimegatron.config.precision import check_fp8_dims
-from minimegatron.config.stages import plan_stages
-from minimegatron.errors import ConfigError, require
-from minimegatron.layers.attention_choice import check_backend
-from minimegatron.layers.transformer_engine import check_transformer_engine
-from minimegatron.models.chunks import schedule_of
-from minimegatron.training.flops import step_flops
-from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
-
-TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 SECTIONS: dict[str, Any] = {
     "model": TransformerConfig,
@@ -45,7 +33,7 @@ class RunConfig:
     Attributes:
         model, parallel, optimizer, data, training: the five configurations.
         spec: module and function of `--spec`, or None.
-        given: names of the fields that somebody chose, as opposed to defaults.
+        given: names of the fields that were chosen, as opposed to defaults.
         notes: what the command line asked for that is so anyway; printed once.
     """
 
@@ -62,148 +50,3 @@ class RunConfig:
         """Plain data; what `--config` reads and the log file begins with."""
         sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in SECTIONS}
         return sections | ({"spec": list(self.spec)} if self.spec else {})
-
-
-def check_run(run: RunConfig, world_size: int) -> None:
-    """Every rule between the five configurations and the number of ranks.
-
-    Raises:
-        ConfigError: the first rule that is broken.
-    """
-    dp = run.parallel.data_parallel_size(world_size)
-    check_model_fits(run.model, run.parallel, run.data.seq_length)
-    check_backend(run.model.attention_backend)
-    check_transformer_engine(run.model, run.parallel)
-    if run.model.fp8_format is not None:
-        tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
-        check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
-    check_schedules(run, batch_sizes(run.training, dp))
-    check_profile(run.training, world_size)
-    check_graphs(run)
-    check_twin(run, dp)
-    if run.training.train_samples is not None and "train_iters" in run.given:
-        raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
-    if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("--wandb-project needs the wandb package", fix="pip install wandb, or drop the flag")
-    data = run.data
-    if not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
-        raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
-
-
-def check_profile(training: TrainingConfig, world_size: int) -> None:
-    """A profile that is asked for has ranks, and steps.
-
-    Raises:
-        ConfigError: nobody would be profiled.
-    """
-    if not training.profile:
-        return
-    absent = [rank for rank in training.profile_ranks if not 0 <= rank < world_size]
-    if absent or not training.profile_ranks:
-        raise ConfigError(
-            f"profile_ranks {' '.join(map(str, training.profile_ranks))} of {world_size} ranks",
-            fix=f"choose among 0 to {world_size - 1}",
-        )
-    if training.train_samples is None and training.profile_step_start >= training.train_iters:
-        raise ConfigError(
-            f"profile_step_start={training.profile_step_start}, and the run has {training.train_iters} steps",
-            fix=f"--profile-step-start below {training.train_iters}",
-        )
-
-
-def check_graphs(run: RunConfig) -> None:
-    """What the passes of a recorded step cannot have.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if run.training.cuda_graph_impl == "none":
-        return
-    require(
-        run.training.cuda_graph_impl == "local",
-        "cuda_graph_impl transformer_engine: its graphs are of single layers, and are not here",
-        "--cuda-graph-impl local",
-    )
-    model, parallel, data = run.model, run.parallel, run.data
-    found = {
-        **_messages(parallel),
-        "hidden_dropout or attention_dropout": model.hidden_dropout > 0 or model.attention_dropout > 0,
-        "num_experts": model.num_experts is not None,
-        "recompute_granularity": model.recompute_granularity is not None,
-        "params_dtype fp16": model.params_dtype == "fp16",
-        "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
-        "rampup_batch_size": run.training.rampup_batch_size is not None,
-        "documents (reset_attention_mask, sequence_packing)": data.reset_attention_mask or data.sequence_packing,
-    }
-    used = [name for name, wanted in found.items() if wanted]
-    require(
-        not used,
-        f"cuda_graph_impl local with {', '.join(used)}: a recorded step has one shape, no messages, no generators and "
-        "no host that decides",
-        "drop it, or --cuda-graph-impl none",
-    )
-
-
-def check_twin(run: RunConfig, dp: int) -> None:
-    """What `check_first_step` cannot compare with one process, or only at a price that nobody wants to pay.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if not run.training.check_first_step:
-        return
-    model = run.model
-    found = {
-        "fp8_format": model.fp8_format is not None,
-        "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
-        "moe_expert_capacity_factor": model.moe_expert_capacity_factor is not None,
-        "moe_input_jitter_eps": model.moe_input_jitter_eps is not None,
-    }
-    used = [name for name, wanted in found.items() if wanted]
-    require(
-        not used,
-        f"check_first_step with {', '.join(used)}: one process rounds, drops or draws other numbers",
-        "drop it for the check: --check-first-step --train-iters 1",
-    )
-    batch = batch_sizes(run.training, dp).global_batch_size_at(0)
-    flops = step_flops(model, batch, run.data.seq_length)
-    require(
-        flops <= TWIN_FLOPS,
-        f"check_first_step: {batch} samples of {run.data.seq_length} tokens are {flops:.1e} FLOP in fp64 on one rank, "
-        f"while the others wait; the limit is {TWIN_FLOPS:.0e}",
-        "check a smaller --global-batch-size, --seq-length or --num-layers: mistakes of a layout do not need size",
-    )
-
-
-def _messages(parallel: ParallelConfig) -> dict[str, bool]:
-    sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
-    found = {f"{x}_parallel_size": getattr(parallel, f"{x}_parallel_size") > 1 for x in sizes}
-    return found | {"overlap_grad_reduce": parallel.overlap_grad_reduce}
-
-
-def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:
-    """The pipeline's schedule exists for every number of microbatches that the run will have.
-
-    Their rules are about the smallest number, and about what is left over when groups of N are filled, so one number
-    for each remainder is tried.
-
-    Raises:
-        ConfigError: the schedule's rule, and what would keep it.
-    """
-    if run.parallel.pipeline_model_parallel_size > 1:
-        plan = plan_stages(run.parallel, run.model.num_layers)
-        group = run.parallel.microbatch_group_size_per_virtual_pipeline_stage or plan.ranks
-        smallest = {number % group: number for number in reversed(sizes.all())}
-        for num_microbatches in smallest.values():
-            schedule_of(plan, run.parallel, num_microbatches)
-
-
-def batch_sizes(training: TrainingConfig, dp: int) -> NumMicrobatches:
-    """How the global batch is cut, over the whole run.
-
-    Raises:
-        ConfigError: a batch size of the run is no multiple of micro_batch_size * dp.
-    """
-    final = training.global_batch_size or training.micro_batch_size * dp
-    rampup = BatchSizeRampup(*training.rampup_batch_size) if training.rampup_batch_size else None
-    return NumMicrobatches(final, training.micro_batch_size, dp, rampup, training.decrease_batch_size_if_needed)

@@ -3,7 +3,8 @@
 The problem in a sentence: a batch of B sequences is cut into microbatches and over data-parallel ranks, each part
 counts another number of tokens, and the weights after the step must not depend on how it was cut.
 
-They do not if every part contributes *sums* and somebody divides *once*. With l_i the loss of token i and m_i its mask:
+They do not if every part contributes *sums* and one division comes at the end. With l_i the loss of token i and m_i its
+mask:
 
     each microbatch       L = sum_i m_i l_i,   n = sum_i m_i          backward on L, not on L / n
     all of them           g = sum dL/dw        over microbatches, dp, cp       (parallel/ddp, parallel/finalize)
@@ -15,21 +16,18 @@ would divide 0 by 0; here it contributes 0 to both sums.
 
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
-| token count (finalize)              | `dp_cp` | 8; in a pipeline over `pp` too    |
-| names of the losses                 | `pp`    | a few, at a pipeline's first step |
+| token count (finalize)              | `dp_cp`, `pp` | 8                           |
+| names of the losses                 | `pp`    | a few, at the first step          |
 | loss sums and requests to stop      | `world` | 8 * (2 per loss + 1), one message |
 | norm, zeros, non-finite (optimizer) | `world` | 24                                |
-| FP8 magnitudes, delayed scaling     | `tp_dp_cp` | 4 a tensor, one message        |
+
+**Features of the model** that have work of their own at the beginning or the end of a step do it in a hook
+(`layers/step_hooks.py`); none is named here. How the passes run is a function (`forward_backward_fn`): the one below
+runs microbatch after microbatch; others are in `training/pipelined.py` and `training/graphs.py`.
 
 **Deciding together.** Skip, stop and raise are decided from numbers that every rank has received in the same message;
 no rank decides from what it alone has seen. tp ranks hold copies of the loss and add them all: the sum and the count
-are both t times too large, the mean is the same, and a NaN that one rank alone sees is everybody's NaN.
-
-**fp16.** A sum over 8192 tokens is 8192 times a mean, and so are its gradients: with the loss scale that suits a mean
-they overflow 65504, and with a smaller one the scaler spends its first thirty steps searching. So the sum is divided by
-`loss_unit`, a power of two near the tokens of a microbatch, before the backward pass, and the finished fp32 buffer is
-multiplied by it. Only exponents change; where nothing over- or underflows the result is bit for bit the same, so bf16
-and fp32, which have the range, do without (unit 1).
+are both t times too large, the mean is the same, and a NaN that one rank alone sees reaches all of them.
 
 Megatron-LM: `train_step` in `megatron/training/training.py`, `forward_backward_no_pipelining` in
 `megatron/core/pipeline_parallel/schedules.py`, `loss_func` in `pretrain_gpt.py`: the same contract, so that a loss
@@ -39,33 +37,29 @@ written for Megatron works here.
 from __future__ import annotations
 
 import contextlib
-import math
-import time
+import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.data.masking import Batch
-from minimegatron.layers.fp8_model import keeping_weights, move_scales
-from minimegatron.layers.router import set_loss_scale
-from minimegatron.models.chunks import ModelChunks
-from minimegatron.models.mtp import depth_losses
+from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
-from minimegatron.parallel.balance import move_biases
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
-from minimegatron.training import pipelined
-from minimegatron.training.metrics import StepReport
-from minimegatron.training.reports import check_finite, reduce_reports
+from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
+
+if TYPE_CHECKING:
+    from minimegatron.data.masking import Batch
 
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]
-ForwardStep = Callable[[Iterator[Batch], Any], tuple[torch.Tensor, LossFunc]]
+ForwardStep = Callable[["Iterator[Batch]", Any], tuple[torch.Tensor, LossFunc]]
+ForwardBackward = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]  # called as `forward_backward` is
 
 
 def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
@@ -91,11 +85,6 @@ def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tens
     return output, partial(loss_func, batch["loss_mask"])
 
 
-def loss_unit(dtype: torch.dtype, tokens: int) -> float:
-    """What the loss is divided by before the backward pass (see the module docstring): a power of 2 in fp16, else 1."""
-    return 2.0 ** round(math.log2(tokens)) if dtype == torch.float16 else 1.0
-
-
 def forward_backward(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
@@ -103,7 +92,7 @@ def forward_backward(
     num_microbatches: int,
     scale: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Accumulate the gradients of all microbatches of this rank: one after the other, or through a pipeline.
+    """Accumulate the gradients of all microbatches of this rank, one after the other.
 
     Args:
         forward_step: the model and its loss.
@@ -113,11 +102,8 @@ def forward_backward(
         scale: applied to the summed loss before `backward`.
 
     Returns:
-        This rank's token count and reports, name -> [sum, count], in fp64; on the stages of a pipeline before the last
-        one 0 and {}.
+        This rank's token count and reports, name -> [sum, count], in fp64.
     """
-    if isinstance(model.module, ModelChunks):
-        return pipelined.forward_backward(forward_step, data_iterator, model, num_microbatches, scale)
     tokens = torch.zeros((), dtype=torch.float64, device=model.mesh.device)
     reports: dict[str, torch.Tensor] = {}
     for index in range(num_microbatches):
@@ -134,6 +120,25 @@ def forward_backward(
     return tokens, reports
 
 
+@dataclasses.dataclass(frozen=True)
+class StepOptions:
+    """What a step may have besides its batch.
+
+    Attributes:
+        batch_size: what the scheduler counts: the global batch size.
+        loss_divisor: the loss is divided by it during the passes, and the gradients multiplied (`optim/scaler.py`).
+        asks_to_stop: this rank wants the run to end after this step.
+        forward_backward_fn: runs the passes and accumulates the gradients.
+        hooks: of the features of the model; default those that are registered.
+    """
+
+    batch_size: int = 1
+    loss_divisor: float = 1.0
+    asks_to_stop: bool = False
+    forward_backward_fn: ForwardBackward = forward_backward
+    hooks: StepHooks | None = None
+
+
 def train_step(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
@@ -141,12 +146,8 @@ def train_step(
     optimizer: MixedPrecisionOptimizer,
     scheduler: OptimizerParamScheduler,
     mesh: Mesh,
-    *,
     num_microbatches: int,
-    increment: int = 1,
-    unit: float = 1.0,
-    asks_to_stop: bool = False,
-    passes: Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]] = forward_backward,
+    options: StepOptions = StepOptions(),
 ) -> tuple[StepReport, bool]:
     """Forward, backward, reduce, step.
 
@@ -156,10 +157,7 @@ def train_step(
         model, optimizer, scheduler: what is trained; the scheduler moves only when the weights do.
         mesh: the layout.
         num_microbatches: of this rank.
-        increment: what the scheduler counts, e.g. the global batch size.
-        unit: see `loss_unit`.
-        asks_to_stop: this rank wants the run to end after this step.
-        passes: what accumulates the gradients; a recorded step (`training/graphs.py`) in its place.
+        options: see `StepOptions`.
 
     Returns:
         What happened, and whether the run should end; equal on all ranks.
@@ -168,40 +166,25 @@ def train_step(
         NumericsError: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such
             steps. Nothing has moved.
     """
+    hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
     model.zero_grad_buffer()
-    scale = optimizer.loss_scale / unit
-    set_loss_scale(model, scale)
-    with keeping_weights(model):
-        tokens, reports = passes(
-            forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / unit)
+    with hooks.passes(optimizer.loss_scale / divisor):
+        tokens, reports = options.forward_backward_fn(
+            forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / divisor)
         )
-    num_tokens = finalize_model_grads(model, mesh, tokens)
-    if unit != 1.0:
-        model.scale_gradients(unit)
-    reports, load = reports | depth_losses(model, scale), model.expert_load
-    beside = [num_tokens] if load is None else [num_tokens, load.table]
-    losses, stop, [[counted], *loads] = reduce_reports(
-        reports, mesh, asks_to_stop, names=model.loss_names[True], beside=beside
+    num_tokens = finalize_model_grads(model, mesh, tokens)  # sum over ranks, divide once
+    if divisor != 1.0:
+        model.scale_gradients(divisor)
+    reports |= hooks.reports()
+    losses, stop, [[counted], *tables] = reduce_reports(
+        reports, mesh, options.asks_to_stop, names=model.loss_names[True], beside=[num_tokens, *hooks.tables()]
     )
-    if trace.recording():
-        now = time.monotonic()
-        trace.emit("losses", "mark", now, now, note=", ".join(f"{name} {value:.6E}" for name, value in losses.items()))
+    mark_losses(losses)
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)
     result = optimizer.step()
-    move_scales(model, mesh)
-    if load is not None:
-        move_biases(model, load)
+    hooks.end_step(result.successful)
     if result.successful:
-        scheduler.step(increment)
-    report = StepReport(
-        losses,
-        num_tokens=int(counted),
-        grad_norm=result.grad_norm,
-        learning_rate=scheduler.lr,
-        loss_scale=result.loss_scale,
-        skipped=not result.successful,
-        num_zeros=result.num_zeros,
-        experts=tuple(load.rows(loads[0])) if load is not None else (),
-    )
+        scheduler.step(options.batch_size)
+    report = StepReport.of(result, losses, int(counted), scheduler.lr, **hooks.report_fields(tables))
     return report, stop

@@ -4,7 +4,7 @@
     first step, held against one process if asked for
     until done:  step -> count -> log -> compare replicas -> evaluate -> stop?
 
-Everything that could refuse does so before the first step: rules between the configurations (`run.check_run`),
+Everything that could refuse does so before the first step: rules between the configurations (`rules.check_run`),
 the layout when the mesh is built, the data when it is opened, the model when it is built.
 
 | the run ends                  | because                                                                      |
@@ -45,6 +45,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.datasets import load_data, microbatches
@@ -52,12 +53,15 @@ from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
 from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
-from minimegatron.training.metrics import Metrics, StepReport
+from minimegatron.training.metrics import Metrics
 from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.profile import Profile
-from minimegatron.training.run import RunConfig, batch_sizes, check_run
+from minimegatron.training.reports import StepReport
+from minimegatron.training.rules import batch_sizes, check_run
+from minimegatron.training.run import RunConfig
 from minimegatron.training.state import TrainState
-from minimegatron.training.step import ForwardStep, forward_backward, forward_step, loss_unit, train_step
+from minimegatron.training.step import ForwardStep, StepOptions, forward_step, train_step
 
 
 class Trainer:
@@ -94,7 +98,15 @@ class Trainer:
         if data.train is None:
             raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
         self.data, self.train_set = data, data.train
+        self._build(run)
+        mesh = self.mesh
+        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
+        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
+        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
+        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
+    def _build(self, run: RunConfig) -> None:
+        """Random streams, model, DDP, optimizer, schedule."""
         mesh = self.mesh
         self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
@@ -110,10 +122,6 @@ class Trainer:
             train_samples=samples_of(run, self.batch_sizes, self.train_iters),
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
-        self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
-        self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
-        self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
-        self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
@@ -123,7 +131,7 @@ class Trainer:
         return self.train_iters * batch, evaluations * rounds, rounds if evaluations else 0
 
     def train(self) -> TrainState:
-        """Run to the end, or to the step after which somebody wants to stop.
+        """Run to the end, or to the step after which a rank wants to stop.
 
         Raises:
             NumericsError: a loss or gradient that is not finite; on all ranks, nothing has moved.
@@ -166,6 +174,7 @@ class Trainer:
         """One step and its bookkeeping; returns whether the run should end."""
         begun, state = time.perf_counter(), self.state
         batch_size = self.batch_sizes.global_batch_size_at(state.consumed_train_samples)
+        tokens = self.run.training.micro_batch_size * self.run.data.seq_length  # of a microbatch
         report, stop = train_step(
             self.forward_step,
             batches,
@@ -173,11 +182,13 @@ class Trainer:
             self.optimizer,
             self.scheduler,
             self.mesh,
-            num_microbatches=self.batch_sizes.at(state.consumed_train_samples),
-            increment=batch_size,
-            unit=loss_unit(self.run.model.dtype, self.run.training.micro_batch_size * self.run.data.seq_length),
-            asks_to_stop=asks_to_stop,
-            passes=self.graph or forward_backward,
+            self.batch_sizes.at(state.consumed_train_samples),
+            StepOptions(
+                batch_size=batch_size,
+                loss_divisor=loss_divisor(self.run.model.dtype, tokens),
+                asks_to_stop=asks_to_stop,
+                forward_backward_fn=self.graph or get_forward_backward_fn(self.model),
+            ),
         )
         state.iteration += 1
         state.consumed_train_samples += batch_size

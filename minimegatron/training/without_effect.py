@@ -1,7 +1,7 @@
 """Options that were given and change nothing in this run, each with the reason.
 
-The problem in a sentence: somebody gives `--yarn-beta-fast 16` and forgets `--rope-scaling-type yarn`; the run trains
-to the end, and nobody learns that the option was never read.
+The problem in a sentence: a user gives `--yarn-beta-fast 16` and forgets `--rope-scaling-type yarn`; the run trains
+to the end, and nothing says that the option was never read.
 
 A field is read under a condition, and the conditions are data: a row names fields and says when they count. What was
 given and does not count becomes a line of the run's first output. It is no error: in published command lines such

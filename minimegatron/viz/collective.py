@@ -5,13 +5,13 @@ result. A block that holds a sum carries a stripe of every rank that contributed
 
 | collective       | before (rank r)      | after (rank r)                              | bytes sent, buffer n |
 |------------------|----------------------|---------------------------------------------|----------------------|
-| `broadcast`      | the source has all   | everybody has all                           | n (as a ring)        |
+| `broadcast`      | the source has all   | every rank has all                          | n (as a ring)        |
 | `scatter`        | the source has all   | block r                                     | source: n (N-1)/N    |
 | `gather`         | block r              | the source has all                          | others: n/N          |
 | `all_gather`     | block r              | all blocks                                  | n (N-1)/N            |
-| `reduce_scatter` | N blocks             | the sum of everybody's block r              | n (N-1)/N            |
+| `reduce_scatter` | N blocks             | the sum of all ranks' block r               | n (N-1)/N            |
 | `all_reduce`     | N blocks             | the sums of all blocks                      | 2 n (N-1)/N          |
-| `all_to_all`     | N blocks             | block r of everybody                        | n (N-1)/N            |
+| `all_to_all`     | N blocks             | block r of every rank                       | n (N-1)/N            |
 
 An all-reduce is a reduce-scatter followed by an all-gather, which is where its factor of 2 comes from.
 """

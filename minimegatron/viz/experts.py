@@ -2,7 +2,7 @@
 
 In the grid a row is a token, a column an expert, a filled square a row that travels; the columns of one rank have one
 colour. A square with a cross was chosen and dropped. In the curves each expert's share of all rows is a band: equal
-bands are an even load, a band that thins out is an expert that nobody asks any more.
+bands are an even load, a band that thins out is an expert that gets no tokens any more.
 """
 
 from __future__ import annotations

@@ -17,31 +17,31 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 
 
-def mail_of(world: int, seconds: float = 30.0) -> PointToPoint:
+def p2p_of(world: int, seconds: float = 30.0) -> PointToPoint:
     parallel = ParallelConfig(pipeline_model_parallel_size=world, distributed_timeout_seconds=seconds)
     return PointToPoint(Mesh.build(parallel))
 
 
 def exchange(rank: int, world: int, count: int) -> list[list[float]]:
     """Both ranks send `count` messages before either receives one."""
-    mail, other = mail_of(world), 1 - rank
+    p2p, other = p2p_of(world), 1 - rank
     for i in range(count):
-        mail.send(torch.full((1000,), 100.0 * rank + i), other, f"message {i}")
-    received = [mail.receive(other, f"message {i}", torch.Size([1000]), torch.float32) for i in range(count)]
+        p2p.isend(torch.full((1000,), 100.0 * rank + i), other, f"message {i}")
+    received = [p2p.irecv(other, f"message {i}", torch.Size([1000]), torch.float32) for i in range(count)]
     values = [r.wait() for r in reversed(received)]  # waited for in any order
-    mail.drain()
-    assert mail.kept() == 0
+    p2p.wait_sends()
+    assert p2p.pending_sends() == 0
     return [[v.min().item(), v.max().item()] for v in reversed(values)]
 
 
 def each_way(rank: int, world: int) -> tuple[bool, list[float]]:
     """Which group carries what; and a column of a matrix, whose numbers do not lie side by side."""
-    mail, other = mail_of(world), 1 - rank
-    apart = mail.edge(0, 1).group is not mail.edge(1, 0).group
-    mail.send(torch.arange(6.0).view(3, 2)[:, 1] + 10 * rank, other, "a column")
-    mail.send(torch.arange(6.0).view(3, 2)[:, rank], other, "a column as it is")
-    received = [mail.receive(other, "a column", torch.Size([3]), torch.float32).wait() for _ in range(2)]
-    mail.drain()
+    p2p, other = p2p_of(world), 1 - rank
+    apart = p2p.edge(0, 1).group is not p2p.edge(1, 0).group
+    p2p.isend(torch.arange(6.0).view(3, 2)[:, 1] + 10 * rank, other, "a column")
+    p2p.isend(torch.arange(6.0).view(3, 2)[:, rank], other, "a column as it is")
+    received = [p2p.irecv(other, "a column", torch.Size([3]), torch.float32).wait() for _ in range(2)]
+    p2p.wait_sends()
     return apart, torch.cat(received).tolist()
 
 
@@ -72,23 +72,23 @@ def test_only_gloo_waits_with_a_timeout(monkeypatch, backend, limits):
     parallel = ParallelConfig(pipeline_model_parallel_size=2, distributed_timeout_seconds=30)
     edge = Axis("pp_up", (0, 1), 1, group=object())
     mesh = SimpleNamespace(pp=edge, pp_up=edge, pp_down=edge, device=torch.device("cpu"), parallel=parallel)
-    mail = PointToPoint(mesh)
-    mail.receive(0, "x", torch.Size([1]), torch.float32).wait()
-    mail.send(torch.ones(1), 0, "y")
-    mail.drain()
+    p2p = PointToPoint(mesh)
+    p2p.irecv(0, "x", torch.Size([1]), torch.float32).wait()
+    p2p.isend(torch.ones(1), 0, "y")
+    p2p.wait_sends()
     assert waited == [limits, limits]
 
 
 def ring(rank: int, world: int) -> list[float]:
-    """Everybody sends to the right, the last to the first, several times, each before receiving."""
-    mail = mail_of(world)
+    """Every rank sends to the right, the last to the first, several times, each before receiving."""
+    p2p = p2p_of(world)
     edges = [(r, (r + 1) % world) for r in range(world)]
-    mail.connect(edges)
+    p2p.connect(edges)
     x = torch.tensor([float(rank)])
     for _ in range(world):
-        mail.send(x, (rank + 1) % world, "x")
-        x = mail.receive((rank - 1) % world, "x", x.shape, x.dtype).wait()
-    mail.drain()
+        p2p.isend(x, (rank + 1) % world, "x")
+        x = p2p.irecv((rank - 1) % world, "x", x.shape, x.dtype).wait()
+    p2p.wait_sends()
     return x.tolist()
 
 
@@ -100,13 +100,13 @@ SHAPES = [((3, 2, 5), torch.float32), ((), torch.int64), ((0, 4), torch.bfloat16
 
 
 def unannounced(rank: int, world: int) -> tuple[list[str], trace.Log]:
-    mail = mail_of(world)
+    p2p = p2p_of(world)
     with trace.record(rank) as log:
         for shape, dtype in SHAPES:
             if rank == 0:
-                mail.send(torch.ones(shape).to(dtype), 1, "y", header=True)
-        found = [mail.receive(0, "y").wait() for _ in SHAPES] if rank == 1 else []
-        mail.drain()
+                p2p.isend(torch.ones(shape).to(dtype), 1, "y", header=True)
+        found = [p2p.irecv(0, "y").wait() for _ in SHAPES] if rank == 1 else []
+        p2p.wait_sends()
     return [f"{tuple(x.shape)} {x.dtype} {x.sum().item():g}" for x in found], log
 
 
@@ -121,7 +121,7 @@ def test_headers_say_shape_and_dtype(ranks):
 
 
 def undescribed(rank: int, world: int) -> None:
-    mail_of(world).send(torch.zeros([1] * 7), 1 - rank, "y", header=True)
+    p2p_of(world).isend(torch.zeros([1] * 7), 1 - rank, "y", header=True)
 
 
 def test_a_tensor_that_no_header_describes_is_refused(ranks):
@@ -130,13 +130,13 @@ def test_a_tensor_that_no_header_describes_is_refused(ranks):
 
 
 def starve(rank: int, world: int) -> str:
-    mail = mail_of(world, seconds=1.0)
+    p2p = p2p_of(world, seconds=1.0)
     if rank == 0:
         time.sleep(2.5)
         return ""
     begun = time.monotonic()
     try:
-        mail.receive(0, "F3 for stage 1", torch.Size([4]), torch.float32).wait()
+        p2p.irecv(0, "F3 for stage 1", torch.Size([4]), torch.float32).wait()
     except RuntimeError as error:
         return f"{time.monotonic() - begun:.1f} {error} {error.__notes__}"
     return "no error"
@@ -149,9 +149,9 @@ def test_a_message_that_does_not_come_has_a_deadline(ranks):
 
 
 def silent(rank: int, world: int) -> None:
-    mail = mail_of(world)
+    p2p = p2p_of(world)
     if rank == 1:
-        mail.receive(0, "F0 for stage 1", torch.Size([4]), torch.float32).wait()
+        p2p.irecv(0, "F0 for stage 1", torch.Size([4]), torch.float32).wait()
     time.sleep(30)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from minimegatron.commands import doctor
 from minimegatron.launch import drivers
+from minimegatron.launch.output import output_of
 from minimegatron.layers.attention_choice import Machine, in_words
 
 
@@ -93,7 +94,7 @@ def test_how_kernels_run_is_told(facts):
 
 def test_the_compiler_is_told_with_its_origin(monkeypatch):
     monkeypatch.setattr(doctor.toolkit, "nvcc", lambda: doctor.toolkit.Nvcc("/opt/conda/bin/nvcc", "conda"))
-    monkeypatch.setattr(doctor, "_output", lambda command: "Cuda compilation tools, release 12.8, V12.8.93")
+    monkeypatch.setattr(doctor, "output_of", lambda command, seconds: "Cuda compilation tools, release 12.8, V12.8.93")
     assert doctor.nvcc_version() == "12.8, from conda: /opt/conda/bin/nvcc"
     monkeypatch.setattr(doctor.toolkit, "nvcc", lambda: None)
     assert doctor.nvcc_version() is None
@@ -131,6 +132,6 @@ def test_a_quota_cuts_the_cores(tmp_path):
 
 
 def test_commands_that_are_absent_or_fail_say_nothing():
-    assert doctor._output(("no-such-command-anywhere",)) == ""
-    assert doctor._output((sys.executable, "-c", "print('x'); raise SystemExit(3)")) == ""
-    assert doctor._output((sys.executable, "-c", "print('x')")) == "x\n"
+    assert output_of(("no-such-command-anywhere",)) == ""
+    assert output_of((sys.executable, "-c", "print('x'); raise SystemExit(3)")) == ""
+    assert output_of((sys.executable, "-c", "print('x')")) == "x\n"

@@ -31,7 +31,7 @@ CLASSES = (TransformerConfig, ParallelConfig, OptimizerConfig, DataConfig, Train
 FIELDS = [(cls, field.name) for cls in CLASSES for field in dataclasses.fields(cls)]
 
 
-# ----------------------------------------------------------------------------------------- CF-01: misspelt names
+# ------------------------------------------------------------------------------------------------ misspelt names
 
 
 @st.composite
@@ -177,7 +177,7 @@ def test_the_padded_vocabulary_is_the_smallest_that_fits(vocab, multiple, tp):
     assert padded % (multiple * tp) == 0 and vocab <= padded < vocab + multiple * tp
 
 
-# -------------------------------------------------------------------------------------------- CF-02: any layout
+# --------------------------------------------------------------------------------------------------- any layout
 
 sizes = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 8])
 layouts = st.fixed_dictionaries(
@@ -286,7 +286,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_values_that_would(model, 
     assert says in str(caught.value) and caught.value.fix
 
 
-# ------------------------------------------------------------------------------------------ CF-03: there and back
+# ------------------------------------------------------------------------------------------------- there and back
 
 CHANGED = (
     TransformerConfig(num_layers=3, num_query_groups=2, activation="swiglu", recompute_modules=("mlp", "core_attn")),
@@ -311,7 +311,7 @@ def test_every_field_explains_itself(cls, name):
         assert field.default in field.metadata["choices"]
 
 
-# -------------------------------------------------------------------------------------------- CF-05: a cheap import
+# --------------------------------------------------------------------------------------------------- a cheap import
 
 
 def test_importing_the_package_costs_and_changes_nothing():

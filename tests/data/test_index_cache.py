@@ -60,7 +60,7 @@ def test_four_ranks_at_once_build_once(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_builder_leaves_nothing_that_is_used(tmp_path, seed):
-    """DA-04: SIGKILL at a random moment of the build; whoever comes next builds it whole."""
+    """SIGKILL at a random moment of the build; whoever comes next builds it whole."""
     victim = start(tmp_path, seed, pause=0.2)
     deadline = time.monotonic() + 30
     while not any(name.startswith("built-by") for name in os.listdir(tmp_path)) and time.monotonic() < deadline:

@@ -160,7 +160,7 @@ def copy(corpus, folder, sidecar=True):
 
 @pytest.mark.parametrize("seed", range(100))
 def test_any_damage_is_refused_with_its_place(corpus, tmp_path, seed):
-    """DA-03: flip, cut or extend either file at a random place."""
+    """Flip, cut or extend either file at a random place."""
     rng = np.random.RandomState(seed)
     prefix = copy(corpus, tmp_path)
     path = tmp_path / f"x{rng.choice(['.bin', '.idx'])}"
@@ -276,7 +276,7 @@ def test_verify_decides_whether_bin_is_hashed(corpus, tmp_path):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_ids_outside_the_vocabulary(tmp_path, seed):
-    """DA-02: refused on opening, with file, offset and value; with and without a sidecar; negative ones too."""
+    """Refused on opening, with file, offset and value; with and without a sidecar; negative ones too."""
     rng = np.random.RandomState(seed)
     ids = rng.randint(0, 500, 100)
     place, value = int(rng.randint(100)), int(rng.choice([-1, 500, 2**31 - 1, -(2**31)]))

@@ -67,7 +67,7 @@ LAYOUTS = [(1, 1, 8), (2, 1, 4), (4, 2, 1), (1, 4, 2), (2, 4, 1), (8, 1, 1)]
 @pytest.mark.parametrize("dataloader_type", ["single", "cyclic"])
 @pytest.mark.parametrize("seed", range(3))
 def test_layouts_and_resumes_see_the_same_samples_in_each_step(dataloader_type, seed):
-    """DA-08, DT-03, DT-04: 24 steps of 8 samples; stop at random steps and go on in another layout."""
+    """24 steps of 8 samples; stop at random steps and go on in another layout."""
     rng = np.random.RandomState(seed)
     size = 192 if dataloader_type == "single" else 61  # the cyclic one passes three epochs
     options = {"dataloader_type": dataloader_type, "seed": seed}

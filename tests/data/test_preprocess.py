@@ -114,7 +114,7 @@ BAD_LINES = {
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", BAD_LINES)
 def test_a_bad_line_stops_the_run_or_is_counted(tmp_path, kind, seed):
-    """DA-11: at a random line k."""
+    """At a random line k."""
     good = [json.dumps(document).encode() for document in random_documents(seed, 400)]
     k = int(np.random.RandomState(seed).randint(401))
     path = tmp_path / "a.jsonl"

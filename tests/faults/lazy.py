@@ -85,7 +85,7 @@ def main() -> None:
     rank, world = launch.init(timeout_seconds=seconds, backend="lazy")
     if what.startswith("pp-"):
         mesh = Mesh.build(ParallelConfig(pipeline_model_parallel_size=world, distributed_timeout_seconds=seconds))
-        mail = PointToPoint(mesh)
+        p2p = PointToPoint(mesh)
     else:
         mesh = Mesh.build(ParallelConfig(distributed_timeout_seconds=seconds))
     x = torch.ones(1000)
@@ -96,10 +96,10 @@ def main() -> None:
             time.sleep(2 * seconds)
         if what.startswith("pp-"):
             if rank:
-                mail.receive(rank - 1, f"F{step}", x.shape, x.dtype).wait()
+                p2p.irecv(rank - 1, f"F{step}", x.shape, x.dtype).wait()
             if rank < world - 1:
-                mail.send(x, rank + 1, f"F{step}")
-            mail.drain()
+                p2p.isend(x, rank + 1, f"F{step}")
+            p2p.wait_sends()
         else:
             all_reduce(x.fill_(step), mesh.dp)
         synchronise()

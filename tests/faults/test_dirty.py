@@ -1,4 +1,4 @@
-"""FT-16: whatever a job does to its process, the next job finds a clean rank."""
+"""Whatever a job does to its process, the next job finds a clean rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FT-05: Ctrl-C once, twice, while starting, while ranks are blocked: 130, quiet, and nothing is left."""
+"""Ctrl-C once, twice, while starting, while ranks are blocked: 130, quiet, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FT-01, FT-02, FT-03: one rank dies, stops or raises; all end, and the first words name it."""
+"""One rank dies, stops or raises; all end, and the first words name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FT-10: whoever started the ranks is killed without a chance to clean up; the ranks are gone within 5 s."""
+"""Whoever started the ranks is killed without a chance to clean up; the ranks are gone within 5 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FT-13, FT-14: several jobs at once, and the same job again and again."""
+"""Several jobs at once, and the same job again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FT-19: every wait in the package has a deadline, read from the source."""
+"""Every wait in the package has a deadline, read from the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOUNDED = {
 # to a communication under way, which the timeout of its process group bounds.
 WAITING = {"threading", "multiprocessing", "queue", "subprocess", "concurrent", "socket", "asyncio"}
 # `recv` here may wait for ever: the end of file is the signal to end.
-IDLE = {"minimegatron/launch/forkserver.py"}
+IDLE = {"minimegatron/launch/warm_server.py"}
 
 
 def waits(tree: ast.Module) -> Iterator[tuple[int, str]]:

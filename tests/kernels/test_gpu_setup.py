@@ -207,7 +207,7 @@ def test_what_an_interrupted_run_leaves_is_true(node, monkeypatch, tmp_path):
 
 
 def test_without_a_gpu_it_says_so(node, monkeypatch):
-    monkeypatch.setattr(gpu_setup, "_said", lambda *command: [])
+    monkeypatch.setattr(gpu_setup, "output_of", lambda command: "")
     with pytest.raises(ConfigError, match="lists no GPU"):
         node.run()
 

@@ -132,7 +132,9 @@ def test_a_killed_nursery_is_said_and_replaced() -> None:
         mine.call(echo, [1], ENOUGH)
         assert mine._server is not None
         with pytest.raises(RankError):
-            mine.call(misbehave, [f"os.kill({mine._server.pid}, signal.SIGKILL); time.sleep(60)"], Limits(seconds=1.0))
+            mine.call(
+                misbehave, [f"os.kill({mine._server.process.pid}, signal.SIGKILL); time.sleep(60)"], Limits(seconds=1.0)
+            )
         [reply] = mine.call(echo, [2], ENOUGH)
         assert reply.value["job"] == 2
 
@@ -167,10 +169,12 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_no_folder_is_left(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    nursery.call(echo, [1, 2], ENOUGH)
-    nursery.call(untidy, [1], ENOUGH)
+    with Nursery() as mine:
+        mine.call(echo, [1, 2], ENOUGH)
+        mine.call(untidy, [1], ENOUGH)
+        assert not list(tmp_path.glob("*/*"))
     assert not list(tmp_path.iterdir())
 
 

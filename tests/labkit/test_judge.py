@@ -236,9 +236,9 @@ def test_a_server_that_dies_is_an_error_and_no_verdict(monkeypatch: pytest.Monke
     with Nursery() as mine:
         mine.warm_up()
         assert mine._server is not None
-        mine._server.kill()
-        mine._server.wait(10)
-        monkeypatch.setattr(mine, "warm_up", lambda: None)
+        mine._server.process.kill()
+        mine._server.process.wait(10)
+        monkeypatch.setattr(mine._server.process, "poll", lambda: None)
         with pytest.raises(RankError, match="the process that starts ranks ended"):
             check(mine, "bubble", "def bubble(p, m):\n    return (p - 1) / (m + p - 1)")
 

@@ -1,4 +1,4 @@
-"""GR-16: progress survives restarts, other kernels, kills and damage; or it says what it lost."""
+"""Progress survives restarts, other kernels, kills and damage; or it says what it lost."""
 
 from __future__ import annotations
 

@@ -76,7 +76,18 @@ def test_the_kernel_refuses_too(nursery: Nursery, tmp_path: Path, name: str) -> 
     assert target.read_text() == "kept" and list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("module", ["tests.labkit.mini_course", "course.01_process_groups.checks.predicted"])
+LAB = "course.01_process_groups"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tests.labkit.mini_course",
+        f"{LAB}.checks.predicted",
+        f"{LAB}.mistakes",
+        f"{LAB}.answers.right.bytes_sent_1",
+    ],
+)
 def test_the_checks_cannot_be_read(nursery: Nursery, module: str) -> None:
     verdict = check(nursery, f"import importlib; importlib.import_module('{module}')")
     assert verdict.points == 0 and ("ModuleNotFoundError" in verdict.note or "may not read" in verdict.note)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ import pytest
 
 from minimegatron.data import preprocess
 from minimegatron.launch import procs
-from minimegatron.launch.forkclient import Server
 from minimegatron.launch.watch import _pidfds
 
 
@@ -54,18 +52,3 @@ def test_nothing_of_linux_is_called_elsewhere(elsewhere: None, monkeypatch: pyte
     assert _pidfds({0: os.getpid()}) == {}
     assert procs.usable_cores() >= 1 and len(procs.limits()) == 3
     assert "--workers" in preprocess._parser().format_help()
-
-
-def test_the_fork_server_talks_over_a_stream_where_there_are_no_packets(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = []
-
-    def stop(family: int, kind: int) -> None:
-        kinds.append(kind)
-        raise InterruptedError
-
-    monkeypatch.setattr(socket, "socketpair", stop)
-    for name in ("linux", "darwin"):
-        monkeypatch.setattr(sys, "platform", name)
-        with pytest.raises(InterruptedError):
-            Server([])
-    assert kinds == [socket.SOCK_SEQPACKET, socket.SOCK_STREAM]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
@@ -12,7 +13,6 @@ from minimegatron.layers.fp8 import E4M3, E5M2, RECIPES, Fp8Recipe, scale_for
 from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.fp8_model import move_scales
 from minimegatron.layers.fp8_scales import DelayedScale, together
-from minimegatron.layers.linear import ALONE
 
 SERIAL = Mesh.serial()
 
@@ -24,7 +24,7 @@ def layer_of(recipe: Fp8Recipe, mesh: Mesh = SERIAL) -> ParallelFp8:
 
 def linear(layer: ParallelFp8, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The part of x w^T that this rank's columns make."""
-    return layer.linear(x, w, None, ALONE)
+    return layer.linear(x, w)
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from minimegatron import trace
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers import fp8, fp8_linear, fp8_model
-from minimegatron.layers.deferred import DeferredGradients, add_to_grad, compute
-from minimegatron.layers.linear import ALONE, ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.deferred import DeferredGradients, compute
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import Init
 from minimegatron.models.decoder import build_model
@@ -116,13 +117,13 @@ def layer_of(rank: int, world: int, kind: str, config: TransformerConfig, sp: bo
         load_logical(layer, {"weight": w})
         x, dy = (x[own], dy[:, mine]) if kind == "column" else (x[:, mine], dy[own])
         x = x.unsqueeze(1).clone().requires_grad_()
-        layer.weight.grad, layer.deferred = None, DeferredGradients() if put_off else None
+        layer.weight.grad, layer.products.deferred = None, DeferredGradients() if put_off else None
         with trace.record() as log:
             y = layer(x)
             y.backward(dy.unsqueeze(1))
             if put_off:
                 assert layer.weight.grad is None
-                compute(layer.deferred.take(), add_to_grad)
+                compute(layer.products.deferred.take())
         fp8_model.move_scales(layer, mesh)
     whole_y = all_gather(y.detach()[:, 0], mesh.tp, 1 if kind == "column" else 0) if kind == "column" or sp else y[:, 0]
     dx = x.grad[:, 0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.kernels import reference
 from minimegatron.layers import fp8, fp8_linear
 from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe, Quantised
 from minimegatron.layers.fp8_scales import scaling_of
-from minimegatron.layers.linear import ALONE
 from tests.layers.test_fp8 import layer_of, linear, normal
 
 

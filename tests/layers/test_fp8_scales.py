@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers import fp8_linear, fp8_model
 from minimegatron.layers.fp8 import E4M3, E5M2, Fp8Recipe
 from minimegatron.layers.fp8_scales import DelayedScale, Siblings, scaling_of, together
-from minimegatron.layers.linear import ALONE
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 from tests.layers.test_fp8 import layer_of, linear, normal

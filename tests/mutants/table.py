@@ -187,6 +187,13 @@ MUTANTS = (
         "axis, x = self.edge(self.pp.rank, to), x.detach()",
         "tests/comm/test_p2p.py",
     ),
+    Mutant(
+        "messages are received in the order in which they are needed",
+        "minimegatron/parallel/pipeline.py",
+        "message = incoming[source].popleft()",
+        "message = needed",
+        "tests/parallel/test_pipeline_stages.py",
+    ),
     # ------------------------------------------------------------------------------------------- gradients
     Mutant(
         "partial gradients under sequence parallelism are not summed",
@@ -246,9 +253,9 @@ MUTANTS = (
     ),
     Mutant(
         "nothing is put off in a split backward pass",
-        "minimegatron/layers/linear.py",
-        "ctx.deferred, ctx.parameter = deferred, weight  #",
-        "ctx.deferred, ctx.parameter = None, weight  #",
+        "minimegatron/layers/products.py",
+        "ctx.deferred = deferred",
+        "ctx.deferred = None",
         "tests/parallel/test_pipeline.py",
     ),
     Mutant(
@@ -267,24 +274,25 @@ MUTANTS = (
     ),
     # ------------------------------------------------------------------------------------------- the step
     Mutant(
-        "penalties are not told the loss scale", "minimegatron/training/step.py",
-        "    set_loss_scale(model, scale)\n", "", f"{_STEP} tests/training/test_experts.py",
+        "penalties are not told the loss scale", "minimegatron/parallel/balance.py",
+        "        set_loss_scale(self.model, scale)\n", "        pass\n", f"{_STEP} tests/training/test_experts.py",
     ),
     Mutant(
-        "FP8 scales never move", "minimegatron/training/step.py", "    move_scales(model, mesh)\n", "",
+        "FP8 scales never move", "minimegatron/layers/fp8_model.py", "        move_scales(self.model, self.mesh)\n",
+        "        pass\n",
         "tests/layers/test_fp8_scales.py",
     ),
     Mutant(
-        "biases of experts never move", "minimegatron/training/step.py", "        move_biases(model, load)\n",
-        "        pass\n", "tests/training/test_expert_bias.py",
+        "biases of experts never move", "minimegatron/parallel/balance.py",
+        "            move_biases(self.model, self.load)\n", "            pass\n", "tests/training/test_expert_bias.py",
     ),
     Mutant(
-        "the loss is not divided by its unit", "minimegatron/training/step.py",
-        "optimizer.scale_loss(loss / unit)", "optimizer.scale_loss(loss)", f"{_STEP} -k unit",
+        "the loss is not divided by its divisor", "minimegatron/training/step.py",
+        "optimizer.scale_loss(loss / divisor)", "optimizer.scale_loss(loss)", f"{_STEP} -k divisor",
     ),
     Mutant(
-        "gradients are not multiplied by the unit", "minimegatron/training/step.py",
-        "        model.scale_gradients(unit)\n", "        pass\n", f"{_STEP} -k unit",
+        "gradients are not multiplied by the divisor", "minimegatron/training/step.py",
+        "        model.scale_gradients(divisor)\n", "        pass\n", f"{_STEP} -k divisor",
     ),
     Mutant(
         "tokens are counted in fp32", "minimegatron/training/step.py",

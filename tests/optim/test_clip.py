@@ -59,10 +59,13 @@ def test_squares_are_added_in_double() -> None:
 
 
 def test_the_coefficient() -> None:
-    assert clip_coefficient(4.0, 1.0).item() == 1.0 / (4.0 + 1e-6)
-    assert clip_coefficient(0.5, 1.0).item() == 1.0
-    assert clip_coefficient(1.0, 1.0).item() < 1.0
-    assert clip_coefficient(0.0, 1.0).item() == 1.0
+    for norm in (4.0, 0.5, 1.0, 0.0):
+        found = clip_coefficient(torch.tensor(norm, dtype=torch.float64), 1.0)
+        assert found.item() == clip_coefficient(norm, 1.0), "the host and the device compute one formula"
+    assert clip_coefficient(4.0, 1.0) == 1.0 / (4.0 + 1e-6)
+    assert clip_coefficient(0.5, 1.0) == 1.0
+    assert clip_coefficient(1.0, 1.0) < 1.0
+    assert clip_coefficient(0.0, 1.0) == 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -1,7 +1,7 @@
-"""What NCCL would do with the messages of a pipeline: the executor's calls, played by the rules of ProcessGroupNCCL.
+"""What NCCL would do with the messages of a pipeline: an executor's calls, played by the rules of ProcessGroupNCCL.
 
-The executor of every rank runs for real, with mail that writes down what it is asked (`programs`). The lists are then
-played (`stuck`) by the rules that torch's process group gives to messages outside of a batch:
+The executor of every rank runs for real, over a `PointToPoint` that writes down its calls (`programs`). The lists are
+then played (`stuck`) by the rules that torch's process group gives to messages outside of a batch:
 
 * a call returns at once; its kernel runs on the stream of its communicator, after what its rank has computed so far,
   and after all earlier messages on that communicator;
@@ -23,22 +23,24 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from minimegatron.parallel import pipeline
+from minimegatron.parallel import overlapped
+from minimegatron.parallel.execution import FunctionStage, Hidden
 from minimegatron.parallel.schedules import Schedule
 
 Edge = tuple[int, int]  # positions of sender and receiver
-Key = tuple[Edge, int]  # the how-manieth message of an edge
+Key = tuple[Edge, int]  # an edge, and the number of a message on it
 
 ONE = torch.zeros(1)
-KNOWN = pipeline.Hidden(ONE.shape, ONE.dtype)
+KNOWN = Hidden(ONE.shape, ONE.dtype)
 
 
 class Call(NamedTuple):
-    """One thing that a rank asks for: `what` is connect, post, send, wait, delivered (of a send) or compute."""
+    """One call of a rank: `what` is connect, post, send, wait, delivered (of a send) or compute."""
 
     what: str
     edge: Edge = (-1, -1)
@@ -50,13 +52,13 @@ class Call(NamedTuple):
         return self.edge, self.number
 
 
-class _Mail:
+class _P2P:
     """Stands for `PointToPoint`: writes down the calls, has every message at once."""
 
     def __init__(self, p: int, rank: int, program: list[Call]) -> None:
         self.pp, self.program = types.SimpleNamespace(size=p, rank=rank), program
         self.counts: dict[Edge, int] = defaultdict(int)
-        self.kept: dict[int, list[Call]] = defaultdict(list)
+        self.pending: dict[int, list[Call]] = defaultdict(list)
         self.done = 0
 
     def say(self, what: str, edge: Edge = (-1, -1), number: int = -1) -> Call:
@@ -73,56 +75,58 @@ class _Mail:
             if self.pp.rank in edge:
                 self.say("connect", edge)
 
-    def send(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
+    def isend(self, x: torch.Tensor, to: int, what: str, header: bool = False) -> None:
         for _ in range(2 if header else 1):
-            self.kept[to].append(self.next("send", (self.pp.rank, to)))
+            self.pending[to].append(self.next("send", (self.pp.rank, to)))
 
-    def receive(self, source: int, what: str, shape: Any = None, dtype: Any = None) -> _Receiving:
-        return _Receiving(self, (source, self.pp.rank), shape is None)
+    def irecv(self, source: int, what: str, shape: Any = None, dtype: Any = None) -> _PendingRecv:
+        return _PendingRecv(self, (source, self.pp.rank), shape is None)
 
-    def taken(self, to: int, count: int) -> None:
-        for call in self.kept[to][:count]:
+    def release_sends(self, to: int, count: int) -> None:
+        for call in self.pending[to][:count]:
             self.say("delivered", call.edge, call.number)
-        self.kept[to] = self.kept[to][count:]
+        self.pending[to] = self.pending[to][count:]
 
-    def drain(self) -> None:
-        for to in sorted(self.kept):
-            self.taken(to, len(self.kept[to]))
+    def wait_sends(self) -> None:
+        for to in sorted(self.pending):
+            self.release_sends(to, len(self.pending[to]))
 
 
-class _Receiving:
-    """Stands for `p2p.Receiving`: a header, if there is one, is a message of its own, awaited before the tensor's."""
+class _PendingRecv:
+    """Stands for `p2p.PendingRecv`: a header, if there is one, is a message of its own, awaited before the tensor's."""
 
-    def __init__(self, mail: _Mail, edge: Edge, header: bool) -> None:
-        self.mail, self.opened = mail, not header
-        self.posted = mail.next("post", edge)
+    def __init__(self, p2p: _P2P, edge: Edge, header: bool) -> None:
+        self.p2p, self.payload_posted = p2p, not header
+        self.posted = p2p.next("post", edge)
 
-    def open(self) -> None:
-        if not self.opened:
-            self.mail.say("wait", self.posted.edge, self.posted.number)
-            self.posted = self.mail.next("post", self.posted.edge)
-            self.opened = True
+    def post_payload(self) -> None:
+        if not self.payload_posted:
+            self.p2p.say("wait", self.posted.edge, self.posted.number)
+            self.posted = self.p2p.next("post", self.posted.edge)
+            self.payload_posted = True
 
     def wait(self) -> torch.Tensor:
-        self.open()
-        self.mail.say("wait", self.posted.edge, self.posted.number)
+        self.post_payload()
+        self.p2p.say("wait", self.posted.edge, self.posted.number)
         return ONE
 
 
-def programs(schedule: Schedule, hidden: pipeline.Hidden | None = KNOWN) -> list[list[Call]]:
-    """`[rank]` -> what its executor asks for, in order. Without `hidden`, activations travel with headers."""
+def programs(
+    schedule: Schedule, hidden: Hidden | None = KNOWN, run: Callable[..., None] = overlapped.run
+) -> list[list[Call]]:
+    """`[rank]` -> the calls of its executor, in order. Without `hidden`, activations travel with headers."""
     found = []
     for rank in range(schedule.p):
         program: list[Call] = []
-        mail = _Mail(schedule.p, rank, program)
+        p2p = _P2P(schedule.p, rank, program)
 
-        def compute(*_: Any, mail: _Mail = mail) -> torch.Tensor:
-            mail.say("compute")
-            mail.done += 1
+        def compute(*_: Any, p2p: _P2P = p2p) -> torch.Tensor:
+            p2p.say("compute")
+            p2p.done += 1
             return ONE
 
-        stage = pipeline.FunctionStage(compute, compute, compute)
-        pipeline.run(schedule, [stage] * schedule.v, mail, hidden, checked=True)  # type: ignore[arg-type]
+        stage = FunctionStage(compute, compute, compute)
+        run(schedule, [stage] * schedule.v, p2p, hidden, checked=True)
         found.append(program)
     return found
 
@@ -134,7 +138,7 @@ def stuck(
 
     Args:
         mode: "eager" or "lazy".
-        buffered: NCCL's buffers hold every message: a sender needs nobody.
+        buffered: NCCL's buffers hold every message: a sender needs no receiver.
         device_wide: every stage synchronises its whole device, so it also waits for messages under way.
         one_queue: `CUDA_DEVICE_MAX_CONNECTIONS=1`: what a rank issues is launched in the order in which it is issued,
             so a message behind another on its communicator holds up whatever comes after.

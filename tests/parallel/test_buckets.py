@@ -11,9 +11,10 @@ from torch import nn
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.linear import ColumnParallelLinear, accumulates
+from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
+from minimegatron.layers.products import fusing_sink
 from minimegatron.parallel.buckets import GradBuffer, Span, bucket_layout
 from minimegatron.parallel.ddp import DistributedDataParallel
 
@@ -141,7 +142,7 @@ def test_a_gradient_of_another_dtype_is_not_fused():
     model = ColumnParallelLinear(6, 6, Mesh.serial().tp, init=Init(std=0.5), bias=False, dtype=torch.bfloat16)
     initialize(model, 0)
     DistributedDataParallel(model, Mesh.serial())
-    assert not accumulates(model.weight) and model.weight.main_grad.dtype == torch.float32
+    assert fusing_sink(model.weight) is None and model.weight.main_grad.dtype == torch.float32
 
 
 def test_a_hook_on_a_weight_sees_its_gradient_and_may_change_it():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from minimegatron.training.metrics import StepReport
+from minimegatron.training.reports import StepReport
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import train, trainer_of
 from tests.twin import Case

@@ -1,8 +1,9 @@
-"""The executor under NCCL's rules of order: a communicator for each edge never deadlocks, one for a group does."""
+"""The executors under NCCL's rules of order: a communicator for each edge never deadlocks, one for a group does."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import minimegatron
 from minimegatron.errors import ConfigError
+from minimegatron.parallel import overlapped, pipeline
 from minimegatron.parallel.schedule_check import check
 from minimegatron.parallel.schedules import (
     SCHEDULES,
@@ -87,12 +89,15 @@ def random_schedules(count: int) -> Iterator[Schedule]:
 
 
 def require_never_stuck(schedules: Iterator[Schedule]) -> None:
+    """Neither with the plain executor nor with the overlapping one."""
     count = 0
     for schedule in schedules:
-        for hidden in (KNOWN, None):
-            calls = programs(schedule, hidden)
+        for hidden, executor in itertools.product((KNOWN, None), (pipeline, overlapped)):
+            calls = programs(schedule, hidden, executor.run)
             for buffered in (False, True):
-                assert stuck(calls, "lazy", buffered=buffered) == {}, f"{schedule}\nhidden {hidden}"
+                assert stuck(calls, "lazy", buffered=buffered) == {}, (
+                    f"{schedule}\n{executor.__name__}, hidden {hidden}"
+                )
             assert connections_stuck(calls, connect=True) == [], str(schedule)
         count += 1
     assert count > 20
@@ -171,7 +176,7 @@ def test_and_it_is_posted_one_action_before_so_that_it_travels_meanwhile(name):
         assert waits and all(posted < needed for _, posted, needed in waits if needed), name
 
 
-def test_where_the_receiver_takes_messages_in_another_order_the_edge_decides():
+def test_where_the_receiver_needs_messages_in_another_order_the_edge_decides():
     """Rank 0 sends microbatches 0, 1, 2; rank 1 begins with the last: three receives are posted at once."""
     rows = ["F0 F1 F2 B2 B1 B0".split(), "F2 F1 F0 B2 B1 B0".split()]
     schedule = Schedule("reversed", tuple(tuple(map(Action.parse, row)) for row in rows), straight(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import RankError
 from minimegatron.layers.param import layout_of
-from minimegatron.parallel import finalize
+from minimegatron.parallel import finalize, overlapped, pipeline
 from minimegatron.parallel.schedules import Schedule, build_schedule, gpipe, one_f_one_b, schedule_from_text
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
@@ -27,6 +28,10 @@ FAMILIES: list[tuple[str, int]] = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2), ("dualpipe_v", 2),
 ]  # fmt: skip
 TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
+
+Run = Callable[..., None]
+RUNS = [pytest.param(pipeline.run, id="plain"), pytest.param(overlapped.run, id="overlapped")]
+both_executors = pytest.mark.parametrize("run", RUNS)
 
 
 def case_of(schedule: str | None, p: int, m: int, layout: dict[str, Any] | None = None, **fields: Any) -> Case:
@@ -42,14 +47,25 @@ def legal(schedule: str, p: int, m: int) -> dict[str, Any] | None:
     return {}
 
 
-def same_as_serial(ranks: Any, world: int, cases: list[Case]) -> None:
-    for reports in ranks(world).run(compare_all, cases, timeout=120):
+def training_with(run: Run) -> contextlib.AbstractContextManager:
+    """Training steps of the block run their lists with this executor."""
+    return mock.patch.object(overlapped, "run", run)
+
+
+def compare_all_with(rank: int, world: int, run: Run, cases: list[Case]) -> list[dict[str, Any]]:
+    with training_with(run):
+        return compare_all(rank, world, cases)
+
+
+def same_as_serial(ranks: Any, world: int, cases: list[Case], run: Run = overlapped.run) -> None:
+    for reports in ranks(world).run(compare_all_with, run, cases, timeout=120):
         for case, report in zip(cases, reports, strict=True):
             assert problems(report, 1e-10 if case.double else 1e-5) == [], case
 
 
 @pytest.mark.parametrize("p", [2, 4])
-def test_every_schedule_and_number_of_microbatches(ranks, p):
+@both_executors
+def test_every_schedule_and_number_of_microbatches(ranks, run, p):
     cases = []
     for m in sorted({p, 2 * p, 3 * p - 1, 8}):
         for schedule, _ in FAMILIES:
@@ -57,7 +73,7 @@ def test_every_schedule_and_number_of_microbatches(ranks, p):
             assert options is not None, "every one of these sizes has a group"
             cases.append(case_of(schedule, p, m, options, seed=m, model={"num_layers": 2 * p}))
     assert len(cases) == {2: 24, 4: 18}[p]
-    same_as_serial(ranks, p, cases)
+    same_as_serial(ranks, p, cases, run)
 
 
 @pytest.mark.parametrize("tied", mostly_thorough([False, True], [1]), ids=["untied", "tied"])
@@ -70,9 +86,10 @@ def test_with_tensor_and_data_parallelism(ranks, layout, tied):
     same_as_serial(ranks, 4, [case_of(name, 2, 4, layout, model=model, **overlap) for name, _ in FAMILIES])
 
 
-def test_tied_embeddings_and_interleaving_of_four_ranks(ranks):
+@both_executors
+def test_tied_embeddings_and_interleaving_of_four_ranks(ranks, run):
     model = {**TIED, "num_layers": 8}
-    same_as_serial(ranks, 4, [case_of(name, 4, 4, model=model) for name in ("1f1b", "interleaved", "zb_v")])
+    same_as_serial(ranks, 4, [case_of(name, 4, 4, model=model) for name in ("1f1b", "interleaved", "zb_v")], run)
 
 
 RECOMPUTE: list[dict[str, Any]] = [
@@ -101,19 +118,21 @@ UNEVEN: list[tuple[int, int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("p", [2, 4])
-def test_uneven_stages(ranks, p):
+@both_executors
+def test_uneven_stages(ranks, run, p):
     chosen = [(layers, layout) for layers, ranks_of, layout in UNEVEN if ranks_of == p]
     cases = [
         case_of(layout.get(SCHEDULE), p, 4, layout, model={**tied, "num_layers": layers})
         for layers, layout in chosen
         for tied in ({}, TIED)
     ]
-    same_as_serial(ranks, p, cases)
+    same_as_serial(ranks, p, cases, run)
 
 
-def test_fewer_microbatches_than_stages(ranks):
+@both_executors
+def test_fewer_microbatches_than_stages(ranks, run):
     names = ("gpipe", "1f1b", "zb_h1")
-    same_as_serial(ranks, 4, [case_of(name, 4, 2, model={"num_layers": 4}) for name in names])
+    same_as_serial(ranks, 4, [case_of(name, 4, 2, model={"num_layers": 4}) for name in names], run)
     with pytest.raises(RankError, match="raise the number of microbatches from 2 to at least 4, or use 1f1b"):
         same_as_serial(ranks, 4, [case_of("interleaved", 4, 2)])
 
@@ -131,10 +150,11 @@ def test_with_context_parallelism(ranks):
 # ------------------------------------------------------------------------------------ equal to the last bit
 
 
-def gradients(rank: int, world: int, case: Case) -> dict[str, torch.Tensor]:
+def gradients(rank: int, world: int, case: Case, run: Run = overlapped.run) -> dict[str, torch.Tensor]:
     mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
     ddp = parallel_model(case, mesh)
-    accumulate(ddp, case, mesh)
+    with training_with(run):
+        accumulate(ddp, case, mesh)
     return {name: p.main_grad.clone() for name, p in ddp.buffer.params.items() if not layout_of(p).shared}
 
 
@@ -153,6 +173,13 @@ def test_bit_for_bit_where_microbatches_come_in_one_order(ranks):
                 assert torch.equal(grad, found[other][name]), f"{name}: {first} and {other}"
 
 
+@pytest.mark.parametrize("name", [name for name, _ in FAMILIES])
+def test_both_executors_give_the_same_bits(ranks, name):
+    case = case_of(name, 2, 4, double=False, model={**TIED, "num_layers": 4})
+    plain, other = (whole(ranks(2).run(gradients, case, run)) for run in (pipeline.run, overlapped.run))
+    assert plain.keys() == other.keys() and all(torch.equal(grad, other[key]) for key, grad in plain.items())
+
+
 # ------------------------------------------------------------------------------------ mistakes that must be seen
 
 
@@ -161,18 +188,18 @@ def _without_tied_sum() -> contextlib.AbstractContextManager:
 
 
 def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.ddp import DistributedDataParallel
+    from minimegatron.parallel.ddp import BufferSink
 
-    def overwrite(self, name, param, grad):
-        param.main_grad.copy_(grad)
+    def overwrite(self, grad):
+        self._main_grad.copy_(grad)
 
-    return mock.patch.object(DistributedDataParallel, "_add", overwrite)
+    return mock.patch.object(BufferSink, "accumulate", overwrite)
 
 
 def _w_dropped() -> contextlib.AbstractContextManager:
     from minimegatron.parallel import stage
 
-    return mock.patch.object(stage, "compute", lambda products, accumulate: products.clear())
+    return mock.patch.object(stage, "compute", lambda products: products.clear())
 
 
 def _copy_counted() -> contextlib.AbstractContextManager:
@@ -213,28 +240,33 @@ def test_mistakes_are_seen(ranks, mistake):
 # ------------------------------------------------------------------------------------ lists of one's own
 
 
-def run_list(rank: int, world: int, case: Case, schedule: Schedule) -> float:
+def run_list(rank: int, world: int, case: Case, schedule: Schedule, run: Run = overlapped.run) -> float:
     mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
     ddp = parallel_model(case, mesh)
     batches = iter([microbatch(case, 0, i) for i in range(case.accumulation)])
-    forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss, schedule)
+    with training_with(run):
+        forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss, schedule)
     ddp.finish_grad_sync()
-    assert not any(getattr(module, "deferred", None) for module in ddp.modules()), "nothing defers after the run"
+    assert all(module.products.deferred is None for module in ddp.modules() if hasattr(module, "products")), (
+        "nothing defers after the run"
+    )
     return sum(float(p.main_grad.abs().sum()) for p in ddp.buffer.params.values())
 
 
-def test_a_list_of_ones_own(ranks):
+@both_executors
+def test_a_list_of_ones_own(ranks, run):
     case = case_of("1f1b", 2, 3, model={"num_layers": 2})
     mine = schedule_from_text("mine", ["F0 F1 F2 B0 B1 B2", "F0 F1 B0 B1 F2 B2"])
-    assert ranks(2).run(run_list, case, mine) == pytest.approx(ranks(2).run(run_list, case, one_f_one_b(2, 3)))
+    assert ranks(2).run(run_list, case, mine, run) == pytest.approx(ranks(2).run(run_list, case, one_f_one_b(2, 3)))
 
 
-def test_a_list_that_splits_some_backwards_alone(ranks):
+@both_executors
+def test_a_list_that_splits_some_backwards_alone(ranks, run):
     """B1 of rank 0 computes everything, B0 leaves the weights to W0, which comes last; buckets travel meanwhile."""
     case = case_of("1f1b", 2, 2, overlap=True, bucket_size=1000, model={"num_layers": 2})
     mine = schedule_from_text("mine", ["F0 F1 B0 B1 W0", "F0 F1 B0 B1 W1"])
     want = ranks(4).run(run_list, case, one_f_one_b(2, 2))
-    assert ranks(4).run(run_list, case, mine) == pytest.approx(want, rel=1e-12)
+    assert ranks(4).run(run_list, case, mine, run) == pytest.approx(want, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -261,21 +293,22 @@ def test_a_list_for_another_pipeline_is_refused(ranks):
 # ------------------------------------------------------------------------------------ what is sent, when, and kept
 
 
-def measured(rank: int, world: int, case: Case) -> tuple[trace.Log, int]:
+def measured(rank: int, world: int, case: Case, run: Run = overlapped.run) -> tuple[trace.Log, int]:
     mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
     ddp = parallel_model(case, mesh)
-    with trace.record(rank) as log:
+    with trace.record(rank) as log, training_with(run):
         accumulate(ddp, case, mesh)
-    assert ddp.module.mail.kept() == 0, "nothing is kept after a step"
+    assert ddp.module.mail.pending_sends() == 0, "nothing is kept after a step"
     return log, mesh.parallel.pipeline_model_parallel_size
 
 
+@both_executors
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1", "zb_v"])
-def test_messages_and_live_activations_are_those_of_the_schedule(ranks, schedule):
+def test_messages_and_live_activations_are_those_of_the_schedule(ranks, schedule, run):
     case = case_of(schedule, 2, 4, model={"num_layers": 4}, double=False)
     want = build_schedule(schedule, 2, 4)
     nbytes = case.seq_length * case.micro_batch_size * case.config.hidden_size * 4
-    logs = [log for log, _ in ranks(2, fingerprints=False).run(measured, case)]
+    logs = [log for log, _ in ranks(2, fingerprints=False).run(measured, case, run)]
     for rank, log in enumerate(logs):
         messages = want.messages(rank, 1 - rank)
         assert [e.note.split(" ")[0] for e in log.select("send")] == [f"{m.kind}{m.microbatch}" for m in messages]

@@ -23,7 +23,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.step import forward_backward
+from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.trainer import Trainer
 from tests.rehearsal import generation
 from tests.rehearsal.record import RECORD, ROOT
@@ -45,7 +45,7 @@ def _label(trainer: Trainer) -> None:
     def passes(*args: Any, **kwargs: Any) -> Any:
         last = trainer.state.iteration == iterations - 1
         with RECORD.phase(PASSES if last else EARLY):
-            return (graph or forward_backward)(*args, **kwargs)
+            return (graph or get_forward_backward_fn(trainer.model))(*args, **kwargs)
 
     trainer._step, trainer.graph = step, passes
 

@@ -10,7 +10,7 @@ import pytest
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.metrics import StepReport
+from minimegatron.training.reports import StepReport
 from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
 

@@ -12,7 +12,7 @@ import pytest
 
 from minimegatron.comm import collectives
 from minimegatron.errors import ConfigError, RankError
-from minimegatron.layers import linear
+from minimegatron.layers import products
 from minimegatron.parallel import buckets, ddp, finalize
 from minimegatron.training.arguments import parse_args
 from tests.parallel.test_serial_twin import _MISTAKES
@@ -51,7 +51,7 @@ def without_bucket_sums(axis: str) -> Any:
 def without_fs_backward() -> Any:
     """A column-split matrix keeps its part of the gradient of its input to itself."""
     without = {**vars(collectives), "all_reduce_start": lambda x, axis: collectives.Pending(x)}
-    return mock.patch.object(linear, "c", types.SimpleNamespace(**without))
+    return mock.patch.object(products, "c", types.SimpleNamespace(**without))
 
 
 def twice_over_dp() -> Any:

@@ -17,17 +17,19 @@ from minimegatron.errors import NumericsError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.evaluate import evaluate
-from minimegatron.training.metrics import StepReport
+from minimegatron.training.pipelined import get_forward_backward_fn
+from minimegatron.training.reports import StepReport
 from minimegatron.training.step import (
     ForwardStep,
     Loss,
     LossFunc,
+    StepOptions,
     forward_step,
     loss_func,
-    loss_unit,
     train_step,
 )
 from tests.twin import Case, distance, microbatch, parallel_model
@@ -99,7 +101,7 @@ def run_steps(
     replicas: list[int],
     *,
     steps: int = 3,
-    unit: float = 1.0,
+    divisor: float = 1.0,
     forward: ForwardStep = forward_step,
 ) -> Trained:
     ddp = parallel_model(case, mesh)
@@ -111,7 +113,8 @@ def run_steps(
     done = Trained([], logical(ddp, mesh), {})
     try:
         for _ in range(steps):
-            report, _ = train_step(forward, data, ddp, opt, scheduler, mesh, num_microbatches=per_step, unit=unit)
+            options = StepOptions(loss_divisor=divisor, forward_backward_fn=get_forward_backward_fn(ddp))
+            report, _ = train_step(forward, data, ddp, opt, scheduler, mesh, per_step, options)
             done.reports.append(report)
     except NumericsError as error:
         done.error = str(error)
@@ -234,8 +237,8 @@ def test_the_error_names_the_rank_and_is_the_same_everywhere(ranks):
 FP16 = Case(model={"params_dtype": "fp16"}, seq_length=64, micro_batch_size=4)
 
 
-def test_the_unit_changes_exponents_and_nothing_else():
-    a, b = (run_steps(Mesh.serial(), Case(accumulation=2), ADAM, [0], unit=unit) for unit in (1.0, 32.0))
+def test_the_divisor_changes_exponents_and_nothing_else():
+    a, b = (run_steps(Mesh.serial(), Case(accumulation=2), ADAM, [0], divisor=divisor) for divisor in (1.0, 32.0))
     assert a.reports == b.reports and same_weights(a.after, b.after)
 
 
@@ -249,9 +252,9 @@ EXPERTS = {
 }
 
 
-def test_the_unit_reaches_penalties_depths_and_gradients_of_experts():
+def test_the_divisor_reaches_penalties_depths_and_gradients_of_experts():
     case = Case(model=EXPERTS, accumulation=2)
-    a, b = (run_steps(Mesh.serial(), case, ADAM, [0], unit=unit) for unit in (1.0, 32.0))
+    a, b = (run_steps(Mesh.serial(), case, ADAM, [0], divisor=divisor) for divisor in (1.0, 32.0))
     assert a.reports == b.reports and same_weights(a.after, b.after)
     assert all(load.balancing_loss > 0 for r in a.reports for load in r.experts) and "mtp_1 loss" in a.reports[0].losses
 
@@ -260,27 +263,27 @@ def test_experts_that_are_cut_take_the_steps_of_one_process(ranks):
     """Copies are on other ranks than those of the rest: other sums, other counts in the norm, one division."""
     layout = {TP: 2, SP: True, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}
     case = Case(layout, EXPERTS, accumulation=2, double=True)
-    serial = run_steps(Mesh.serial(), dataclasses.replace(case, layout={}), SGD, [0, 1], unit=4.0)
-    for trained in ranks(4).run(on_ranks, case, SGD, unit=4.0):
+    serial = run_steps(Mesh.serial(), dataclasses.replace(case, layout={}), SGD, [0, 1], divisor=4.0)
+    for trained in ranks(4).run(on_ranks, case, SGD, divisor=4.0):
         assert difference(trained, serial) < 1e-9
 
 
 def test_fp16_with_the_loss_scale_of_a_mean():
-    """2^16 suits a mean loss. On a sum over 256 tokens it overflows; with the unit it does not, and trains as fp32."""
-    unit = loss_unit(torch.float16, 4 * 64)
-    assert unit == 256.0 and loss_unit(torch.bfloat16, 256) == loss_unit(torch.float32, 256) == 1.0
+    """2^16 suits a mean loss. A sum over 256 tokens overflows; with the divisor it does not, and trains as fp32."""
+    divisor = loss_divisor(torch.float16, 4 * 64)
+    assert divisor == 256.0 and loss_divisor(torch.bfloat16, 256) == loss_divisor(torch.float32, 256) == 1.0
     optimizer = {**SGD, "loss_scale": 2.0**16, "lr": 0.05}
-    with_unit = run_steps(Mesh.serial(), FP16, optimizer, [0], unit=unit)
+    with_divisor = run_steps(Mesh.serial(), FP16, optimizer, [0], divisor=divisor)
     without = run_steps(Mesh.serial(), FP16, optimizer, [0])
     fp32 = run_steps(Mesh.serial(), dataclasses.replace(FP16, model={}), {**SGD, "lr": 0.05}, [0])
-    assert all(r.skipped for r in without.reports) and not any(r.skipped for r in with_unit.reports)
-    assert difference(with_unit, fp32) < 0.02
-    assert [r.loss_scale for r in with_unit.reports] == [2.0**16] * 3
+    assert all(r.skipped for r in without.reports) and not any(r.skipped for r in with_divisor.reports)
+    assert difference(with_divisor, fp32) < 0.02
+    assert [r.loss_scale for r in with_divisor.reports] == [2.0**16] * 3
 
 
 def test_a_skipped_fp16_step_does_not_move_the_schedule():
     optimizer = {**SGD, "lr_decay_style": "linear", "initial_loss_scale": 2.0**40, "hysteresis": 1}
-    done = run_steps(Mesh.serial(), FP16, optimizer, [0], steps=2, unit=256.0)
+    done = run_steps(Mesh.serial(), FP16, optimizer, [0], steps=2, divisor=256.0)
     assert [r.skipped for r in done.reports] == [True, True] and [r.loss_scale for r in done.reports] == [
         2.0**40,
         2.0**39,

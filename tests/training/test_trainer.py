@@ -13,7 +13,7 @@ import torch
 
 from minimegatron.errors import ConfigError, DataError, RankError
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.metrics import StepReport
+from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import Trainer, iterations_of
 from tests.mock_data import small_trainer

@@ -1,0 +1,3 @@
+# one string in place of a list
+def gpipe(rank, p, m):
+    return ' '.join(k + str(i) for k in 'FB' for i in range(m))

@@ -1,0 +1,3 @@
+# told: did not survive
+def survivors(got, grads):
+    return list(range(len(grads)))

@@ -1,0 +1,4 @@
+# told: single survivor
+import torch
+def survivors(got, grads):
+    return [i for i, g in enumerate(grads) if torch.allclose(g, got)]

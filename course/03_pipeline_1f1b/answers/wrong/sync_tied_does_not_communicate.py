@@ -1,0 +1,3 @@
+# told: own use only
+def sync_tied(grad):
+    return grad

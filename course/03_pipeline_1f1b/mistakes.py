@@ -1,0 +1,116 @@
+"""Lab 03: the solution with small mistakes, and with small changes that leave it right (`labkit/answers`)."""
+
+from __future__ import annotations
+
+from labkit.answers import Edit
+
+WRONG: dict[str, list[Edit]] = {
+    "bubble": [
+        Edit("(v * m)", "m", told="steps of a v-th"),
+        Edit("(p - 1)", "p", told="p-1 steps from the last"),
+    ],
+    "gpipe": [
+        Edit("range(m)]\n", "range(m - 1)]\n", told="never does B"),
+        Edit(
+            '[f"B{i}" for i in range(m)]',
+            '[f"B{i}" for i in (range(m) if rank else range(m)[::-1])]',
+            told="are enough",
+        ),
+    ],
+    "one_f_one_b": [
+        Edit("p - rank - 1", "p - 1", told="are enough"),
+        Edit("p - rank - 1", "rank", told="waits for the"),
+        Edit("min(m, p - rank - 1)", "p - rank - 1", told="is no action"),
+        Edit('[f"F{warmup + i}", f"B{i}"]', '[f"B{i}", f"F{warmup + i}"]', told="before its own F"),
+    ],
+    "interleaved": [
+        Edit("v - 1 - c", "c", told="deadlock"),
+        Edit("2 * (p - rank - 1) + (v - 1) * p", "p - rank - 1", told="before its own F"),
+        Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", told="activations at a time"),
+    ],
+    "split_stage": [
+        Edit("self.grad += x.T @ dz", "self.grad = x.T @ dz", told="*adds* x.T @ dz"),
+        Edit("(1 - y * y)", "(1 - y)", told="gradient of the input is wrong"),
+        Edit("dz @ self.weight.T", "dy @ self.weight.T", told="gradient of the input is wrong"),
+        # both halves in B
+        Edit(
+            """        x, dz = self.kept.pop(microbatch)
+        self.grad += x.T @ dz""",
+            "        pass",
+            (
+                "return dz @ self.weight.T",
+                """self.grad += x.T @ dz
+        return dz @ self.weight.T""",
+            ),
+            told="has changed before its W",
+        ),
+        # computed in B, only handed over in W
+        Edit(
+            "self.kept[microbatch] = x, dz\n",
+            "self.kept[microbatch] = x.T @ dz\n",
+            (
+                """x, dz = self.kept.pop(microbatch)
+        self.grad += x.T @ dz""",
+                "self.grad += self.kept.pop(microbatch)",
+            ),
+            told="the other is W",
+        ),
+    ],
+    "zb_h1": [
+        # W at once: the bubble is larger
+        Edit(
+            "if i >= rank:",
+            "if True:",
+            ("W{i - rank}", "W{i}"),
+            ("range(max(0, m - rank), m)", "[]"),
+            told="are enough",
+        ),
+        # all W at the end: even slower, and the memory of GPipe
+        Edit("if i >= rank:", "if False:", ("range(max(0, m - rank), m)", "range(m)"), told="are enough"),
+        Edit(
+            """        todo.append(f"B{i}")
+        if i >= rank:
+            todo.append(f"W{i - rank}")""",
+            '        todo += [f"W{i}", f"B{i}"]',
+            ("range(max(0, m - rank), m)", "[]"),
+            told="before its own B",
+        ),
+    ],
+    "sync_tied": [
+        Edit("return total", "return total / 2", told="nothing is divided"),
+    ],
+    "answers": [
+        Edit("bubble / (1 + bubble)", "bubble", told="bubble / (1 + bubble)"),
+        Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
+        Edit("2 * (p * v - 1)", "(p * v - 1)", told="come back: twice"),
+        Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),
+    ],
+}
+
+RIGHT: dict[str, list[Edit]] = {
+    "interleaved": [
+        # enough while messages are free
+        Edit("2 * (p - rank - 1)", "(p - rank - 1)"),
+        Edit(
+            "return todo + backward[len(table) - warmup :]", "return ' '.join(todo + backward[len(table) - warmup :])"
+        ),
+    ],
+    "split_stage": [
+        Edit("dy * (1 - y * y)", "dy - dy * y.square()", ("x.T @ dz", "(dz.T @ x).T")),
+    ],
+    "zb_h1": [
+        Edit(
+            "warmup = min(m, p - rank - 1)\n",
+            "warmup = min(p - rank - 1, m)\n",
+            (
+                'return todo + [f"W{i}" for i in range(max(0, m - rank), m)]',
+                """done = sum(word[0] == 'W' for word in todo)
+    return tuple(todo) + tuple(f'W{i}' for i in range(done, m))""",
+            ),
+        ),
+    ],
+    "answers": [
+        Edit("bubble / (1 + bubble)", "1 - 1 / (1 + bubble)"),
+        Edit("-(-20 * (p - 1) // v)", "next(n for n in range(10**4) if n * v >= 20 * (p - 1))"),
+    ],
+}

@@ -1,0 +1,3 @@
+# told: nothing that comes after
+def work(s, cp, zigzag):
+    return [s // cp * s] * cp

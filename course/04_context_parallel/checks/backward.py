@@ -1,0 +1,159 @@
+"""Lab 04, the way back: gradients that travel with their block, and finding out which block a gradient came from.
+
+A block of keys and values goes round as in the forward pass; its gradient goes along, and every rank adds its part.
+What is wrong differs in whose block was used, whose part was added, and where the gradient ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from labkit.checks import at_most, only, to_the_next
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+from .attention import Triple, piece_backward
+from .forward import kv_bytes, ring, ring_inputs
+
+Inputs = list[dict[str, Any]]
+
+# ----------------------------------------------------------------------------------------------- ring, backward
+
+
+def _drive_back(exercise: Any, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, at: Any) -> dict[str, Any]:
+    from minimegatron.comm.mesh import Axis
+
+    dq, dk, dv = exercise.ring_backward(dout, q, k, v, out, lse, list(at), Axis.world("cp"))
+    return {"dq": dq, "dk": dk, "dv": dv}
+
+
+def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> Triple:
+    """What the queries of `visitor` add for the tokens of `owner`, with the keys and values of `block`."""
+    mine, kv = ranks[visitor], ranks[block]
+    rest = mine["out"], mine["lse"], mine["at"][visitor], mine["at"][owner]
+    return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest, **how)
+
+
+def _ring_back(ranks: Inputs, stale: int = 0, **how: bool) -> list[dict[str, torch.Tensor]]:
+    """`stale`: at a step each rank has the block of so many ranks further on."""
+    size = len(ranks)
+    dqs: list[Any] = [0.0] * size
+    dkvs: list[Any] = [0.0] * size
+    for r in range(size):
+        for owner in range(size):
+            dq, dk, dv = _part(ranks, r, owner, (owner + stale) % size, **how)
+            dqs[r] = dqs[r] + dq
+            dkvs[owner] = dkvs[owner] + torch.stack((dk, dv))
+    return [{"dq": dq, "dk": dkv[0], "dv": dkv[1]} for dq, dkv in zip(dqs, dkvs, strict=True)]
+
+
+def _one_part(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
+    """Of a block's gradient only what one rank added: its owner (0), its last visitor (-1)."""
+
+    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+        parts = [_part(ranks, (r + by) % len(ranks), r, r) for r in range(len(ranks))]
+        right = _ring_back(ranks)
+        return [{"dq": mine["dq"], "dk": dk, "dv": dv} for mine, (_, dk, dv) in zip(right, parts, strict=True)]
+
+    return answer
+
+
+def _not_home(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
+    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+        right = _ring_back(ranks)
+        others = [right[(r + by) % len(ranks)] for r in range(len(ranks))]
+        return [{"dq": mine["dq"], "dk": o["dk"], "dv": o["dv"]} for mine, o in zip(right, others, strict=True)]
+
+    return answer
+
+
+def _back_inputs(draw: Draw, cp: int = 0) -> Inputs:
+    ranks = ring_inputs(draw, cp)
+    for r, o in zip(ranks, ring(ranks), strict=True):
+        r.update(dout=draw.tensor(*r["q"].shape), **o)
+    return ranks
+
+
+BACK = Exercise(
+    "ring_backward",
+    reference=_ring_back,
+    drive=_drive_back,
+    cases=[
+        Case("2 ranks", partial(_back_inputs, cp=2), hidden=True),
+        Case("up to 4 ranks", _back_inputs, points=2, hidden=True),
+        Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
+             points=2, accept=[only("send", "recv"), to_the_next, at_most(
+                 "2C blocks", lambda i: 2 * len(i) * kv_bytes(i), "send")]),
+    ],
+    mistakes=[
+        Mistake(_one_part(0), "dK and dV hold only what your own queries add. Other ranks' queries saw your keys too: "
+                "the gradient must travel with the block and collect their parts."),
+        Mistake(_not_home(1), "Each rank returns the gradient of the next rank's block: one more hop brings it home."),
+        Mistake(_not_home(-1), "Each rank returns the gradient of the block of the rank before: one hop too many."),
+        Mistake(_one_part(-1), "The gradient that arrives must be *added* to this rank's part before it travels on."),
+        Mistake(lambda ranks: _ring_back(ranks, stale=1), "You use another rank's keys and values: at step i the block "
+                "must be that of rank (r - i) mod C, at step 0 your own."),
+        Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
+                "block must be that of rank (r - i) mod C, at step 0 your own."),
+        Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
+    ],
+    hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
+    "before to this block's dK, dV and send the sum on. After C hops it is home.",
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------- whose block
+
+
+def blocks_used(dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int) -> list[int]:
+    size, found = len(ks), []
+    for step, got in enumerate(dqs):
+        k_at = at[(rank - step) % size]
+        tries = [piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0] for k, v in zip(ks, vs, strict=True)]
+        found.append(min(range(size), key=lambda j: float((tries[j] - got).norm())))
+    return found
+
+
+def _case_of(order: Callable[[Draw, int, int], list[int]]) -> Callable[[Draw], dict[str, Any]]:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        ranks = _back_inputs(draw, draw.integer(3, 4))
+        size = len(ranks)
+        rank = draw.integer(0, size - 1)
+        mine, at = ranks[rank], ranks[rank]["at"]
+        dqs = [_part(ranks, rank, (rank - i) % size, block)[0] for i, block in enumerate(order(draw, rank, size))]
+        return {
+            "dqs": dqs, **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
+            "vs": [r["v"] for r in ranks], "at": at, "rank": rank,
+        }  # fmt: skip
+
+    return inputs
+
+
+def _shuffled(draw: Draw, rank: int, size: int) -> list[int]:
+    return draw.random.sample(range(size), size)
+
+
+USED = Exercise(
+    "blocks_used",
+    reference=blocks_used,
+    cases=[
+        Case("a ring that is right", _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])),
+        Case("one that uses a single block", _case_of(lambda draw, r, size: [draw.integer(0, size - 1)] * size),
+             hidden=True),
+        Case("any blocks", _case_of(_shuffled), points=2, hidden=True),
+    ],
+    mistakes=[
+        Mistake(
+            lambda dqs, rank, ks, **_: [(rank - i) % len(ks) for i in range(len(dqs))],
+            "That is which blocks *should* be used. Find out which were.",
+        ),
+        Mistake(
+            lambda dqs, rank, ks, **_: [(rank + 1 - i) % len(ks) for i in range(len(dqs))],
+            "One shift explains one ring. Test every block at every step.",
+        ),
+    ],
+    hint="At step i the mask is that of at[(rank - i) mod C]. Compute piece_backward with every block's keys and "
+    "values and take the one whose dq equals dqs[i].",
+)  # fmt: skip

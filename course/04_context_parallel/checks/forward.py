@@ -1,0 +1,189 @@
+"""Lab 04, who sends what, forward: keys and values round a ring, or heads for tokens.
+
+On ranks the references see the inputs of all. A ring is judged by its neighbours, its bytes, by what was computed while
+a block travelled, and by what was not computed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from labkit.checks import at_most, busy_during, count, only, to_the_next
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+
+from .attention import Pair, dense, merge, products
+from .predicted import positions
+
+Inputs = list[dict[str, Any]]
+
+# ------------------------------------------------------------------------------------------------ ring, forward
+
+
+def _drive_ring(exercise: Any, q: Any, k: Any, v: Any, at: Any) -> dict[str, Any]:
+    from minimegatron.comm.mesh import Axis
+
+    out, lse = exercise.ring_forward(q, k, v, list(at), Axis.world("cp"))
+    return {"out": out, "lse": lse}
+
+
+def _joined(ranks: Inputs, name: str) -> torch.Tensor:
+    return torch.cat([r[name] for r in ranks], 1)
+
+
+def ring(ranks: Inputs, **how: bool) -> list[dict[str, torch.Tensor]]:
+    k, v, k_at = _joined(ranks, "k"), _joined(ranks, "v"), torch.cat(ranks[0]["at"])
+    both = [dense(r["q"], k, v, r["at"][i], k_at, **how) for i, r in enumerate(ranks)]
+    return [{"out": out, "lse": lse} for out, lse in both]
+
+
+def _pieces_of(ranks: Inputs, rank: int, sees: Callable[[int, int], bool]) -> list[Pair]:
+    mine = ranks[rank]
+    owners = [j for j in range(len(ranks)) if sees(rank, j)]
+    return [dense(mine["q"], ranks[j]["k"], ranks[j]["v"], mine["at"][rank], mine["at"][j]) for j in owners]
+
+
+def _some_blocks(sees: Callable[[int, int], bool], average: bool = False) -> Callable[[Inputs], Any]:
+    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+        results = []
+        for rank, right in enumerate(ring(ranks)):
+            pieces = _pieces_of(ranks, rank, sees)
+            out, lse = pieces[0]
+            for piece in pieces[1:]:
+                out, lse = merge(out, lse, *piece)
+            if average:
+                out, lse = torch.stack([p[0] for p in pieces]).mean(0), right["lse"]
+            results.append({"out": out, "lse": lse})
+        return results
+
+    return answer
+
+
+def _local_places(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    here = torch.arange(ranks[0]["q"].shape[1])
+    return _some_blocks(lambda r, j: True)([{**r, "at": [here] * len(ranks)} for r in ranks])
+
+
+def _stuck(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The rank's own block at every step, with the places of the others."""
+    out = []
+    for rank, mine in enumerate(ranks):
+        always = [{**r, "q": mine["q"], "k": mine["k"], "v": mine["v"]} for r in ranks]
+        out.append(_some_blocks(lambda r, j: True)(always)[rank])
+    return out
+
+
+def ring_inputs(draw: Draw, cp: int = 0) -> Inputs:
+    cp = cp or draw.integer(2, 4)
+    a, n, d = draw.integer(1, 3), 2 * draw.integer(2, 4), draw.integer(2, 6)
+    at = [positions(n * cp, cp, r) for r in range(cp)]
+    return [{**{name: draw.tensor(a, n, d) for name in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
+
+
+def kv_bytes(inputs: Inputs) -> int:
+    return int(2 * inputs[0]["k"].nbytes)
+
+
+def _hidden_skipped(answer: Answer) -> str | None:
+    q, size = answer.inputs[0]["q"], len(answer.inputs)
+    bound = 2 * q.numel() * q.shape[1] * (size + 1) // 2  # the own block, and half of each other
+    for rank, done in enumerate(products(answer)):
+        if done > bound:
+            return f"rank {rank} does {done} multiply-adds; {bound} are enough without the hidden halves"
+    return None
+
+
+def _half_a_block_each(inputs: Inputs) -> float:
+    q = inputs[0]["q"]
+    return float((len(inputs) - 1) * q.numel() * q.shape[1])
+
+
+_four = partial(ring_inputs, cp=4)
+
+RING = Exercise(
+    "ring_forward",
+    reference=ring,
+    drive=_drive_ring,
+    cases=[
+        Case("2 ranks", partial(ring_inputs, cp=2), hidden=True),
+        Case("up to 4 ranks", ring_inputs, points=2, hidden=True),
+        Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
+            only("send", "recv"), to_the_next, at_most("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i), "send")]),
+        Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
+            only("send", "recv"), busy_during("send", _half_a_block_each)]),
+        Case("hidden halves are not computed", _four, hidden=True, accept=[_hidden_skipped]),
+    ],
+    mistakes=[
+        Mistake(lambda ranks: ring(ranks, scaled=False), "The scores are divided by sqrt(d)."),
+        Mistake(lambda ranks: ring(ranks, causal=False), "A query at place i sees keys at places j <= i only."),
+        Mistake(_some_blocks(lambda r, j: r == j), "That is this rank's own block alone. All blocks must come by."),
+        Mistake(_some_blocks(lambda r, j: True, average=True), "Pieces are not averaged: merge them by their lse."),
+        Mistake(
+            _some_blocks(lambda r, j: j <= r),
+            "Blocks of later ranks are not hidden: with zigzag your late half sees all of them.",
+        ),
+        Mistake(_stuck, "The same keys and values at every step: go on with what `wait()` returns."),
+        Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
+    ],
+    hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
+    "each half of q, merge, then wait. Start with out 0 and lse -inf.",
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------- all-to-all
+
+
+def _drive_ulysses(exercise: Any, x: Any, y: Any) -> dict[str, Any]:
+    from minimegatron.comm.mesh import Axis
+
+    cp = Axis.world("cp")
+    return {"heads": exercise.heads_for_tokens(x, cp), "tokens": exercise.tokens_for_heads(y, cp)}
+
+
+def _ulysses(ranks: Inputs, reorder: bool = True, order_back: bool = True) -> list[dict[str, torch.Tensor]]:
+    size, n = len(ranks), ranks[0]["x"].shape[1]
+    held = [positions(n * size, size, r) for r in range(size)]
+    arrived = torch.cat([r["x"] for r in ranks], 1)
+    ordered = arrived[:, torch.cat(held).argsort()] if reorder else arrived
+    back = torch.cat([r["y"] for r in ranks], 0)
+    cut = held if order_back else list(torch.arange(n * size).chunk(size))
+    heads = ordered.chunk(size)
+    return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
+
+
+def _heads(draw: Draw, cp: int = 0) -> Inputs:
+    cp = cp or draw.integer(2, 4)
+    a, n, d = draw.integer(1, 2), 2 * draw.integer(1, 3), draw.integer(2, 4)
+    return [{"x": draw.tensor(a * cp, n, d), "y": draw.tensor(a, n * cp, d)} for _ in range(cp)]
+
+
+ULYSSES = Exercise(
+    "ulysses",
+    reference=_ulysses,
+    drive=_drive_ulysses,
+    cases=[
+        Case("2 ranks", partial(_heads, cp=2), hidden=True),
+        Case("up to 4 ranks", _heads, points=2, hidden=True),
+        Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
+            only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),
+    ],
+    mistakes=[
+        Mistake(
+            lambda ranks: _ulysses(ranks, reorder=False, order_back=False),
+            "The tokens arrive rank by rank, chunks 0, 2C-1, 1, 2C-2, ... Put them in the order of the sequence, and "
+            "back on the way out.",
+        ),
+        Mistake(
+            lambda ranks: _ulysses(ranks, reorder=False),
+            "The tokens arrive rank by rank, chunks 0, 2C-1, 1, 2C-2, ... Put them in the order of the sequence.",
+        ),
+        Mistake(
+            lambda ranks: _ulysses(ranks, order_back=False),
+            "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
+        ),
+    ],
+    hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "
+    "in rank order, then the late ones in reverse. The way back is the mirror image.",
+)  # fmt: skip

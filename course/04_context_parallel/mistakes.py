@@ -1,0 +1,245 @@
+"""Lab 04: the solution with small mistakes, and with small changes that leave it right (`labkit/answers`)."""
+
+from __future__ import annotations
+
+from labkit.answers import Edit
+
+WRONG: dict[str, list[Edit]] = {
+    "bytes_per_layer": [
+        Edit("* 2 * groups * a_head", "* groups * a_head", told="Keys *and* values"),
+        Edit("* 2 * groups * a_head", "* 2 * heads * a_head", told="`groups` heads, not"),
+        Edit("(cp - 1) * 2 * groups", "cp * 2 * groups", told="C-1 steps"),
+        Edit("(cp - 1) / cp * (2", "(2", told="keeps its own share"),
+        Edit("(2 * heads + 2 * groups)", "(heads + 2 * groups)", told="*output* comes back"),
+    ],
+    "work": [
+        Edit("range(c * n + 1, (c + 1) * n + 1)", "range(c * n, (c + 1) * n)", told="also sees itself"),
+        Edit("if zigzag", "if False", told="chunks r and 2C-1-r"),
+    ],
+    "attend": [
+        Edit(" / q.shape[-1] ** 0.5", "", told="divided by sqrt(d)"),
+        Edit(
+            ".masked_fill(at > q_at[:, None], -torch.inf)",
+            "",
+            ("if at.min() > q_at.max():", "if False:"),
+            told="j <= i only",
+        ),
+        Edit("total * shrink", "total", ("out * shrink", "out"), told="shrinks by exp"),
+        Edit(
+            """        if at.min() > q_at.max():
+            continue
+""",
+            "",
+            told="are hidden",
+        ),
+        Edit("total.masked_fill(total == 0, 1.0)", "total", told="A query that sees nothing"),
+    ],
+    "merge": [
+        Edit("more, total", "more, lse + more_lse", told="not their logarithms"),
+        Edit("total.masked_fill(total == -torch.inf, 0.0)", "total", told="take 0 in its place"),
+    ],
+    "positions": [
+        Edit(
+            "(chunks[rank], chunks[2 * cp - 1 - rank])", "(chunks[2 * cp - 1 - rank], chunks[rank])", told="comes first"
+        ),
+    ],
+    "ring_forward": [
+        Edit(
+            "            block = shift.wait()",
+            "            shift.wait()",
+            told="The same keys and values at every step",
+        ),
+        Edit("range(cp.size):", "range(1):", told="own block alone"),
+        Edit(
+            "mine = q.shape[1] // 2, at[cp.rank]",
+            "mine = q.shape[1] // 2, torch.arange(q.shape[1])",
+            ("at[owner]", "mine"),
+            told="at[cp.rank] and at[owner]",
+        ),
+        # waits before it computes
+        Edit(
+            "        owner = (cp.rank",
+            """        new = shift.wait() if shift else None
+        owner = (cp.rank""",
+            ("block = shift.wait()", "block = new"),
+            told="while send travels",
+        ),
+        # all of q against all of the block
+        Edit(
+            "(slice(0, half), slice(half, None))",
+            "(slice(None),)",
+            (", half)\n", ", 2 * half)\n"),
+            told="without the hidden halves",
+        ),
+        # a block further than needed
+        Edit("if step < cp.size - 1 else None", "if True else None", told="(C-1) blocks"),
+    ],
+    "piece_backward": [
+        Edit(" - (dout * out).sum(-1, keepdim=True)", "", told="P (dP - D)"),
+        Edit("keepdim=True)) * sigma", "keepdim=True))", told="so are dS"),
+        Edit(
+            "scores - lse[..., None]",
+            "scores - scores.logsumexp(-1, keepdim=True).nan_to_num(neginf=0.0)",
+            told="*final* lse",
+        ),
+    ],
+    "ring_backward": [
+        Edit(
+            "        more, dk, dv",
+            "        more, *both",
+            (
+                "dq += more",
+                """dq += more
+        dk, dv = both""",
+            ),
+            (
+                "    dk, dv = behind.wait()\n",
+                """        if step == 0:
+            own = both
+    behind.wait()
+    dk, dv = own
+""",
+            ),
+            told="must travel with the block",
+        ),
+        # the last hop is missing
+        Edit(
+            "    dk, dv = behind.wait()",
+            """    behind.wait()
+    dk, dv = part""",
+            told="one more hop",
+        ),
+        Edit("part += behind.wait()", "behind.wait()", told="must be *added*"),
+        # stale: each rank begins with the block it received last in the forward
+        Edit(
+            "torch.stack((k, v))\n",
+            """torch.stack((k, v))
+    for _ in range(cp.size - 1):
+        block = Shift(block, cp, tag=2).wait()
+""",
+            told="another rank's keys and values",
+        ),
+        Edit(
+            "torch.stack((k, v))\n",
+            """torch.stack((k, v))
+    block = Shift(block, cp, tag=2).wait()
+""",
+            told="another rank's keys and values",
+        ),
+        Edit("at[owner])", "at[cp.rank])", told="At each step"),
+    ],
+    "ulysses": [
+        Edit(".flip(0)", "", told="rank order, then the late ones in reverse"),
+        Edit(
+            "chunks = torch.cat((halves[:, :, 0], halves[:, :, 1].flip(0)))",
+            "chunks = halves.transpose(1, 2).flatten(0, 1)",
+            told="Put them in the order",
+        ),
+        Edit(
+            "torch.stack((chunks[: cp.size], chunks[cp.size :].flip(0)), dim=2).flatten(2, 3)",
+            "chunks.unflatten(0, (cp.size, 2)).transpose(1, 2).flatten(2, 3)",
+            told="not a contiguous piece",
+        ),
+    ],
+    "blocks_used": [
+        Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[rank]", ("argmin", "argmax"), told="At step i the mask"),
+    ],
+    "answers": [
+        Edit(
+            "groups * element_size * flops / (heads",
+            "groups * element_size * flops / (2 * heads",
+            told="Half of the pairs",
+        ),
+        Edit(
+            "groups * element_size * flops / (heads * bandwidth)",
+            "element_size * flops / bandwidth",
+            told="the work has `heads`",
+        ),
+        Edit("2 * cp * tp", "2 * cp", told="again, over tp"),
+        Edit("groups // tp", "heads // tp", told="fewer heads than queries"),
+        Edit("cp * groups / (heads + groups)", "cp", told="the ring 2 groups"),
+        Edit("(2 * cp - 1) / cp", "cp", told="the mean is 1/C"),
+    ],
+}
+
+RIGHT: dict[str, list[Edit]] = {
+    "bytes_per_layer": [
+        Edit("(cp - 1) / cp * (2 * heads + 2 * groups)", "2 * (1 - 1 / cp) * (heads + groups)"),
+    ],
+    "ring_forward": [
+        # even ranks and odd ranks alike through batch_isend_irecv
+        Edit(
+            "shift = Shift(block, cp) if step < cp.size - 1 else None",
+            (
+                "new = torch.empty_like(block)\n"
+                "        ops = [dist.P2POp(dist.isend, block, cp.ranks[(cp.rank + 1) % cp.size], cp.group), "
+                "dist.P2POp(dist.irecv, new, cp.ranks[cp.rank - 1], cp.group)]\n"
+                "        shift = dist.batch_isend_irecv(ops) if step < cp.size - 1 else None"
+            ),
+            (
+                "block = shift.wait()",
+                """[work.wait() for work in shift]
+            block = new""",
+            ),
+            (
+                "import torch\n",
+                """import torch
+import torch.distributed as dist
+""",
+            ),
+        ),
+        # chunk by chunk of the keys too
+        Edit(
+            """            piece = attend(q[:, rows], block[0], block[1], mine[rows], at[owner], half)
+            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)""",
+            (
+                "            for cols in (slice(0, half), slice(half, None)):\n"
+                "                if at[owner][cols][0] <= mine[rows][-1]:\n"
+                "                    piece = attend(q[:, rows], block[0][:, cols], block[1][:, cols], "
+                "mine[rows], at[owner][cols], 3)\n"
+                "                    out[:, rows], lse[:, rows] = merge(*piece, out[:, rows], lse[:, rows])"
+            ),
+        ),
+    ],
+    "piece_backward": [
+        Edit(
+            "ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) * sigma",
+            "ds = p * ((dout @ v.mT) - (dout.double() * out.double()).sum(-1, keepdim=True).float())",
+            ("return ds @ k, ds.mT @ q,", "return sigma * (ds @ k), sigma * (ds.mT @ q),"),
+        ),
+    ],
+    "ring_backward": [
+        # the package's way: the own part stays at home, C-1 hops
+        Edit(
+            """        if step > 0:
+            part += behind.wait()
+        behind = Shift(part, cp, tag=1)""",
+            """        if step == 0:
+            home = part
+        else:
+            if step > 1:
+                part += behind.wait()
+            behind = Shift(part, cp, tag=1)""",
+            ("dk, dv = behind.wait()", "dk, dv = home + behind.wait()"),
+        ),
+    ],
+    "ulysses": [
+        # the functional collective
+        Edit(
+            "dist.all_to_all_single(arrived, x.contiguous(), group=cp.group)",
+            """import torch.distributed._functional_collectives as fc
+    arrived = fc.all_to_all_single(x.contiguous(), None, None, cp.group).clone()""",
+        ),
+    ],
+    "blocks_used": [
+        Edit(
+            "used.append(int(torch.stack(apart).argmin()))",
+            "used.append(min(range(len(ks)), key=lambda j: apart[j].item()))",
+        ),
+    ],
+    "answers": [
+        Edit("(2 * cp - 1) / cp", "2 - 1 / cp"),
+        # to within a token
+        Edit("(2 * cp - 1) / cp", "cp * (s * (s // cp) - (s // cp) ** 2 / 2) / (s * s / 2)"),
+    ],
+}

@@ -1,0 +1,4 @@
+# the larger of two (seconds, name) pairs
+def at_best(flops, nbytes, peak, bandwidth):
+    s, b = max((flops / peak, 'arithmetic'), (nbytes / bandwidth, 'memory'))
+    return dict(seconds=s, bound=b, intensity=flops / nbytes)

@@ -1,0 +1,3 @@
+# told: do not assume
+def shares(outs, parts):
+    return [[1.0] * len(parts) for _ in outs]

@@ -1,0 +1,345 @@
+"""Lab 07: the solution with small mistakes, and with small changes that leave it right (`labkit/answers`)."""
+
+from __future__ import annotations
+
+from labkit.answers import Edit
+
+WRONG: dict[str, list[Edit]] = {
+    "norm_bytes": [
+        Edit("(2 + 1 + 2 + 2)", "4", told="also *writes*"),
+        Edit("(2 + 1 + 2 + 2)", "5", told="`* gamma` is an operation of its own"),
+        Edit("(2 + 1 + 2 + 2)", "8", told="one number a row"),
+        Edit("2 * whole}", "3 * whole}", told="keep the row on the chip"),
+        Edit("* element_size", "", told="In bytes"),
+    ],
+    "at_best": [
+        Edit("max(computing, moving)", "computing + moving", told="not the sum"),
+        Edit("flops / nbytes", "nbytes / flops", told="FLOP per byte"),
+        Edit("moving > computing", "moving < computing", told="what takes longer"),
+        Edit("max(computing, moving)", "min(computing, moving)", told="Both must be done"),
+    ],
+    "norm_rows": [
+        Edit("if (row >= rows) return;", "", told="it has"),
+        Edit("if (row >= rows) return;", "if (row > rows) return;", told="reads x["),
+        Edit("sum / cols + eps", "sum + eps", told="divide the sum by cols"),
+        Edit("rsqrtf(sum / cols + eps)", "sqrtf(sum / cols) + eps", told="divide by the root"),
+        Edit(" * gamma[i]", "", told="without gamma"),
+        Edit("sum += v * v;", "sum += v * v", told="line 12: sum += v * v"),
+        Edit("float sum = 0;", "", told="was not declared"),
+        Edit("* gamma[i];", "* gamma[i] + 0 * x[row * cols + cols - 1 - i];", told="2 are enough"),
+        Edit("grid=(rows + 63) // 64", "grid=rows // 64", told="is"),
+        Edit("for (int i = 0; i < cols; ++i) {", "for (int i = 0; i < cols; ) {", told="no answer within"),
+        # no kernel at all
+        Edit(
+            """    kernel(x, gamma, y, rows, cols, eps, grid=(rows + 63) // 64, block=64)
+    return y""",
+            "    return torch.nn.functional.rms_norm(x, (cols,), gamma, eps)",
+            told="no kernel ran",
+        ),
+    ],
+    "norm_block": [
+        Edit(
+            """  __syncthreads();
+  float rstd""",
+            "  float rstd",
+            told="__syncthreads() is missing",
+        ),
+        Edit(
+            """    __syncthreads();
+    if""",
+            "    if",
+            told="__syncthreads",
+        ),
+        Edit(
+            """    __syncthreads();
+    if (threadIdx.x < s) parts""",
+            "    if (threadIdx.x < s) __syncthreads(), parts",
+            told="y[",
+        ),
+        Edit(
+            """int i = threadIdx.x; i < cols; i += blockDim.x) {
+    float v""",
+            (
+                "int i = threadIdx.x * ((cols + 255) / 256); i < min(cols, (int)(threadIdx.x + 1) * ((cols + "
+                "255) / 256)); ++i) {\n"
+                "    float v"
+            ),
+            told="neighbouring threads",
+        ),
+        Edit(
+            "for (int i = threadIdx.x; i < cols; i += blockDim.x) out",
+            "for (int i = 0; i < cols; ++i) out",
+            told="times; once is enough",
+        ),
+        Edit(
+            "parts[256]",
+            "parts[64]",
+            ("block=256", "block=64"),
+            ("s = blockDim.x / 2", "s = blockDim.x / 4"),
+            told="wrong",
+        ),
+    ],
+    "norm_warp": [
+        Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),
+        Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
+        Edit("  __syncthreads();\n", "", told="shared memory starts as NaN"),
+        Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="shared memory starts as NaN"),
+        Edit("int o = 16", "int o = 8", told="is wrong"),
+        Edit(
+            "  __syncthreads();\n",
+            """  __syncthreads();
+  __syncthreads();
+  __syncthreads();
+""",
+            told="2 are enough",
+        ),
+        Edit(
+            "    out4[i] = make_float4(v.x * rstd * g.x, v.y * rstd * g.y, v.z * rstd * g.z, v.w * rstd * g.w);",
+            (
+                "    out[4*i] = v.x * rstd * g.x; out[4*i+1] = v.y * rstd * g.y; out[4*i+2] = v.z * rstd * "
+                "g.z; out[4*i+3] = v.w * rstd * g.w;"
+            ),
+            told="a store to y takes 4 bytes",
+        ),
+    ],
+    "flash_bytes": [
+        Edit("keys += (last // cols + 1) * cols", "keys += s", told="The mask is causal"),
+        Edit("2 * s * d + s + 2", "2 * s * d + 2", told="lse is written too"),
+        Edit("2 * keys * d", "2 * s * d", told="do not fit on the chip"),
+        Edit("4 * s * s + 4", "2 * s * s + 4", told="Four times"),
+        Edit("4 * s * s + 4 * s * d", "4 * s * s", told="beside the 4 s x s"),
+    ],
+    "flash_tiles": [
+        Edit("/ d**0.5", "", told="divided by sqrt(d)"),
+        Edit(
+            "torch.arange(start, start + cols) > at",
+            "torch.arange(start, start + cols) < -1",
+            told="inside of a block too",
+        ),
+        Edit(
+            "torch.arange(start, start + cols) > at",
+            "torch.arange(start, start + cols) < -1",
+            ("range(0, first + rows, cols)", "range(0, s, cols)"),
+            told="no later one",
+        ),
+        Edit("range(0, first + rows, cols)", "range(0, s, cols)", told="are enough"),
+        Edit("o * shrink + p @ v", "o + p @ v", told="out is wrong"),
+        Edit("(top + total.log())", "total.log()", told="lse is wrong"),
+        Edit(
+            "torch.exp(scores - higher), torch.exp(top - higher)",
+            "torch.exp(scores), torch.ones(())",
+            ("(top + total.log())", "total.log()"),
+            told="NaN",
+        ),
+    ],
+    "to_fp8": [
+        Edit(".clamp(-top, top)", "", told="Beyond the top"),
+        Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts digits off"),
+        Edit("torch.round(x / step)", "torch.floor(x / step)", told="rounds down"),
+        Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", told="not up"),
+        Edit(".clamp(min=lowest)", "", told="get no finer"),
+        Edit(
+            "return torch.round(x / step) * step",
+            "return torch.where(x.abs() < 2.0**lowest, 0.0, torch.round(x / step) * step)",
+            told="there are still numbers",
+        ),
+    ],
+    "tile_scales": [
+        Edit("top / amax.double()", "amax.double() / top", ("torch.floor", "torch.ceil"), told="This is the inverse"),
+        Edit("torch.exp2(torch.floor(torch.log2(top / amax.double())))", "top / amax.double()", told="power of two"),
+        Edit("torch.floor", "torch.round", told="to the nearest power"),
+        Edit("torch.floor", "torch.ceil", told="Rounded up"),
+        Edit(".abs()", "", told="abs first"),
+        Edit(
+            "torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double()))), 1.0)",
+            "torch.exp2(torch.floor(torch.log2(top / amax.double())))",
+            told="1 where amax is 0",
+        ),
+    ],
+    "delayed_scaling": [
+        Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
+        Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="hidden"),
+        Edit("[-one.history :]", "[-1:]", told="not of the last one"),
+        Edit(
+            "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
+            "self.amax = x.detach().abs().max()",
+            told="keep the largest of them",
+        ),
+        Edit(".abs().max())", ".max())"),
+        Edit("        one.amax = torch.zeros(())\n", ""),
+        Edit("amax if finite else 0.0", "amax"),
+        Edit(
+            "    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n",
+            """    for i in range(len(scales)):
+        dist.all_reduce(together[i], op=dist.ReduceOp.MAX, group=tp.group)
+""",
+            told="one for all tensors",
+        ),
+    ],
+    "fp8_linear": [
+        Edit("to_fp8(dy * sdy.scale, *E5M2)", "to_fp8(dy * sdy.scale, *E4M3)", told="dy goes to E5M2"),
+        Edit(
+            "(sx.scale, sw.scale), sdy",
+            "(sx, sw), sdy",
+            ("(sdy.scale * scale_w)", "(sdy.scale * scale_w.scale)"),
+            ("(sdy.scale * scale_x)", "(sdy.scale * scale_x.scale)"),
+            told="the scales moved on",
+        ),
+        Edit("qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn)", "qx, qw", told="one a number"),
+        Edit("/ (sx.scale * sw.scale)", "/ sx.scale", told="off by one factor"),
+        Edit("        sdy.note(dy)\n", "", told="note(dy)"),
+        Edit("sx.note(x)", "sx.note(x * sx.scale)", told="before it is scaled"),
+        Edit(
+            "to_fp8(x * sx.scale, *E4M3), to_fp8(weight * sw.scale, *E4M3)",
+            "x * sx.scale, weight * sw.scale",
+            told="wrong | one a number",
+        ),
+    ],
+    "shares": [
+        Edit(
+            "return [torch",
+            "return list(map(list, zip(*[torch",
+            (" for out in outs]", " for out in outs])))"),
+            told="a list a rank",
+        ),
+    ],
+    "answers": [
+        Edit(
+            "ridge, h, e = peak / bandwidth",
+            "ridge, h, e = bandwidth / peak",
+            ("math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))", "1"),
+            told="ridge = peak / bandwidth",
+        ),
+        Edit("math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))", "math.ceil(ridge * e / 2)", told="x and y move too"),
+        Edit("layers * 4 * 3 * 4", "layers * 4 * 4", told="three numbers"),
+        Edit("layers * 4 * 3 * 4", "layers * 3 * 4", told="Four linear layers"),
+        Edit("1 - 1 / growth", "1 / growth", told="what is left"),
+        Edit("2**-9 / 448", "2**-6 / 448", told="down to 2^-9"),
+        Edit("2 * 8192", "8192", told="*and* written"),
+    ],
+}
+
+RIGHT: dict[str, list[Edit]] = {
+    "at_best": [
+        Edit("max(computing, moving)", "moving if moving > computing else computing"),
+    ],
+    "norm_rows": [
+        Edit(
+            "if (row >= rows) return;",
+            "for (; row < rows; row += gridDim.x * blockDim.x) {",
+            ("* gamma[i];", "* gamma[i]; }"),
+            ("grid=(rows + 63) // 64, block=64", "grid=1, block=32"),
+        ),
+        # pointers that move
+        Edit(
+            "float sum = 0;",
+            "float sum = 0; const float* in = x; in += row * cols; float* out = &y[row * cols];",
+            ("float v = x[row * cols + i];", "float v = *in++;"),
+            ("float rstd", "in = x + row * cols; float rstd"),
+            (
+                "y[row * cols + i] = x[row * cols + i] * rstd * gamma[i]",
+                "{ out[i] = in[i] * rstd; out[i] *= gamma[i]; }",
+            ),
+            ("out[i] = in[i] * rstd; out[i] *= gamma[i];", "out[i] = in[i] * rstd * gamma[i];"),
+        ),
+    ],
+    "norm_block": [
+        # barriers at the end of each step
+        Edit(
+            "parts[threadIdx.x] = sum;",
+            "parts[threadIdx.x] = sum; __syncthreads();",
+            (
+                """    __syncthreads();
+    if""",
+                "    if",
+            ),
+            (
+                """parts[threadIdx.x + s];
+  }
+  __syncthreads();""",
+                """parts[threadIdx.x + s];
+    __syncthreads();
+  }""",
+            ),
+        ),
+        # one thread adds up
+        Edit(
+            """for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }""",
+            """__syncthreads();
+  if (threadIdx.x == 0) for (int i = 1; i < 256; ++i) parts[0] += parts[i];""",
+        ),
+    ],
+    "norm_warp": [
+        Edit("lane < warps ? parts[lane] : 0.0f", "lane < warps ? parts[lane] : 0", ("block=256", "block=96")),
+        # one warp a row: no barrier at all
+        Edit(
+            """  if (lane == 0) parts[warp] = sum;
+  __syncthreads();
+  sum = warp_sum(lane < warps ? parts[lane] : 0.0f);
+""",
+            "",
+            ("block=256", "block=32"),
+        ),
+    ],
+    "flash_bytes": [
+        Edit("keys += (last // cols + 1) * cols", "keys += len(range(0, last + 1, cols)) * cols"),
+    ],
+    "flash_tiles": [
+        Edit(
+            "for start in range(0, first + rows, cols):",
+            "for start in [c for c in range(0, s, cols) if c < first + rows]:",
+        ),
+    ],
+    "tile_scales": [
+        # frexp
+        Edit(
+            "torch.exp2(torch.floor(torch.log2(top / amax.double())))",
+            "torch.ldexp(torch.ones(()), torch.frexp(top / amax.double()).exponent - 1)",
+        ),
+    ],
+    "delayed_scaling": [
+        Edit(
+            "[*one.past, amax if finite else 0.0][-one.history :]",
+            "([amax if finite else 0.0] + one.past)[: one.history]",
+        ),
+    ],
+    "fp8_linear": [
+        # by torch's own cast
+        Edit(
+            "from exercises.to_fp8 import to_fp8\n",
+            """
+def to_fp8(x, digits, lowest, top):
+    return x.clamp(-top, top).to({3: torch.float8_e4m3fn, 2: torch.float8_e5m2}[digits]).float()
+""",
+        ),
+        # divide the factors, not the product
+        Edit(
+            "return qx @ qw.T / (sx.scale * sw.scale)",
+            "return (qx / sx.scale) @ (qw / sw.scale).T",
+            (
+                "dx = qdy @ qw.float() / (sdy.scale * scale_w)",
+                "dx = torch.einsum('no,oi->ni', qdy / sdy.scale, qw.float() / scale_w)",
+            ),
+        ),
+        Edit(
+            "ctx.scales, ctx.sdy = (sx.scale, sw.scale), sdy",
+            "ctx.scales, ctx.sdy = (float(sx.scale), float(sw.scale)), sdy",
+            ("        sdy.note(dy)\n", "        ctx.sdy.note(dy.clone())\n"),
+        ),
+    ],
+    "answers": [
+        Edit(
+            "math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))",
+            "next(n for n in range(1, 10**6) if 2 * n * h * h >= ridge * e * (2 * n * h + h * h) * (1 - 1e-12))",
+        ),
+        Edit("1 - 1 / growth", "(growth - 1) / growth", ("2**-9 / 448", "0.001953125 / 448")),
+        Edit(
+            "layers * 4 * 3 * 4",
+            "float(48 * layers)",
+            ("2 * 8192 * h * e / bandwidth * 1e6", "16384e6 * h * e / bandwidth"),
+        ),
+    ],
+}

@@ -1,0 +1,100 @@
+"""Answers to a lab's exercises other than its solution: what the tests of its checks judge (`tests/course`).
+
+| in the lab's folder                       | holds                                                              |
+|-------------------------------------------|--------------------------------------------------------------------|
+| `answers/right/EXERCISE_1.py`             | a whole program that is right in another way than the solution     |
+| `answers/wrong/EXERCISE_what_is_wrong.py` | a whole program that is wrong; first line: `# told: words`         |
+| `answers/empty/EXERCISE.py`               | a program that does nothing, where functions that return None fail |
+| `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: the solution, changed  |
+
+A wrong answer loses points, and what the learner reads contains the words of `told`. Alternatives stand between ` | `;
+without words it is enough that points are lost.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Edit:
+    """The solution with some text replaced: `Edit("old text", "new text", ("more old", "more new"), told="words")`."""
+
+    def __init__(self, old: str, new: str, *more: tuple[str, str], told: str = "") -> None:
+        self.replaced, self.told = ((old, new), *more), told
+
+    def applied(self, solution: str) -> str:
+        """The edited solution; each old text must be there."""
+        for old, new in self.replaced:
+            assert old in solution, f"the solution has no text {old!r}"
+            solution = solution.replace(old, new)
+        return solution
+
+
+@dataclass(frozen=True)
+class GivenAnswer:
+    """One answer to one exercise.
+
+    Attributes:
+        exercise: whose cell it would be.
+        name: of its file, or `EXERCISE edit N`, counted from 1 in the table.
+        right: whether full marks are due.
+        source: the cell's text.
+        told: words for the learner of a wrong one, alternatives between ` | `.
+    """
+
+    exercise: str
+    name: str
+    right: bool
+    source: str
+    told: str = ""
+
+    def is_told(self, text: str) -> bool:
+        """Whether `text`, what the learner reads, has the words."""
+        return any(words in text for words in self.told.split(" | "))
+
+
+def answers_of(lab: str, solutions: Mapping[str, str]) -> list[GivenAnswer]:
+    """The right and the wrong answers of a course module, exercise by exercise, edits before whole programs.
+
+    Args:
+        lab: the module, e.g. `course.01_process_groups`.
+        solutions: {exercise: text of its cell, solved}, in the lab's order.
+    """
+    found = [*_edited(lab, solutions), *_programs(folder_of(lab), solutions)]
+    order = list(solutions)
+    return sorted(found, key=lambda answer: order.index(answer.exercise))
+
+
+def folder_of(lab: str) -> Path:
+    """Where the answers of a course module lie."""
+    return Path(str(importlib.import_module(lab).__file__)).parent / "answers"
+
+
+def _edited(lab: str, solutions: Mapping[str, str]) -> Iterator[GivenAnswer]:
+    mistakes = importlib.import_module(f"{lab}.mistakes")
+    for right, table in ((True, mistakes.RIGHT), (False, mistakes.WRONG)):
+        for exercise, edits in table.items():
+            for number, edit in enumerate(edits, 1):
+                source = edit.applied(solutions[exercise])
+                yield GivenAnswer(exercise, f"{exercise} edit {number}", right, source, edit.told)
+
+
+def _programs(folder: Path, solutions: Mapping[str, str]) -> Iterator[GivenAnswer]:
+    for right in (True, False):
+        for path in sorted((folder / ("right" if right else "wrong")).glob("*.py")):
+            source = path.read_text()
+            told = re.match(r"# told: ?(.*)", source)
+            assert right or told, f"{path}: the first line of a wrong answer is `# told: words`"
+            words = told[1] if told and not right else ""
+            yield GivenAnswer(_exercise_of(path, solutions), path.stem, right, source, words)
+
+
+def _exercise_of(path: Path, solutions: Mapping[str, str]) -> str:
+    """The exercise that a file's name begins with; where one name begins another, the longer."""
+    names = [name for name in solutions if path.stem.startswith(f"{name}_")]
+    assert names, f"{path}: a file of answers is named EXERCISE_something.py"
+    return max(names, key=len)

@@ -1,0 +1,212 @@
+"""The process that forks warm ranks, and what a warm rank does: the far side of `launch.warm_client`.
+
+A rank lives through many jobs. Each job gets a default process group of its own over a file (no port to collide with,
+and no message of an earlier job can arrive in a later one) and a process that `launch.clean` has put in order::
+
+    parent                                    rank
+      |-- job ---------------------------------> join the group, run
+      |<------------------------ result or error  (an error leaves the group at once: the peers must not wait)
+      |-- release (all have answered) ----------> leave the group, clean up
+      |<---------------------- "" or what is dirty
+
+Pickles travel here over a socket pair between a process and its own descendants, never from a file or a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, NoReturn
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm.fingerprints import fingerprints
+from minimegatron.launch import procs
+from minimegatron.launch.clean import CleanState
+from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.fork_server import ENVIRONMENT, obey, send
+
+# First use of FSDP2 or DTensor costs 7 s without these.
+PRELOAD = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed._functional_collectives",
+    "minimegatron.comm.collectives",
+)
+RANK_ENVIRONMENT = {
+    **ENVIRONMENT,
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "NO_COLOR": "1",
+    "TQDM_DISABLE": "1",
+}
+
+
+class Job(NamedTuple):
+    """What a rank is told; `call` is the pickled (function, arguments), opened after `sys_path` is in place."""
+
+    rank: int
+    world: int
+    store: str
+    timeout: float
+    fingerprints: bool
+    sys_path: list[str]
+    cwd: str
+    environment: dict[str, str]
+    call: bytes
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the parent.
+
+    Attributes:
+        name, message: type and text.
+        trace: the traceback as Python prints it.
+        frame: the innermost line of user code.
+        consequence: whether it only says that the connection to another rank was lost.
+        error: the pickled exception, or b"" when it cannot be pickled.
+    """
+
+    name: str
+    message: str
+    trace: str
+    frame: str
+    consequence: bool
+    error: bytes
+
+
+# ------------------------------------------------------------------------------------------------- the server
+
+
+def serve(sock: socket.socket, folder: str, preload: list[str]) -> None:
+    """Import, say so, then fork ranks until the parent hangs up."""
+    for name in (*PRELOAD, *preload):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # nothing above is ever garbage: collections stay cheap and pages stay shared
+    send(sock, "ready")
+    obey(sock, folder, _become_rank)
+
+
+def _become_rank(_: None, channel: int, out: int, err: int) -> NoReturn:
+    procs.adopt_orphans()  # so that `launch.clean` sees what a job leaves behind
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for fd in (out, err):
+        os.close(fd)
+    live(Connection(channel))
+
+
+# --------------------------------------------------------------------------------------------------- the rank
+
+
+def live(channel: Connection) -> NoReturn:
+    """Run jobs until the parent hangs up."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
+    torch.set_num_threads(1)
+    procs.as_batch_job()
+    random.seed(0)  # after the fork, where Python has just reseeded it
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    clean = CleanState()
+    while True:
+        try:
+            job = Job(*pickle.loads(channel.recv_bytes()))
+        except EOFError:
+            os._exit(0)
+        answer = _run(job, clean)
+        channel.send_bytes(answer)
+        try:
+            channel.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        _leave_group()
+        channel.send_bytes(clean.restore().encode())
+
+
+def _run(job: Job, clean: CleanState) -> bytes:
+    """The pickled (result, None) or (None, Failure) of one job."""
+    try:
+        return pickle.dumps((_call(job, clean), None))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the rank itself goes on living
+        answer = pickle.dumps((None, _failure(error)))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the job may have closed or replaced it
+                stream.flush()
+    _leave_group()  # the peers may be waiting for us: let their calls fail now
+    return answer
+
+
+def _call(job: Job, clean: CleanState) -> Any:
+    sys.path[:] = job.sys_path
+    os.environ.clear()
+    os.environ.update(job.environment, **RANK_ENVIRONMENT)
+    os.chdir(job.cwd)
+    try:
+        _join_group(job)
+    except BaseException:
+        clean.spoiled = "its process group was never complete"
+        raise
+    fn, args, kwargs = pickle.loads(job.call)
+    with fingerprints(job.fingerprints):
+        return fn(job.rank, job.world, *args, **kwargs)
+
+
+def _join_group(job: Job) -> None:
+    """Build the job's process group, and return when every rank has built it.
+
+    gloo's constructor returns on one rank while others still connect. A job that ends at once would then take its end
+    of their connections away. A rank on which that happens counts one group more than the others from then on, names
+    the next one differently, and never meets them again: hence `spoiled`.
+    """
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(job.store, job.world),
+        rank=job.rank,
+        world_size=job.world,
+        timeout=datetime.timedelta(seconds=job.timeout),
+    )
+    dist.barrier()
+
+
+def _failure(error: BaseException) -> Failure:
+    where = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename == __file__:
+        where = where.tb_next  # how the job was called is of no interest
+    frames = [procs.Frame(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_tb(where))]
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:
+        pickled = b""
+    return Failure(
+        type(error).__name__,
+        str(error),
+        "".join(traceback.format_exception(type(error), error, where)),
+        str(procs.users_frame(frames) or ""),
+        is_consequence(error),
+        pickled,
+    )
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,118 @@
+"""What a feature of the model does once a step: a hook with one method for each moment of it.
+
+The problem in a sentence: a loss scale must be told to the routers before the passes, scales in FP8 move after them,
+and a training step that calls each feature by its name must be read, and changed, with every new one.
+
+So a feature has a hook, in its own file, and the step calls all hooks alike:
+
+    moment                                  method                   example
+    before the forward and backward passes  begin_step(scale)        routers are told the scale of the loss
+    around them                             during_passes()          weights in FP8 are kept
+    before the losses travel                reports()                losses of more tokens than the next
+                                            table()                  counts that the host reads in the same message
+    after that message                      report_fields(numbers)   what the table says, for the report of the step
+    after the optimizer has moved           end_step(successful)     biases of experts move
+
+`@step_hook` registers a hook where its class is defined. The file that defines a feature's modules is imported
+wherever a model has them, so `StepHooks(model, mesh)` finds what a model can need, and a hook for which the model has
+no modules does nothing.
+
+Order: hooks are called in the order of their names, so it is the same on all ranks, whatever was imported first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh
+
+
+class StepHook:
+    """One feature's work; every method here does nothing.
+
+    Args:
+        model: what this rank trains, wrapped in DDP.
+        mesh: its layout.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        self.model, self.mesh = model, mesh
+
+    def begin_step(self, scale: float) -> None:
+        """Called before the passes; `scale` is what the loss is multiplied by before `backward`."""
+
+    def during_passes(self) -> contextlib.AbstractContextManager[None]:
+        """Entered before the first pass, left after the last one, also when one of them raises."""
+        return contextlib.nullcontext()
+
+    def reports(self) -> dict[str, torch.Tensor]:
+        """More losses of this rank: name -> [sum, count] in fp64."""
+        return {}
+
+    def table(self) -> torch.Tensor | None:
+        """Numbers in fp64, equal on all ranks, that the host reads together with the losses; None for none."""
+        return None
+
+    def report_fields(self, numbers: list[float]) -> dict[str, Any]:
+        """Fields of the step's report (`training.reports.StepReport`) from the numbers of `table`, flat."""
+        return {}
+
+    def end_step(self, successful: bool) -> None:
+        """Called after the optimizer; `successful` says whether the weights moved."""
+
+
+REGISTERED: dict[str, type[StepHook]] = {}
+
+
+def step_hook(hook: type[StepHook]) -> type[StepHook]:
+    """Class decorator: every training step has this hook."""
+    REGISTERED[f"{hook.__module__}.{hook.__qualname__}"] = hook
+    return hook
+
+
+class StepHooks:
+    """All hooks of a model.
+
+    Args:
+        model: what this rank trains, wrapped in DDP.
+        mesh: its layout.
+        hooks: which; default one of each registered class.
+    """
+
+    def __init__(self, model: nn.Module, mesh: Mesh, hooks: Sequence[StepHook] | None = None) -> None:
+        self.hooks = [REGISTERED[name](model, mesh) for name in sorted(REGISTERED)] if hooks is None else list(hooks)
+        self._with_table: list[StepHook] = []
+
+    @contextlib.contextmanager
+    def passes(self, scale: float) -> Iterator[None]:
+        """The forward and backward passes of a step run inside; see `StepHook.begin_step` and `during_passes`."""
+        with contextlib.ExitStack() as stack:
+            for hook in self.hooks:
+                hook.begin_step(scale)
+                stack.enter_context(hook.during_passes())
+            yield
+
+    def reports(self) -> dict[str, torch.Tensor]:
+        """The losses of all hooks."""
+        return {name: pair for hook in self.hooks for name, pair in hook.reports().items()}
+
+    def tables(self) -> list[torch.Tensor]:
+        """The tables of the hooks that have one."""
+        found = [(hook, table) for hook in self.hooks if (table := hook.table()) is not None]
+        self._with_table = [hook for hook, _ in found]
+        return [table for _, table in found]
+
+    def report_fields(self, tables: list[list[float]]) -> dict[str, Any]:
+        """The fields of all hooks, from the numbers of `tables()`, in that order."""
+        pairs = zip(self._with_table, tables, strict=True)
+        return {name: value for hook, numbers in pairs for name, value in hook.report_fields(numbers).items()}
+
+    def end_step(self, successful: bool) -> None:
+        """The end of a step, for all hooks."""
+        for hook in self.hooks:
+            hook.end_step(successful)

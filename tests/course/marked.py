@@ -1,0 +1,45 @@
+"""A lab of the course with its solutions, its stubs and other answers, and the judge's verdict on one of them."""
+
+from __future__ import annotations
+
+import re
+
+from labkit.answers import answers_of, folder_of
+from labkit.exercises import load_lab
+from labkit.fresh import Nursery
+from labkit.judge import judge
+from labkit.verdict import Verdict
+from tests.labkit.cells import SOURCES, exercise_cells
+
+
+class MarkedLab:
+    """One lab under test; `name` is the notebook's, e.g. `01_process_groups`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.course = name, f"course.{name}"
+        self.lab = load_lab(self.course)
+        self.solutions, self.stubs = exercise_cells(name, solved=True), exercise_cells(name, solved=False)
+        self.answers = answers_of(self.course, self.solutions)
+
+    def check(self, nursery: Nursery, exercise: str, source: str) -> Verdict:
+        """The judge's verdict on one answer; the lab's other exercises, which it may import, are solved."""
+        return judge(nursery, self.course, exercise, {**self.solutions, exercise: source})
+
+    def wrong_program(self, name: str) -> str:
+        """The source of `answers/wrong/NAME.py`."""
+        return (folder_of(self.course) / "wrong" / f"{name}.py").read_text()
+
+    def empty(self, exercise: str) -> str:
+        """A program that runs and does nothing: of the lab's folder, or every function of the stub returns None."""
+        if (own := folder_of(self.course) / "empty" / f"{exercise}.py").exists():
+            return own.read_text()
+        names = re.findall(r"^(?:def|class) (\w+)", self.stubs[exercise], flags=re.M)
+        return "".join(f"def {name}(*args, **kwargs):\n    return None\n" for name in names)
+
+
+LABS = {path.parent.name: MarkedLab(path.parent.name) for path in SOURCES}
+
+
+def said(verdict: Verdict) -> str:
+    """Everything that the learner reads."""
+    return " ".join([verdict.hint, verdict.note, *(row.note for row in verdict.rows)])

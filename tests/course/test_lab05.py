@@ -1,0 +1,72 @@
+"""Lab 05's checks: what the judge takes for right, beside the package and beside all choices counted out."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from labkit.exercises import Draw
+from minimegatron.layers.dispatch import dispatch_bytes
+from minimegatron.layers.router import Routing, balance_scores, balancing_loss, choose
+from minimegatron.layers.router import limit as package_limit
+from minimegatron.models.zoo import family_config
+from tests.course.marked import LABS
+
+LAB = LABS["05_moe_ep"].lab
+
+
+def config_of(**fields):
+    return family_config("mixtral", num_layers=1, num_attention_heads=1, vocab_size=8, **{"hidden_size": 8, **fields})
+
+
+def drawn(exercise, seed):
+    """The inputs of the first hidden case."""
+    return next(case.inputs(Draw(seed)) for case in LAB[exercise].cases if case.hidden)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_judge_takes_for_right_is_what_the_package_does(seed):
+    i = drawn("bytes_per_layer", seed)
+    for way in ("alltoall", "allgather"):
+        config = config_of(
+            hidden_size=i["h"], num_experts=i["experts"], moe_router_topk=i["k"], moe_token_dispatcher_type=way
+        )
+        counted = dispatch_bytes(config, i["tokens"], i["ep"], 1, i["element_size"])
+        rows = sum(n for what, n in counted.items() if way == "allgather" or what == "all_to_all/ep")
+        assert LAB["bytes_per_layer"].reference(**i)[way] == rows * (i["ep"] - 1) / i["ep"]
+
+    i = drawn("balance", seed)
+    logits = i["logits"].double().requires_grad_()
+    config = config_of(num_experts=logits.shape[1], moe_router_topk=i["k"])
+    scores, chosen = balance_scores(logits, config)
+    loss = i["coeff"] * balancing_loss(scores, chosen.sum(0, keepdim=True) / len(chosen), i["k"]) / len(chosen)
+    loss.backward()
+    right = LAB["balance"].reference(**i)
+    assert right["loss"] == pytest.approx(loss.item())
+    torch.testing.assert_close(right["gradient"], logits.grad.float())
+
+    i = drawn("expert_bias", seed)
+    config = config_of(
+        num_experts=i["scores"].shape[1],
+        moe_router_topk=i["k"],
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+    )
+    weights, chosen = choose(torch.logit(i["scores"].double()), config, i["bias"].double())
+    torch.testing.assert_close(
+        LAB["expert_bias"].reference(**i)["probs"], torch.zeros_like(i["scores"]).scatter(1, chosen, weights.float())
+    )
+
+    i = drawn("limit", seed)
+    kept = package_limit(Routing(i["probs"], i["map"]), i["capacity"], config_of(num_experts=i["map"].shape[1]))
+    assert all(map(torch.equal, LAB["limit"].reference(**i), kept))
+
+
+def test_the_expected_drops_are_the_mean_over_all_choices():
+    tokens, experts, k, capacity = 4, 4, 2, 3
+    every = list(itertools.product(itertools.combinations(range(experts), k), repeat=tokens))
+    over = sum(max(0, sum(e in one for one in chosen) - capacity) for chosen in every for e in range(experts))
+    right = LAB["expected_drops"].reference(tokens, experts, k, 1.5)
+    assert right == {"capacity": capacity, "dropped": pytest.approx(over / len(every) / (tokens * k))}
