@@ -1,4 +1,4 @@
-"""A kernel file becomes a library: built once, by one process, found by everybody afterwards.
+"""A kernel file becomes a library: built once, by one process, found by every later one.
 
 The problem in a sentence: eight ranks start at once on a machine where nothing is compiled, one of them is killed
 half-way, the next run has another version of torch, and all of them must end up with a library that is whole and of

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
     from minimegatron.config import TransformerConfig
-    from minimegatron.layers.deferred import DeferredGradients
 
 
 class GPTModel(nn.Module):
