@@ -58,7 +58,7 @@ MOVED = {
 NAMES = {
     "minimegatron.layers.linear": {
         "accumulates": "minimegatron.layers.products.fusing_sink",
-        "column_linear": "minimegatron.layers.products.PlainProducts.linear",
+        "column_linear": "minimegatron.layers.products.PlainProducts",
     },
     "minimegatron.layers.deferred": {
         "Product": "minimegatron.layers.products.WeightProduct",
