@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 CONTEXT: Named = "minimegatron.layers.context", "context_attention"
 BLOCKWISE: Named = "minimegatron.layers.flash", "flash_attention"
 
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+
 
 class CoreAttention(nn.Module):
     """Attention of queries to keys and values, on this rank's heads.

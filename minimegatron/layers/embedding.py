@@ -27,7 +27,6 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import Axis
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import DataError
-from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 if TYPE_CHECKING:

@@ -26,13 +26,15 @@ Megatron-LM: `megatron/core/tensor_parallel/cross_entropy.py`.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
 from minimegatron.kernels.switch import kernels
+
+if TYPE_CHECKING:
+    from minimegatron.comm.axis import Axis
 
 
 def vocab_parallel_cross_entropy(

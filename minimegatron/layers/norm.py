@@ -14,6 +14,8 @@ Ba et al. 2016 (arXiv 1607.06450); Zhang and Sennrich 2019 (arXiv 1910.07467). M
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +23,9 @@ from torch import nn
 from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
+
+if TYPE_CHECKING:
+    from minimegatron.config import TransformerConfig
 
 
 class Norm(nn.Module):

@@ -31,13 +31,14 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from minimegatron.comm.random import RngStreams
+if TYPE_CHECKING:
+    from minimegatron.comm.random import RngStreams
 
 Numbers = list[int]
 _READ: ContextVar[Callable[[torch.Tensor], Numbers] | None] = ContextVar("how a run reads its device", default=None)

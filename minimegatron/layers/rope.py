@@ -36,12 +36,16 @@ Megatron-LM: `rotary_pos_embedding.py`, `yarn_rotary_pos_embedding.py` in `megat
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
+
+if TYPE_CHECKING:
+    from minimegatron.config import TransformerConfig
 
 
 def inverse_frequencies(config: TransformerConfig) -> torch.Tensor:

@@ -50,6 +50,11 @@ from minimegatron.named import import_module
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
 
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+
 
 class GPTModel(nn.Module):
     """A decoder, or one pipeline stage of it.

@@ -17,7 +17,7 @@ Megatron-LM: `megatron/core/models/gpt/gpt_layer_specs.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import SelfAttention
@@ -26,6 +26,9 @@ from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.named import Named, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.config import TransformerConfig
 
 MULTI_LATENT_ATTENTION: Named = "minimegatron.layers.mla", "MultiLatentAttention"
 MOE: Named = "minimegatron.layers.moe", "MoELayer"
