@@ -215,7 +215,7 @@ class _WideProduct(WeightProduct):
         sink.add(self.finish(x))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _OneScaleProduct(_WideProduct):
     """dW of factors with one scale each.
 
@@ -239,7 +239,7 @@ class _OneScaleProduct(_WideProduct):
         return product(Quantised(self.dy, self.dy_inverse), turned, self.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _TileProduct(_WideProduct):
     """dW of x and dy in tiles along their rows, which are those of all ranks where f gathers."""
 

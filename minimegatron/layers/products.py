@@ -117,7 +117,7 @@ def fusing_sink(weight: torch.Tensor) -> GradientSink | None:
     return sink if sink is not None and sink.fuses and not weight._backward_hooks else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class WeightProduct:
     """The product dA = dy^T f(x), to be computed now or later.
 
