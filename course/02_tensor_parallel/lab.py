@@ -432,7 +432,8 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.logical import draw
 from minimegatron.layers.param import Init, layout_of
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.zoo import family_config
 
 config = family_config(
@@ -710,7 +711,8 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.zoo import family_config
 
 config = family_config(
@@ -778,7 +780,8 @@ from minimegatron.config import ParallelConfig
 from labkit.evidence import Witness
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.zoo import family_config
 
 s, b, h, t = 64, 2, 64, 4
@@ -1309,7 +1312,7 @@ progress()
 # |---|---|
 # | column and row: `layers/linear.py` | `core/tensor_parallel/layers.py` |
 # | f, g and the sequence pair: `comm/collectives.py` | `core/tensor_parallel/mappings.py` |
-# | overlap: `layers/linear.py`, `_ColumnLinear` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
+# | overlap: `layers/products.py`, `both_gradients` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
 # | heads and packed QKV: `layers/attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
 # | vocabulary in: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |

@@ -473,7 +473,8 @@ from exercises.ring_forward import ring_forward
 from exercises.ulysses import heads_for_tokens, tokens_for_heads
 
 from minimegatron.layers.attention import SelfAttention
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 
 
 class Ring(torch.autograd.Function):

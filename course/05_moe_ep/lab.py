@@ -474,7 +474,8 @@ from minimegatron.layers.dispatch import Dispatched
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.router import Routing, TopKRouter
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 
 
 class There(torch.autograd.Function):

@@ -666,7 +666,8 @@ from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
 from minimegatron.layers.mlp import MLP
 from minimegatron.models.decoder import build_model
-from minimegatron.models.spec import ModuleSpec, decoder_layer_spec
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.zoo import family_config
 
 STEPS, SEQ, BATCH = 40, 64, 8

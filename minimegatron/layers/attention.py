@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
@@ -52,6 +51,7 @@ from minimegatron.layers.rope import apply_rotary
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
 
 
 class KVCache(Protocol):

@@ -24,13 +24,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
-from minimegatron.comm.axis import Axis
-from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import DataError
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 if TYPE_CHECKING:
+    from minimegatron.comm.axis import Axis
     from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
+    from minimegatron.layers.dropout import Dropout
 
 
 class VocabParallelEmbedding(nn.Module):

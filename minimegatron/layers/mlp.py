@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,

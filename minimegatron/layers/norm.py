@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 

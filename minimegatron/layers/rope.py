@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.kernels.switch import kernels
 
 if TYPE_CHECKING:

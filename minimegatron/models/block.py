@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from minimegatron.comm.random import RngStreams
-from minimegatron.config.model import TransformerConfig
-from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.norm import Norm, add_norm
 from minimegatron.layers.recompute import recompute, recompute_module
@@ -27,6 +24,9 @@ from minimegatron.models.spec import ModuleSpec, build_module
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
+    from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
+    from minimegatron.layers.attention import AttentionContext
 
 
 class TransformerLayer(nn.Module):
