@@ -141,7 +141,7 @@ class ModelChunks(nn.Module):
         """Only stages of a pipeline can be run, by its executor."""
         raise ConfigError(
             "a pipeline rank holds a part of the model, which cannot be called by itself",
-            fix="training.pipelined.forward_backward, or evaluate",
+            fix="train_step(..., StepOptions(forward_backward_fn=training.pipelined.get_forward_backward_fn(model)))",
         )
 
 
