@@ -233,5 +233,5 @@ def _which_lab(cells: Iterable[str], metadata: dict[str, Any], written: Iterable
     source = own.get("source") if isinstance(own, dict) else None
     if not isinstance(source, str):
         return ""
-    path = Path(source)  # course/NN_name/lab.py; solutions/NN_name.py in notebooks of the first edition
+    path = Path(source)  # course/NN_name/lab.py; in older notebooks a file named like the lab
     return path.parent.name if path.name == "lab.py" else path.stem

@@ -1,4 +1,4 @@
-"""Where modules and names went that once lay elsewhere: importing the old one says the new one.
+"""Old names of modules and functions: importing one is an error that says the new name.
 
 What a learner's notebook or a script imports is not lost without a word:
 
@@ -7,7 +7,7 @@ What a learner's notebook or a script imports is not lost without a word:
     >>> from minimegatron.layers.param import draw
     ImportError: draw of minimegatron.layers.param is now minimegatron.layers.logical.draw
 
-The modules themselves know nothing of it.
+The modules that moved have no code for this.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ MOVED = {
     },
     **{f"minimegatron.{package}.forkserver": "minimegatron.launch.warm_server" for package in ("comm", "launch")},
     **{
-        f"minimegatron.{package}.forkclient": "minimegatron.launch.warm_client (this_process: launch.workers)"
+        f"minimegatron.{package}.forkclient": "minimegatron.launch.warm_client, fork_server (Process: workers)"
         for package in ("comm", "launch")
     },
-    "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence",
+    "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence"
+    " (last_collective: calls.last; before and note: calls.announce)",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
     "minimegatron.lab": "labkit (in a notebook: %load_ext course)",
 }
@@ -81,7 +82,18 @@ NAMES = {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
     },
-    "minimegatron.training.run": {name: f"minimegatron.training.rules.{name}" for name in ("check_run", "batch_sizes")},
+    "minimegatron.training.run": {
+        name: f"minimegatron.training.rules.{name}"
+        for name in (
+            "check_run",
+            "batch_sizes",
+            "check_profile",
+            "check_graphs",
+            "check_twin",
+            "check_schedules",
+            "TWIN_FLOPS",
+        )
+    },
     "minimegatron.training.experts": {
         name: f"minimegatron.commands.expert_loads.{name}" for name in ("main", "read_log")
     },
@@ -90,7 +102,7 @@ NAMES = {
 
 
 class Moved:
-    """The first of Python's finders; what it does not know is left to the others."""
+    """An import finder, placed first; names that are not in the tables are left to the others."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -231,13 +231,13 @@ def readme_tree() -> dict[str, str]:
 def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
     tree = readme_tree()
     folders = {str(p.parent.relative_to(ROOT)) + "/" for p in PACKAGE.rglob("__init__.py")}
-    rooms = {folder for folder in folders if folder.count("/") == 2}
+    packages = {folder for folder in folders if folder.count("/") == 2}
     top = {p.parts[0] + "/" for p in texts() if len(p.parts) > 1 and not p.parts[0].startswith(".")}
     modules = {f"minimegatron/{p.name}" for p in PACKAGE.glob("*.py") if not p.name.startswith("__")}
-    missing = (rooms | top | modules) - set(tree)
+    missing = (packages | top | modules) - set(tree)
     assert not missing, f"in the repository, not in the README: {sorted(missing)}"
     assert not [name for name in tree if not (ROOT / name).exists()], "in the README, not in the repository"
-    assert all(tree[name] for name in rooms | modules), "every room has its comment"
+    assert all(tree[name] for name in packages | modules), "every package has its comment"
 
 
 # ---------------------------------------------------------------------------------------------------- code

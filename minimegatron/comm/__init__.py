@@ -1,1 +1,1 @@
-"""Who talks: the grid of ranks, the collectives, and the processes they run in."""
+"""The grid of ranks, and the collectives and messages between them."""

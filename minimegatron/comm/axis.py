@@ -25,7 +25,7 @@ class Axis:
 
     @classmethod
     def world(cls, name: str) -> Axis:
-        """All ranks of torch's default process group, for who has that and no mesh."""
+        """All ranks of torch's default process group, for code without a mesh."""
         return cls(name, tuple(range(dist.get_world_size())), dist.get_rank(), dist.group.WORLD)
 
     @property

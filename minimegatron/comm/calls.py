@@ -4,7 +4,7 @@ The problem in a sentence: an all-reduce is one line of torch, but when it goes 
 was, whether the other ranks made the same one, and for how long it has been under way.
 
     announce(op, axis, x)       about to call: remembered as the last one; compared where fingerprints are on
-    begin(op, axis, call)       call it, and keep an eye on the work that it returns
+    begin(op, axis, call)       call it, and keep the deadline of the work that it returns
 
 Collectives, messages and rings call these two and know no listener. Listeners register:
 

@@ -1,7 +1,7 @@
 """The kernel families, and whether their kernels can be had on this machine.
 
-A family is a module of this room with the operators of one kernel file. Before the first of them is called the file is
-compiled and loaded, once a process; where that fails torch computes, and one warning says why (`switch.py`).
+A family is a module of this package with the operators of one kernel file. Before the first of them is called the file
+is compiled and loaded, once a process; where that fails torch computes, and one warning says why (`switch.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from minimegatron.errors import DeadlineError
 from minimegatron.kernels import build, launch
 
-# module of this room -> its kernel file
+# module of this package -> its kernel file
 FILES = {
     "norm": "norm",
     "softmax": "softmax",

@@ -24,7 +24,7 @@ import torch
 
 
 def kernels(wish: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
-    """The operators of a family (a module of this room), or None where torch is to compute.
+    """The operators of a family (a module of this package), or None where torch is to compute.
 
     Args:
         wish: `config.kernels`.

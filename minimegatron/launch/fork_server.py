@@ -83,7 +83,7 @@ class ForkServer:
         return [self.status(pid) for pid in pids]
 
     def status(self, pid: int) -> int:
-        """Return code of a rank that has hung up or was killed, asked for once."""
+        """Return code of a rank that has hung up or was killed; it can be read once."""
         deadline = time.monotonic() + REPLY_SECONDS
         while (status := self.ask({"do": "status", "pid": pid})["status"]) is None and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -176,9 +176,9 @@ def _deaths() -> tuple[int, int]:
 
 
 def _reap(ranks: set[int], statuses: dict[int, int]) -> None:
-    """Note how ranks ended, and end what they have started: its parent gone, it has become a child of this process.
+    """Note how ranks ended, and kill what they had started: such processes have become children of this one.
 
-    Until then a daemon may hold the channel of its rank, and the other side would not see the end of that file.
+    While they live they hold the socket of their rank open, and the other side sees no end of file.
     """
     for pid, status in procs.reap().items():
         if pid in ranks:

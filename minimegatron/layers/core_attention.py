@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.kernels.switch import kernels
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
@@ -41,15 +40,11 @@ from minimegatron.named import Named, import_module
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.comm.random import RngStreams
+    from minimegatron.config import TransformerConfig
 
-# In other models than one on a whole sequence with torch's attention.
+# Imported only when the sequence is cut over cp, or attention is computed blockwise.
 CONTEXT: Named = "minimegatron.layers.context", "context_attention"
 BLOCKWISE: Named = "minimegatron.layers.flash", "flash_attention"
-
-if TYPE_CHECKING:
-    from minimegatron.comm.mesh import Mesh
-    from minimegatron.comm.random import RngStreams
-    from minimegatron.config import TransformerConfig
 
 
 class CoreAttention(nn.Module):

@@ -6,7 +6,7 @@ it lets go.
 The backward of a linear layer `y = x A^T + b` is two matrix products of equal size:
 
     dx = dy A             the stage before waits for it                B of a schedule
-    dA = dy^T x           nobody waits for it, but the optimizer       W of a schedule
+    dA = dy^T x           only the optimizer needs it                  W of a schedule
 
 With a `DeferredGradients` at hand (`Products.deferred`) a linear layer computes dx and puts (A, x, dy) in the queue
 (`layers.products.WeightProduct`); `compute` does the other product whenever the schedule says. The price is memory: x
@@ -63,7 +63,7 @@ def deferring(model: nn.Module, queue: DeferredGradients | None) -> Iterator[Non
 def compute(products: list[WeightProduct]) -> None:
     """Compute the products in order; the list is emptied on the way.
 
-    A gradient enters the buffer of data parallelism where the weight has a door to it, else `weight.grad`.
+    A gradient enters the buffer of data parallelism where the weight has a gradient sink, else `weight.grad`.
     """
     products.reverse()
     while products:

@@ -1,11 +1,11 @@
 """FP8 in column- and row-parallel linear layers: whose scale, what travels, what is kept.
 
 The problem in a sentence: `layers/fp8.py` multiplies two matrices on one rank; in a model x, W and dy are cut over
-ranks, weights are used by every microbatch, and dW may be somebody else's business.
+ranks, weights are used by every microbatch, and dW may be computed later, by a pipeline.
 
 **Whose scale.** A tensor that is cut over tp must have one scale, or the layers of tp = 2 are another model than those
-of tp = 1. Delayed scaling agrees once a step (`layers/fp8_model`). Current scaling agrees at once, where there is
-somebody to agree with:
+of tp = 1. Delayed scaling agrees once a step (`layers/fp8_model`). Current scaling agrees at once, where the
+tensor is cut over an axis:
 
 | layer      | x                              | W   | dy                             |
 |------------|--------------------------------|-----|--------------------------------|

@@ -82,7 +82,7 @@ class Products(Protocol):
 
 
 class GradientSink(Protocol):
-    """The door through which a gradient enters a buffer: `param.gradient_sink`, where a wrapper has set one.
+    """Adds a parameter's gradients to a buffer: `param.gradient_sink`, where a wrapper has set one.
 
     Attributes:
         fuses: a product may be added to the buffer as it is computed.
@@ -104,12 +104,12 @@ class GradientSink(Protocol):
 
 
 def sink_of(weight: torch.Tensor) -> GradientSink | None:
-    """The parameter's door to a gradient buffer, or None: its gradient is `weight.grad`."""
+    """The parameter's sink, or None: then its gradient is `weight.grad`."""
     return getattr(weight, "gradient_sink", None)
 
 
 def fusing_sink(weight: torch.Tensor) -> GradientSink | None:
-    """The door, where a backward pass adds dA to the buffer by itself.
+    """The sink, where a backward pass adds dA to the buffer by itself.
 
     Not where the weight has hooks: a hook is to see a gradient, and may change it.
     """

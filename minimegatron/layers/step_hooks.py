@@ -7,8 +7,8 @@ So a feature has a hook, in its own file, and the step calls all hooks alike:
 
     moment                                  method                   example
     before the forward and backward passes  begin_step(scale)        routers are told the scale of the loss
-    around them                             during_passes()          weights in FP8 are kept
-    before the losses travel                reports()                losses of more tokens than the next
+    around them                             during_passes()          weights stay in FP8
+    before the losses travel                reports()                losses of multi-token prediction
                                             table()                  counts that the host reads in the same message
     after that message                      report_fields(numbers)   what the table says, for the report of the step
     after the optimizer has moved           end_step(successful)     biases of experts move

@@ -1,1 +1,1 @@
-"""Models composed from a spec. Nothing in this package makes a collective call itself."""
+"""Models composed from a spec of their layers, and known families as data."""

@@ -8,7 +8,7 @@ average in their own way.
 
 A pipeline stage holds some of the layers; `pre_process` says whether the embedding is here, `post_process` whether the
 output layer is. A tied output layer uses the embedding's matrix itself, or on another stage a copy of it
-(`models/chunks.py`). Predictions of several tokens stand behind the last layer and embed tokens too: the last stage
+(`models/chunks.py`). Multi-token prediction follows the last layer and embeds tokens too: the last stage
 then has a copy of the whole embedding, which a tied output layer uses as well.
 
 Communication of a forward pass over tp, in payloads of `s b h` elements: 1 all-reduce (embedding), 2 a layer, and three
@@ -46,9 +46,6 @@ from minimegatron.models.block import TransformerBlock, TransformerLayer
 from minimegatron.models.gpt_layer_specs import FP8, MULTI_TOKEN_PREDICTION, TE_CHECK, decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.named import import_module
-
-if TYPE_CHECKING:
-    from minimegatron.comm.mesh import Mesh
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -163,8 +160,8 @@ class GPTModel(nn.Module):
             Loss of every token [b, s] in fp32 when there are labels, else logits [s, b, V'/t]; before the last stage
             the hidden state [s, b, h].
 
-        Data sets have checked their ids; of others, a token outside the padded vocabulary ends in torch's error, and a
-        label outside the vocabulary has the loss inf.
+        Data sets check their ids. Otherwise a token outside the padded vocabulary raises torch's error, and a label
+        outside the vocabulary gives the loss inf.
         """
         b, n = tokens.shape
         if position_ids is None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm

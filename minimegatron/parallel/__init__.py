@@ -1,1 +1,1 @@
-"""What wraps a module lives outside it: data parallelism, gradient buckets, and the last sums over gradients."""
+"""What wraps a module: data parallelism over gradient buckets, pipeline schedules and executors, the last sums."""

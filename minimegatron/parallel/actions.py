@@ -21,8 +21,9 @@ Three placements, with `p` ranks:
     V             stages r and 2p - 1 - r         v = 2     0 7 | 1 6 | 2 5 | 3 4        ZB-V, DualPipeV
 
 In Megatron-LM (`core/pipeline_parallel/schedules.py`) each schedule is a function that computes and communicates; here
-GPipe, 1F1B and the others differ by data alone (`schedules`), and one checker (`schedule_check`), one simulator
-(`schedule_sim`), one executor (`pipeline`) and one picture (`viz.schedule`) serve them all, and your own list too.
+GPipe, 1F1B and the others differ by data alone (`schedules`). One checker (`schedule_check`), one simulator
+(`schedule_sim`), two executors (`pipeline` to read, `overlapped` to train with) and one picture (`viz.schedule`) serve
+them all, and your own list too.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Where weights have the buffer's dtype, a linear layer's backward adds its dW to 
 computes it (`layers/products.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
 pass over it is saved.
 
-Every gradient enters through the door of its parameter (`BufferSink`, which is `param.gradient_sink`): that of a
+Every gradient enters through the sink of its parameter (`BufferSink`, which is `param.gradient_sink`): that of a
 product as just said, any other when autograd has put it into `param.grad`, and one that a pipeline has put off when it
 is computed.
 
@@ -49,7 +49,7 @@ from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, GradBuffer
 
 
 class BufferSink:
-    """The door through which a parameter's gradients enter the buffer (`layers.products.GradientSink`).
+    """Adds a parameter's gradients to the buffer (`layers.products.GradientSink`).
 
     Args:
         ddp: the wrapper, which is told when a gradient is complete.

@@ -105,7 +105,7 @@ class _Executor:
     def step(self, index: int) -> None:
         """Do the action at this place of the list."""
         action = self.actions[index]
-        self._post(action)  # first: it may be what the sender of the next input waits for
+        self._post(action)  # first: the sender of the next input may wait for this receive
         self._look_ahead(self.ahead[index])  # costs nothing while the input is still under way
         x = self._input(action)
         self._look_ahead(self.ahead[index])  # once more: where shapes were unknown, the input's header has come
@@ -136,7 +136,7 @@ class _Executor:
                 self._post_until(message, source)
 
     def _needs_no_header(self, message: Message, source: int) -> bool:
-        """Whether all receives up to this one can be posted without waiting for a header, or for a shape of ours."""
+        """Whether all receives up to this one can be posted without waiting for a header, or for a shape from here."""
         if message in self.posted or not all(r.payload_posted for r in self.posted.values()):
             return False
         edge = self.edges[source]

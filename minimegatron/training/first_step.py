@@ -19,7 +19,7 @@ are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest e
 
 Both models are extra ones, made for this and thrown away: no random number, statistic or weight of the run moves. It
 costs the memory of the model in fp64 and of its gradients on every rank, and the time of a whole batch on one rank; a
-run for which that is too much is refused before it starts (`run.check_twin`). Dropout is off, and torch's functions
+run for which that is too much is refused before it starts (`rules.check_twin`). Dropout is off, and torch's functions
 compute what kernels would, so what is checked is the layout, not the kernels.
 """
 

@@ -72,9 +72,9 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
     Returns:
         The sum; how many tokens counted; and what to report, name -> [sum, count] (averaged over the whole batch).
     """
-    counted = output_tensor.masked_fill(loss_mask == 0, 0.0)  # the label of a token that does not count may be no word
+    counted = output_tensor.masked_fill(loss_mask == 0, 0.0)  # a masked token may have any label
     loss = (counted * loss_mask).sum()
-    num_tokens = loss_mask.sum(dtype=torch.float64)  # fp32 knows no odd number above 2^24
+    num_tokens = loss_mask.sum(dtype=torch.float64)  # fp32 skips integers above 2^24
     return loss, num_tokens, {"lm loss": torch.stack([loss.detach().double(), num_tokens])}
 
 

@@ -34,7 +34,7 @@ def grid(digits: int, lowest: int, top: float) -> torch.Tensor:
 
 
 def to_fp8(x: torch.Tensor, digits: int, lowest: int, top: float) -> torch.Tensor:
-    """By looking for the two neighbours in the grid, a way of its own; see `tests/lab` for torch's."""
+    """By looking for the two neighbours in the grid, a way of its own; see `tests/course/test_lab07.py` for torch's."""
     numbers = grid(digits, lowest, top)
     a = x.double().abs().clamp(max=top).nan_to_num(0.0)
     above = torch.searchsorted(numbers, a.contiguous()).clamp(1, len(numbers) - 1)
