@@ -34,7 +34,16 @@ WIDTH, HEIGHT, STEP = 1.5, 0.56, 1.1  # of a box, and from one layer to the next
 ACROSS = {
     **{"course": -2.0, "labkit": -3.8, "cli": 3.4, "commands": 3.4, "training": 3.4, "inference": 5.5, "models": 1.0},
     **{"parallel": -1.0, "layers": 1.0, "optim": 2.8, "checkpoint": 6.2, "kernels": 0.0, "data": 2.0, "viz": -3.8},
-    **{"launch": 2.6, "comm": 1.0, "config": 1.0, "cuda_graphs": 4.4, "errors": -1.0, "trace": 1.0, "moved": 3.0, "named": 5.0},
+    **{
+        "launch": 2.6,
+        "comm": 1.0,
+        "config": 1.0,
+        "cuda_graphs": 4.4,
+        "errors": -1.0,
+        "trace": 1.0,
+        "moved": 3.0,
+        "named": 5.0,
+    },
 }
 MANY = 25  # so many import statements are drawn in any case
 COLORS = {"course": "#f6d9b8", "labkit": "#f9e9c8"}

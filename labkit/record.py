@@ -78,7 +78,9 @@ class Record:
     """
 
     def __init__(self, folder: Path, course: str = "") -> None:
-        self.path, self.course, self.trouble = folder / NAME, course, ""
+        self.path = folder / NAME
+        self.course = course
+        self.trouble = ""
         self._kept: dict[str, dict[str, Any]] = {}
         self._frozen = False
         try:

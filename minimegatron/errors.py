@@ -38,7 +38,9 @@ class MinimegatronError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        self.what, self.where, self.fix = what, where, fix
+        self.what = what
+        self.where = where
+        self.fix = fix
         super().__init__(what, where, fix)
 
     def __str__(self) -> str:

@@ -70,7 +70,8 @@ NAMES = {
     "minimegatron.inference.model": {"View": "minimegatron.inference.model.PassCache"},
     "minimegatron.inference.static_cache": {"Next": "minimegatron.inference.static_cache.Decode"},
     "minimegatron.kernels.switch": {
-        name: f"minimegatron.kernels.families.{name}" for name in ("FILES", "WISHES", "obstacle", "target_of")
+        "WISHES": "minimegatron.kernels.families.BACKENDS",
+        **{name: f"minimegatron.kernels.families.{name}" for name in ("FILES", "obstacle", "target_of")},
     },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},

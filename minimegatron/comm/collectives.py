@@ -55,7 +55,10 @@ class Pending:
     """A collective under way. `wait()` returns its result; until then neither input nor output may be touched."""
 
     def __init__(self, output: torch.Tensor, work: dist.Work | None = None, **event: Any) -> None:
-        self.output, self._work, self._event, self._start = output, work, event, time.monotonic()
+        self.output = output
+        self._work = work
+        self._event = event
+        self._start = time.monotonic()
 
     def wait(self) -> torch.Tensor:
         """Block until the result is there (on a GPU: until the current stream may use it)."""

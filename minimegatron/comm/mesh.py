@@ -174,7 +174,9 @@ class Mesh:
     world: Axis
 
     def __init__(self, parallel: ParallelConfig, rank: int, device: torch.device, axes: dict[str, Axis]) -> None:
-        self.parallel, self.rank, self.device = parallel, rank, device
+        self.parallel = parallel
+        self.rank = rank
+        self.device = device
         for name, axis in axes.items():
             setattr(self, name, axis)
         self._axes = axes

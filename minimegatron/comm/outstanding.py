@@ -46,7 +46,10 @@ class Call:
     """
 
     def __init__(self, op: str, axis: Axis) -> None:
-        self.op, self.axis, self.ranks, self.since = op, axis.name, axis.ranks, time.monotonic()
+        self.op = op
+        self.axis = axis.name
+        self.ranks = axis.ranks
+        self.since = time.monotonic()
         self.done: Callable[[], bool] | None = None
 
     def over(self) -> bool:

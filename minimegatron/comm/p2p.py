@@ -83,7 +83,9 @@ class PendingRecv:
     def __init__(
         self, p2p: PointToPoint, source: int, what: str, shape: torch.Size | None, dtype: torch.dtype | None
     ) -> None:
-        self._p2p, self._source, self.what = p2p, source, what
+        self._p2p = p2p
+        self._source = source
+        self.what = what
         self._posted = time.monotonic()
         self._header: torch.Tensor | None = None
         if shape is None:
@@ -148,7 +150,10 @@ class PointToPoint:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.pp, self._up, self._down, self.device = mesh.pp, mesh.pp_up, mesh.pp_down, mesh.device
+        self.pp = mesh.pp
+        self._up = mesh.pp_up
+        self._down = mesh.pp_down
+        self.device = mesh.device
         self._nccl = self._up.group is not None and dist.get_backend(self._up.group) == "nccl"
         limit = datetime.timedelta(seconds=mesh.parallel.distributed_timeout_seconds)
         # `wait` with a deadline blocks the host on NCCL until the message is here, in naps of a millisecond; without

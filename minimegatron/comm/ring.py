@@ -34,7 +34,10 @@ class Shift:
     def __init__(self, x: torch.Tensor, axis: Axis, tag: int = 0) -> None:
         assert x.is_contiguous(), "what travels is one piece of memory"
         calls.announce(SHIFT, axis, x)
-        self._sent, self._received, self._axis, self._start = x, torch.empty_like(x), axis, time.monotonic()
+        self._sent = x
+        self._received = torch.empty_like(x)
+        self._axis = axis
+        self._start = time.monotonic()
         to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
         if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
             ops = [

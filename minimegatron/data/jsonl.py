@@ -57,7 +57,9 @@ class JsonlReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], max_line_bytes: int = MAX_LINE_BYTES) -> None:
-        self.path, self.max_line_bytes, self.blank_lines = os.fspath(path), max_line_bytes, 0
+        self.path = os.fspath(path)
+        self.max_line_bytes = max_line_bytes
+        self.blank_lines = 0
         try:
             self._raw = open(self.path, "rb")
         except OSError as error:

@@ -86,8 +86,13 @@ class DataLoader:
             raise ConfigError(f"dataloader_type {dataloader_type!r}", fix=f"one of {', '.join(DATALOADER_TYPES)}")
         if len(dataset) == 0:
             raise DataError("the dataset has no sample", fix="give it more documents, or a shorter seq_length")
-        self.dataset, self.micro_batch_size, self.dp_rank, self.dp_size = dataset, micro_batch_size, dp_rank, dp_size
-        self.seed, self.dataloader_type, self.drop_last = seed, dataloader_type, drop_last
+        self.dataset = dataset
+        self.micro_batch_size = micro_batch_size
+        self.dp_rank = dp_rank
+        self.dp_size = dp_size
+        self.seed = seed
+        self.dataloader_type = dataloader_type
+        self.drop_last = drop_last
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
         self.consumed_samples = consumed_samples
         self._check_position()
@@ -152,7 +157,9 @@ class DataLoader:
         Raises:
             DataError: no samples are left.
         """
-        self.seed, self.consumed_samples, self._epoch = state["seed"], state["consumed_samples"], -1
+        self.seed = state["seed"]
+        self.consumed_samples = state["consumed_samples"]
+        self._epoch = -1
         self._check_position()
 
 

@@ -167,7 +167,9 @@ class _Log:
     """A line on stderr every `interval` documents."""
 
     def __init__(self, interval: int) -> None:
-        self.interval, self.start, self.printed = interval, time.monotonic(), 0
+        self.interval = interval
+        self.start = time.monotonic()
+        self.printed = 0
 
     def step(self, summary: Summary) -> None:
         if self.interval and summary.documents // self.interval > self.printed:

@@ -95,7 +95,9 @@ class DecodeStep:
     ) -> None:
         if recorder is not None or compiled:
             check_can_record(model)
-        self.model, self.cache, self.sampling = model, cache, sampling
+        self.model = model
+        self.cache = cache
+        self.sampling = sampling
         self.tokens = torch.zeros_like(cache.positions)
         self.uniform = torch.zeros_like(cache.positions, dtype=torch.float64)
         self._compiled = compile_whole(self._run) if compiled else None

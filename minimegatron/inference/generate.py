@@ -85,7 +85,10 @@ class StaticEngine:
                 f"max_sequence_length is {longest}, and the model has {most} learned positions",
                 fix=f"at most {most}",
             )
-        self.model, self.max_sequence_length, self.recorder, self.compiled = model, longest, recorder, compiled
+        self.model = model
+        self.max_sequence_length = longest
+        self.recorder = recorder
+        self.compiled = compiled
         self._caches: dict[int, StaticCache] = {}
         self._steps: dict[tuple[int, SamplingParams], DecodeStep] = {}
 

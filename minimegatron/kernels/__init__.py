@@ -10,7 +10,7 @@
 | `ops.py`           | all operators; each family has a file beside it (shape checks, fake tensors, autograd)     |
 | `gpu_setup.py`     | `make gpu`: other people's kernels, tried once; `gpu_plan.py`: with which commands         |
 | `switch.py`        | which of torch, CUDA and the emulator computes: what layers ask                            |
-| `families.py`      | which kernels can be had on this machine, and one line where a wish cannot be met          |
+| `families.py`      | which kernels can be had on this machine, and one line where a backend cannot be had          |
 
 Begin with `csrc/norm.cu` and `reference.py`, and break a kernel: leave out a barrier, and run `tests/kernels`.
 """

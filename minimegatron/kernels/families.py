@@ -29,30 +29,30 @@ FILES = {
     "permute": "permute",
     "fp8": "fp8",
 }
-WISHES = ("auto", "torch", "cuda", "emulated")
+BACKENDS = ("auto", "torch", "cuda", "emulated")
 
 
-def operators(wish: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
+def operators(backend: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
     """See `switch.kernels`, which has answered for torch already."""
     given = [t for t in tensors if t is not None]
     if any(t.dtype not in launch.DTYPES or t.dtype != given[0].dtype for t in given):
         return None
-    target = target_of(wish, given[0].device.type)
+    target = target_of(backend, given[0].device.type)
     if target == "torch" or not _possible(target) or not _available(FILES[family], target):
         return None
     return importlib.import_module(f"minimegatron.kernels.{family}")
 
 
-def target_of(wish: str, device: str) -> str:
+def target_of(backend: str, device: str) -> str:
     """What is meant to compute on a device ("cpu" or "cuda"): `torch`, `cuda` or `emulated`."""
-    assert wish in WISHES, f"kernels={wish!r} is none of {WISHES}"
-    if wish == "auto":
+    assert backend in BACKENDS, f"kernels={backend!r} is none of {BACKENDS}"
+    if backend == "auto":
         return "cuda" if device == "cuda" else "torch"
-    if wish == "torch" or device not in ("cpu", "cuda"):
+    if backend == "torch" or device not in ("cpu", "cuda"):
         return "torch"
-    if (wish == "cuda") == (device == "cuda"):
-        return wish
-    _say(wish, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
+    if (backend == "cuda") == (device == "cuda"):
+        return backend
+    _say(backend, f"the tensors are on the {'CPU' if device == 'cpu' else 'GPU'}")
     return "torch"
 
 
@@ -86,6 +86,6 @@ def _available(name: str, target: str) -> bool:
 
 
 @functools.cache
-def _say(wish: str, reason: str) -> None:
+def _say(backend: str, reason: str) -> None:
     """One line, once a process."""
-    warnings.warn(f"kernels={wish}: torch computes instead, because {reason}", stacklevel=2)
+    warnings.warn(f"kernels={backend}: torch computes instead, because {reason}", stacklevel=2)

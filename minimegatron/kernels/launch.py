@@ -51,7 +51,9 @@ class Library:
     """
 
     def __init__(self, path: Path, source: str, emulated: bool) -> None:
-        self.path, self.emulated, self._c = path, emulated, ctypes.CDLL(str(path))
+        self.path = path
+        self.emulated = emulated
+        self._c = ctypes.CDLL(str(path))
         self._kinds = signatures(source)
         for name, kinds in self._kinds.items():
             function = getattr(self._c, name)

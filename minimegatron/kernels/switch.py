@@ -7,8 +7,8 @@
 | `cuda`     | CUDA kernels, torch where they cannot be  | torch, and a line says so                         |
 | `emulated` | torch, and a line says so                 | the same kernels, thread by thread: slow, to learn |
 
-Results are the same to rounding whatever computes. Where a wish cannot be met (no compiler, nowhere to write, no GPU)
-torch computes and one warning a process says why; a kernel that fails while it runs is an error, never a fallback.
+Results are the same to rounding whatever computes. Where a backend cannot be had (no compiler, nowhere to write, no
+GPU) torch computes and one warning a process says why; a kernel that fails while it runs is an error, never a fallback.
 
 Layers import this file alone. What compiles, loads and launches kernels (`families.py`) is read when one is wanted.
 """
@@ -23,17 +23,17 @@ from typing import Any
 import torch
 
 
-def kernels(wish: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
+def kernels(backend: str, family: str, *tensors: torch.Tensor | None) -> ModuleType | None:
     """The operators of a family (a module of this package), or None where torch is to compute.
 
     Args:
-        wish: `config.kernels`.
+        backend: `config.kernels`.
         family: a key of `families.FILES`.
         tensors: that the operator takes; it is for those of one dtype that kernels know.
     """
-    if wish == "torch" or (wish == "auto" and not any(t is not None and t.is_cuda for t in tensors)):
+    if backend == "torch" or (backend == "auto" and not any(t is not None and t.is_cuda for t in tensors)):
         return None
-    return _families().operators(wish, family, *tensors)  # type: ignore[no-any-return]
+    return _families().operators(backend, family, *tensors)  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -55,7 +55,9 @@ class Ledger:
     """
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
-        self.store, self.rank, self.world = store, rank, world
+        self.store = store
+        self.rank = rank
+        self.world = world
 
     def claim(self, rank: int, text: str) -> Cause:
         """Write down the cause, unless there is one; the one that stands."""

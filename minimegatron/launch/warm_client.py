@@ -62,7 +62,9 @@ class Rank:
         """Hand over a job; a rank that has died while idle is found out by `receive`."""
         for file in (self.out, self.err):
             os.ftruncate(file.fileno(), 0)
-        self.answer, self.failure, self.busy = None, "", True
+        self.answer = None
+        self.failure = ""
+        self.busy = True
         with contextlib.suppress(OSError):
             self.channel.send_bytes(pickle.dumps(tuple(job)))
 

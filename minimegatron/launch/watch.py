@@ -66,7 +66,9 @@ class Watch(threading.Thread):
         overdue: Callable[[Overdue], None],
     ) -> None:
         super().__init__(name="minimegatron-watch", daemon=True)
-        self._ledger, self._say, self._overdue = ledger, say, overdue
+        self._ledger = ledger
+        self._say = say
+        self._overdue = overdue
         self._main = threading.main_thread().ident
         self._leave: tuple[float, int] | None = None  # (when, exit status)
         self.left: set[int] = set()  # siblings that ended with status 0

@@ -106,7 +106,10 @@ class SelfAttention(nn.Module):
         row: Callable[..., Any] = RowParallelLinear,
     ) -> None:
         super().__init__()
-        self.config, self.tp, self.layer_number, self.rng = config, mesh.tp, layer_number, rng
+        self.config = config
+        self.tp = mesh.tp
+        self.layer_number = layer_number
+        self.rng = rng
         self.d, self.per_group = config.kv_channels, config.queries_per_group
         self.split_group = config.num_query_groups < mesh.tp.size
         rows = config.num_query_groups * (self.per_group + 2) * self.d

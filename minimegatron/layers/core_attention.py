@@ -61,7 +61,9 @@ class CoreAttention(nn.Module):
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
-        self.config, self.mesh, self.scale = config, mesh, 1.0 / math.sqrt(config.kv_channels)
+        self.config = config
+        self.mesh = mesh
+        self.scale = 1.0 / math.sqrt(config.kv_channels)
         self.backend = choose_backend(config, mesh)
         self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)

@@ -131,7 +131,9 @@ class AllToAllDispatcher:
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         assert config.num_experts is not None
         self.config = config
-        self.ep, self.etp, self.etp_ep = mesh.ep, mesh.etp, mesh.etp_ep
+        self.ep = mesh.ep
+        self.etp = mesh.etp
+        self.etp_ep = mesh.etp_ep
         self.local = config.num_experts // mesh.ep.size
 
     def dispatch(self, tokens: torch.Tensor, routing: Routing) -> Callable[[], Dispatched]:

@@ -35,7 +35,9 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float, rng: RngStreams | None, different_over_tp: bool = False) -> None:
         super().__init__()
-        self.p, self.rng, self.different_over_tp = p, rng, different_over_tp
+        self.p = p
+        self.rng = rng
+        self.different_over_tp = different_over_tp
 
     def stream(self) -> contextlib.AbstractContextManager:
         """Draw from the stream that differs over tp, or from the default one, inside the block."""

@@ -98,7 +98,10 @@ class LanguageModelEmbedding(nn.Module):
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, dropout: Dropout) -> None:
         super().__init__()
-        self.config, self.tp, self.sequence_parallel, self.dropout = config, mesh.tp, mesh.sequence_parallel, dropout
+        self.config = config
+        self.tp = mesh.tp
+        self.sequence_parallel = mesh.sequence_parallel
+        self.dropout = dropout
         init = Init(std=config.init_method_std)
         self.word_embeddings = VocabParallelEmbedding(
             config.padded_vocab_size(mesh.tp.size),

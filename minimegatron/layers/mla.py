@@ -102,8 +102,13 @@ class MultiLatentAttention(nn.Module):
         row: Callable[..., Any] = RowParallelLinear,
     ) -> None:
         super().__init__()
-        self.config, self.mesh, self.layer_number, self.rng = config, mesh, layer_number, rng
-        self.r, self.d_n, self.d_r = config.kv_lora_rank, config.qk_head_dim, config.qk_pos_emb_head_dim
+        self.config = config
+        self.mesh = mesh
+        self.layer_number = layer_number
+        self.rng = rng
+        self.r = config.kv_lora_rank
+        self.d_n = config.qk_head_dim
+        self.d_r = config.qk_pos_emb_head_dim
         self.d_v, h, heads = config.v_head_dim, config.hidden_size, config.num_attention_heads
         init = Init(std=config.init_method_std)
 

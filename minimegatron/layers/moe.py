@@ -90,7 +90,9 @@ class Experts(nn.Module):
         layout1 = ParamLayout((e, halves * f, h), 1, fc1, etp.rank, std1, experts=here)
         layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
         self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
-        self.etp, self.here, self.number = etp, here, e
+        self.etp = etp
+        self.here = here
+        self.number = e
         self.fp8: nn.ModuleDict | None = None  # number of an expert -> what computes its fc1 and fc2
 
     def forward(self, sent: Dispatched) -> torch.Tensor:

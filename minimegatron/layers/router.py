@@ -99,7 +99,10 @@ class TopKRouter(nn.Module):
     ) -> None:
         super().__init__()
         assert config.num_experts is not None, "a router needs experts"
-        self.config, self.mesh, self.layer_number, self.rng = config, mesh, layer_number, rng
+        self.config = config
+        self.mesh = mesh
+        self.layer_number = layer_number
+        self.rng = rng
         self.num_experts, self.k = config.num_experts, config.moe_router_topk
         self.dtype = torch.float64 if config.moe_router_dtype == "fp64" else torch.float32
         layout = ParamLayout(

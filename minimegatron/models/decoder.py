@@ -87,7 +87,10 @@ class GPTModel(nn.Module):
         check_model_fits(config, mesh.parallel)
         if config.transformer_impl == "transformer_engine":
             import_module(TE_CHECK)(config, mesh.parallel)
-        self.config, self.mesh, self.pre_process, self.post_process = config, mesh, pre_process, post_process
+        self.config = config
+        self.mesh = mesh
+        self.pre_process = pre_process
+        self.post_process = post_process
         numbers = range(config.num_layers) if layer_numbers is None else layer_numbers
         self.embedding = None
         if pre_process or (post_process and config.mtp_num_layers):

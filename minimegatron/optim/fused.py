@@ -37,20 +37,20 @@ class NormReader:
     """Squares and broken numbers of gradients, piece by piece, in one launch a dtype.
 
     Args:
-        wish: `config.kernels`.
+        backend: `config.kernels`.
     """
 
-    def __init__(self, wish: str) -> None:
-        self._wish = wish
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
         self._tables: dict[torch.dtype, tuple[Key, Any]] = {}
 
     def read(self, grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]] | None:
         """Of every piece: sum of squares, elements that are not finite (fp64); and the order of the gradients in them.
 
-        None where torch is to compute: a wish that says so, or tensors that kernels do not take.
+        None where torch is to compute: a backend that says so, or tensors that kernels do not take.
         """
-        ops = kernels(self._wish, "optimizer", grads[0])
-        if ops is None or not all(kernels(self._wish, "optimizer", g) and g.is_contiguous() for g in grads):
+        ops = kernels(self._backend, "optimizer", grads[0])
+        if ops is None or not all(kernels(self._backend, "optimizer", g) and g.is_contiguous() for g in grads):
             return None
         found, order = [], []
         for dtype in dict.fromkeys(g.dtype for g in grads):
@@ -71,11 +71,11 @@ class FusedAdam:
 
     Args:
         inner: torch's AdamW, whose groups say learning rate and weight decay at the time of a step.
-        wish: `config.kernels`.
+        backend: `config.kernels`.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, wish: str) -> None:
-        self.inner, self._wish = inner, wish
+    def __init__(self, inner: torch.optim.Optimizer, backend: str) -> None:
+        self.inner, self._backend = inner, backend
         self._tables: dict[Any, tuple[Key, Any]] = {}
         self._steps: dict[torch.Tensor, int] = {}  # the host's copy of state["step"], to read it without a wait
 
@@ -87,7 +87,7 @@ class FusedAdam:
         """The kernels, if they can take all of these; else None."""
         if not ready or type(self.inner) is not torch.optim.AdamW:
             return None
-        ops = kernels(self._wish, "optimizer", ready[0][0].main)
+        ops = kernels(self._backend, "optimizer", ready[0][0].main)
         mains = [p.main for p, _ in ready]
         tensors = [*mains, *(g for _, g in ready), *(p.model_part for p, _ in ready if p.is_copy)]
         fits = all(t.is_contiguous() and t.device == mains[0].device for t in tensors)

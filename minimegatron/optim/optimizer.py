@@ -86,7 +86,10 @@ class MixedPrecisionOptimizer:
         scaler: GradScaler | None = None,
         kernels: str = "torch",
     ) -> None:
-        self.params, self.config, self.mesh, self.scaler = list(params), config, mesh, scaler
+        self.params = list(params)
+        self.config = config
+        self.mesh = mesh
+        self.scaler = scaler
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
         self.inner = _inner_optimizer(self.params, config)

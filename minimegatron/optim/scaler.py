@@ -103,7 +103,9 @@ class DynamicGradScaler:
         require(growth_interval >= 1, f"loss_scale_window is {growth_interval}", "must be at least 1")
         require(hysteresis >= 1, f"hysteresis is {hysteresis}", "must be at least 1")
         self.scale = float(initial_scale)
-        self.min_scale, self.growth_factor, self.backoff_factor = min_scale, growth_factor, backoff_factor
+        self.min_scale = min_scale
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
         self.growth_interval, self.hysteresis = growth_interval, hysteresis
         self._growth_tracker, self._hysteresis_tracker = 0, hysteresis
 

@@ -183,7 +183,9 @@ class OptimizerParamScheduler:
     """
 
     def __init__(self, param_groups: Sequence[MutableMapping[str, Any]], schedule: Schedule) -> None:
-        self.param_groups, self.schedule, self.num_steps = param_groups, schedule, 0
+        self.param_groups = param_groups
+        self.schedule = schedule
+        self.num_steps = 0
         self.step(0)
 
     def step(self, increment: int = 1) -> None:

@@ -127,7 +127,9 @@ class DistributedDataParallel(nn.Module):
         grad_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.module, self.mesh, self.overlap = module, mesh, overlap
+        self.module = module
+        self.mesh = mesh
+        self.overlap = overlap
         self._sync: Collection[str] | None = None  # parameters whose gradient is now complete; None means all
         size = (bucket_size or max(DEFAULT_BUCKET_SIZE, 1_000_000 * mesh.dp_cp.size)) if overlap else None
         trainable = [(n, p) for n, p in logical_parameters(module) if p.requires_grad]

@@ -124,7 +124,9 @@ class LiveActivations:
     """Records after every action how many activations this rank holds, and their bytes (`live`, kind memory)."""
 
     def __init__(self, schedule: Schedule, rank: int, stages: Sequence[Stage]) -> None:
-        self._schedule, self._rank, self._stages = schedule, rank, stages
+        self._schedule = schedule
+        self._rank = rank
+        self._stages = stages
         self._live: set[tuple[int, int]] = set()  # microbatch, chunk
 
     def record(self, action: Action) -> None:

@@ -90,7 +90,11 @@ class _Executor:
         p2p: PointToPoint | None,
         hidden: Hidden | None,
     ) -> None:
-        self.schedule, self.rank, self.stages, self.p2p, self.hidden = schedule, rank, stages, p2p, hidden
+        self.schedule = schedule
+        self.rank = rank
+        self.stages = stages
+        self.p2p = p2p
+        self.hidden = hidden
         self.actions = schedule.actions[rank]
         self.local: dict[Message, torch.Tensor] = {}  # between two stages of this rank
         self.posted: dict[Message, PendingRecv] = {}

@@ -56,7 +56,11 @@ class ModuleStage:
         ddp: DistributedDataParallel | None = None,
         last: dict[tuple[str, int], frozenset[str]] | None = None,
     ) -> None:
-        self._forward, self._module, self._schedule, self._ddp, self._last = forward, module, schedule, ddp, last or {}
+        self._forward = forward
+        self._module = module
+        self._schedule = schedule
+        self._ddp = ddp
+        self._last = last or {}
         self._stage = schedule.stage_of(rank, chunk)
         row = schedule.actions[rank]
         splits = any(a.kind == "W" and a.chunk == chunk for a in row)

@@ -64,8 +64,12 @@ class Metrics:
     """
 
     def __init__(self, run: RunConfig, train_iters: int, mesh: Mesh, quiet: bool = False) -> None:
-        self.model, self.seq_length, self.log_interval = run.model, run.data.seq_length, run.training.log_interval
-        self.train_iters, self.world_size, self.device = train_iters, mesh.world.size, mesh.device
+        self.model = run.model
+        self.seq_length = run.data.seq_length
+        self.log_interval = run.training.log_interval
+        self.train_iters = train_iters
+        self.world_size = mesh.world.size
+        self.device = mesh.device
         self.expert_ranks = mesh.ep.size
         self.speaks = mesh.rank == 0 and not quiet
         peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None

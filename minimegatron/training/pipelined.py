@@ -49,7 +49,9 @@ class Microbatches:
     """
 
     def __init__(self, iterator: Iterator[Batch], uses: int) -> None:
-        self._iterator, self._uses, self._read = iterator, uses, 0
+        self._iterator = iterator
+        self._uses = uses
+        self._read = 0
         self._kept: dict[int, Batch] = {}
         self._left: Counter[int] = Counter()
 

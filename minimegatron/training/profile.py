@@ -46,7 +46,10 @@ class Profile:
     def __init__(
         self, training: TrainingConfig, rank: int, device: torch.device, say: Callable[[str], None] = print
     ) -> None:
-        self.training, self.rank, self.device, self.say = training, rank, device, say
+        self.training = training
+        self.rank = rank
+        self.device = device
+        self.say = say
         self.wanted = training.profile and rank in training.profile_ranks
         self._open: contextlib.ExitStack | None = None
         if training.profile and not training.use_pytorch_profiler and device.type != "cuda":

@@ -88,7 +88,9 @@ class Trainer:
         self.started = time.monotonic()
         self.mesh = mesh if mesh is not None else Mesh.build(run.parallel)
         check_run(run, self.mesh.world.size)
-        self.forward_step, self.state, self.history = forward_step, TrainState(), list[StepReport]()
+        self.forward_step = forward_step
+        self.state = TrainState()
+        self.history = list[StepReport]()
         self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
         self.train_iters = iterations_of(run, self.batch_sizes)
         if self.mesh.rank == 0 and not quiet:
