@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from minimegatron.config import precision
 from minimegatron.config.fields import divides
-from minimegatron.config.model import TransformerConfig
 from minimegatron.config.stages import expand_layout, plan_stages
 from minimegatron.errors import ConfigError, require
 
 if TYPE_CHECKING:
+    from minimegatron.config.model import TransformerConfig
     from minimegatron.config.parallel import ParallelConfig
 
 

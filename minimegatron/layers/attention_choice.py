@@ -42,11 +42,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
+    from minimegatron.config.model import TransformerConfig
 
 PACKAGES = {"flash": ("flash_attn", "flash-attn"), "te": ("transformer_engine", "transformer-engine[pytorch]")}
 HALF = (torch.bfloat16, torch.float16)

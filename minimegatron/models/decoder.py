@@ -30,8 +30,6 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.sequence import gather_tokens, local_tokens, positions
-from minimegatron.config.fits import check_model_fits
-from minimegatron.config.model import TransformerConfig
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import LanguageModelEmbedding
@@ -84,7 +82,7 @@ class GPTModel(nn.Module):
         rng: RngStreams | None = None,
     ) -> None:
         super().__init__()
-        check_model_fits(config, mesh.parallel)
+        config.check_fits(mesh.parallel)
         if config.transformer_impl == "transformer_engine":
             import_module(TE_CHECK)(config, mesh.parallel)
         self.config = config

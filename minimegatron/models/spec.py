@@ -16,13 +16,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.named import Named, import_module
+
+if TYPE_CHECKING:
+    from minimegatron.config.model import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
