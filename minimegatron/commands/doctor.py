@@ -115,7 +115,7 @@ def examine_kernels() -> Facts:
 
 
 def examine_attention(gpu: bool) -> str:
-    """What computes attention when nobody asks for something else."""
+    """What computes attention by default."""
     import torch
 
     from minimegatron.layers.attention_choice import in_words, this_machine

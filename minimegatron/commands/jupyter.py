@@ -1,4 +1,4 @@
-"""`minimegatron lab`: JupyterLab on the labs, where nobody else can reach it.
+"""`minimegatron lab`: JupyterLab on the labs, reachable from this machine only.
 
 It listens on 127.0.0.1 with its token on, opens a browser when there is a display and prints its address otherwise. It
 refuses to run as root outside a container, where every cell of a notebook could change the whole machine;

@@ -1,7 +1,7 @@
 """Schedules that split the backward: ZB-H1, ZB-V and DualPipeV.
 
 A backward computes two things: the gradient of its input (B), which the stage before is waiting for, and the gradient
-of its weights (W), for which nobody waits before the optimizer. Send B's result at once, and do W where the rank would
+of its weights (W), for which only the optimizer waits. Send B's result at once, and do W where the rank would
 otherwise be idle. How much longer than the work of one rank a batch takes, if a rank (not a chunk) needs F, B and W
 for a microbatch, and F = B = W = 1 in the last column:
 
