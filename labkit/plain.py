@@ -23,7 +23,7 @@ import torch
 
 from minimegatron.errors import DataError
 
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -76,8 +76,8 @@ def _encode(value: Any, path: str, depth: int) -> Any:
 
 def _encode_tensor(tensor: torch.Tensor, path: str) -> list[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise DataError(f"{path} is a tensor of {name}", fix=f"use one of {', '.join(_DTYPES)}")
+    if name not in DTYPES:
+        raise DataError(f"{path} is a tensor of {name}", fix=f"use one of {', '.join(DTYPES)}")
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return [name, list(tensor.shape), base64.b64encode(raw).decode()]
 
@@ -102,7 +102,7 @@ def _key(value: Any) -> Any:
 
 
 def _decode_tensor(name: str, shape: list[int], text: str) -> torch.Tensor:
-    dtype = _DTYPES[name]
+    dtype = DTYPES[name]
     raw = bytearray(base64.b64decode(text, validate=True))
     if not all(type(size) is int and size >= 0 for size in shape) or len(raw) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a tensor of shape {shape} and dtype {name}")

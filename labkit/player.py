@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from labkit import cuda, plain, sandbox
 from labkit.evidence import OpRecorder
-from labkit.nursery import Failed
+from labkit.nursery import SHARED, Failed
 from labkit.placing import Meeting, OutOfStep, digests, groups_of, strided
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
@@ -56,7 +56,8 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), network=bool(job["world"]), hidden=(Path(job["hidden"]),))
+    shared = Path.cwd().parent / SHARED
+    sandbox.enter(Path.cwd(), network=bool(job["world"]), hidden=(Path(job["hidden"]),), shared=shared)
     _install(job["sources"])
     if job["libraries"] is not None:
         cuda.install(job["libraries"], Path.cwd() / "kernels")
@@ -69,7 +70,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
                 done.append(_call(exercise, job, inputs, {}, was, 0))
             return {"trials": done}
         dist.init_process_group(
-            "gloo", init_method=f"file://{Path.cwd()}/rendezvous", rank=rank, world_size=world,
+            "gloo", init_method=f"file://{shared}/rendezvous", rank=rank, world_size=world,
             timeout=datetime.timedelta(seconds=job["seconds"] + 10),
         )  # fmt: skip
         meeting, given = Meeting(job["seconds"]), groups_of(job, rank)
