@@ -18,6 +18,7 @@ line n of a variant is line n of the cell.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
@@ -131,6 +132,11 @@ def _calls(node: ast.AST) -> Iterator[Variant]:
         if keyword.arg:
             rest = [other for other in node.keywords if other is not keyword]
             yield f"`{keyword.arg}` dropped", _changed(node, keywords=rest)
+    own = isinstance(node.func, ast.Name) and name not in dir(builtins) or name == "apply"
+    if own and node.args and not isinstance(node.args[0], ast.Starred):
+        yield f"`{name}` dropped", _inner(node.args[0])
+    if len(node.args) > 2 and not isinstance(node.args[-1], ast.Starred):
+        yield f"argument {_short(node.args[-1])} dropped", _changed(node, args=node.args[:-1])
     if name == "get_rank" and node.args:
         yield "group dropped", _changed(node, args=[])
     if name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter") and not any(
@@ -149,9 +155,9 @@ def _calls(node: ast.AST) -> Iterator[Variant]:
     starts = name in _STARTS or any(k.arg == "async_op" for k in node.keywords)
     if starts:
         yield "waits at once", f"(lambda work: (work.wait(), work)[1])({_text(node)})"
-    if name == "max" and len(node.args) == 2 or name == "min" and len(node.args) == 2:
-        for i, kept in enumerate(node.args):
-            yield f"`{name}` dropped, {_short(node.args[i])} kept", _inner(kept)
+    if name in ("max", "min") and len(node.args) == 2:
+        for kept in node.args:
+            yield f"`{name}` dropped, {_short(kept)} kept", _inner(kept)
 
 
 def _methods(node: ast.AST) -> Iterator[Variant]:
@@ -171,7 +177,7 @@ def _numbers(node: ast.AST) -> Iterator[Variant]:
         return
     if isinstance(node.value, int):
         for other in (node.value + 1, node.value - 1):
-            yield f"{other} for {node.value}", str(other) if other >= 0 else f"({other})"
+            yield f"{other} for {node.value}", str(other)
     elif isinstance(node.value, float) and node.value != 0:
         yield f"{2 * node.value} for {node.value}", str(2 * node.value)
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Set
 
 _EDITS: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("barrier dropped", r"__sync(?:threads|warp)\([^)]*\);", ";"),
-    ("`<=` for `<`", r"(?<![<\w])\s<\s(?!<)", " <= "),
+    ("`<=` for `<`", r" < ", " <= "),
     ("`<` for `<=`", r"<=", "<"),
     ("`>` for `>=`", r">=", ">"),
-    ("`>=` for `>`", r"\s>\s", " >= "),
+    ("`>=` for `>`", r" > ", " >= "),
     ("`=` for `+=`", r"\+=", "="),
     ("half of it", r"(?<![\w.])(?:2|4|8|16|32|64|128|256|512)(?![\w.])", lambda m: str(int(m[0]) // 2)),
     ("twice it", r"(?<![\w.])(?:1|2|4|8|16|32|64|128|256)(?![\w.])", lambda m: str(int(m[0]) * 2)),

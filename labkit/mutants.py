@@ -82,7 +82,7 @@ def cells(lab_source: str) -> dict[str, Cell]:
             lines.append(line)
             if inside:
                 solution.add(len(lines))
-        found[name] = Cell("\n".join(lines) + "\n", frozenset(solution))
+        found[name] = Cell("\n".join(lines).rstrip() + "\n", frozenset(solution))
     return found
 
 
