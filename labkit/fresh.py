@@ -113,7 +113,7 @@ class Nursery:
             server = self.warm_up()
             folder = Path(tempfile.mkdtemp(dir=server.folder))
             for rank, job in enumerate(jobs):
-                (folder / f"job.{rank}").write_text(plain.dumps(job))
+                (folder / f"job.{rank}").write_text(plain.dumps(job, most=None))
             order = {
                 "function": f"{function.__module__}:{function.__qualname__}",
                 "folder": str(folder), "world": len(jobs), "path": list(path), "limits": dataclasses.asdict(limits),

@@ -86,7 +86,7 @@ def live(order: dict[str, Any], pipe: int) -> None:
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + limits.memory,) * 2)
-    job = plain.loads((folder / f"job.{rank}").read_text())
+    job = plain.loads((folder / f"job.{rank}").read_text(), most=None)
     sys.path[:0] = order["path"]
     module, name = order["function"].split(":")
     function = getattr(importlib.import_module(module), name)
@@ -99,6 +99,6 @@ def live(order: dict[str, Any], pipe: int) -> None:
 
 
 def _send(pipe: int, value: Any) -> None:
-    line = memoryview(plain.dumps(value).encode() + b"\n")
+    line = memoryview(plain.dumps(value, most=None).encode() + b"\n")
     while line:
         line = line[os.write(pipe, line) :]
