@@ -35,7 +35,7 @@ import torch
 from labkit import bounded_json
 from minimegatron.errors import DataError
 
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -190,8 +190,8 @@ def _of_numpy(value: Any) -> Any:
 def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
     name = str(tensor.dtype).removeprefix("torch.")
     size = tensor.numel() * tensor.element_size()
-    if name not in _DTYPES:
-        raise DataError(f"{_place(path)} is a tensor of {name}; a check reads {', '.join(_DTYPES)}")
+    if name not in DTYPES:
+        raise DataError(f"{_place(path)} is a tensor of {name}; a check reads {', '.join(DTYPES)}")
     if size > MAX_TENSOR:
         raise DataError(f"{_place(path)} is a tensor of {size >> 20} MiB; at most {MAX_TENSOR >> 20} are read")
     if tensor.is_meta:
@@ -227,7 +227,7 @@ def _key(value: Any) -> Any:
 
 
 def _decode_tensor(name: str, shape: list[int], text: str) -> torch.Tensor:
-    dtype = _DTYPES[name]
+    dtype = DTYPES[name]
     raw = bytearray(base64.b64decode(text, validate=True))
     if not all(type(size) is int and size >= 0 for size in shape) or len(raw) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a tensor of shape {shape!s:.80} and dtype {name}")

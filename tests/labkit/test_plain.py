@@ -30,7 +30,7 @@ def test_plain_values_come_back(value: object) -> None:
     assert "\n" not in plain.dumps(value)
 
 
-@pytest.mark.parametrize("dtype", plain._DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", plain.DTYPES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3, 4)])
 def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape) * 100).to(dtype)

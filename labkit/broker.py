@@ -1,0 +1,157 @@
+"""The judge's side of a running check: one process at the other end of every rank's only line.
+
+    rank 0 ──line──┐
+    rank 1 ──line──┤ broker: services by name          judge
+    rank 2 ──line──┘   transport   collectives    ──── evidence ────>
+                       memory      a GPU's memory
+                       kernels     the emulator
+
+Ranks share nothing but this process. A collective *is* a message to it: what another rank has can come from nowhere
+else, so what it counts cannot be avoided, and nothing that a rank says about itself is evidence. It trusts no byte: a
+message that cannot be read ends its line, a rank that does not read its answers waits alone.
+
+A service takes one message and says which messages follow, to whichever ranks. It never waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from labkit.channel import Frames, pack
+from minimegatron.errors import DataError, MinimegatronError
+
+_CHUNK = 1 << 20
+_MAX_WAITING = 512 << 20  # bytes that a rank has not read yet
+_LOOK_SECONDS = 0.2  # between two calls of `Service.idle` while nothing arrives
+
+Letter = tuple[int, dict[str, Any], Sequence[torch.Tensor]]  # rank, header, tensors
+
+
+class Service(Protocol):
+    """What ranks can ask for. An answer carries the `id` of its question."""
+
+    def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
+        """What follows from a message.
+
+        Raises:
+            MinimegatronError, ValueError, TypeError, KeyError, IndexError, RuntimeError: the rank asked for what cannot
+                be; it is told.
+        """
+
+    def gone(self, rank: int) -> Iterable[Letter]:
+        """What follows from the end of a rank."""
+
+    def idle(self) -> Iterable[Letter]:
+        """What follows from a moment in which nothing arrived."""
+
+    def evidence(self) -> Any:
+        """What happened, as plain data."""
+
+
+def serve(lines: Sequence[socket.socket], control: socket.socket, services: Mapping[str, Service]) -> dict[str, Any]:
+    """Answer ranks until something arrives on `control`, or it hangs up.
+
+    Returns:
+        {service: its evidence}.
+    """
+    broker = _Broker(lines, services)
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ, -1)
+        broker.register(selector)
+        while True:
+            ready = selector.select(_LOOK_SECONDS)
+            if any(key.data == -1 for key, _ in ready):
+                return {name: service.evidence() for name, service in services.items()}
+            if not ready:
+                broker.deliver(letter for service in services.values() for letter in service.idle())
+            for key, events in ready:
+                if events & selectors.EVENT_READ:
+                    broker.read(key.data)
+                if events & selectors.EVENT_WRITE:
+                    broker.write(key.data)
+            broker.register(selector)
+
+
+class _Broker:
+    """Bytes that have come, bytes that must go; by rank."""
+
+    def __init__(self, lines: Sequence[socket.socket], services: Mapping[str, Service]) -> None:
+        self.lines, self.services = dict(enumerate(lines)), services
+        self.frames = {rank: Frames() for rank in self.lines}
+        self.waiting = {rank: bytearray() for rank in self.lines}
+        for line in lines:
+            line.setblocking(False)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Listen to every line; where bytes wait, also for room to send them."""
+        known = {key.data: key.events for key in selector.get_map().values() if key.data != -1}
+        for rank, line in self.lines.items():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.waiting[rank] else 0)
+            if rank not in known:
+                selector.register(line, events, rank)
+            elif known[rank] != events:
+                selector.modify(line, events, rank)
+        for rank in known.keys() - self.lines.keys():
+            selector.unregister(next(key.fileobj for key in selector.get_map().values() if key.data == rank))
+
+    def read(self, rank: int) -> None:
+        if rank not in self.lines:
+            return
+        try:
+            data = self.lines[rank].recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self.drop(rank)
+        try:
+            for header, tensors in self.frames[rank].feed(data):
+                self.deliver(self._handled(rank, header, tensors))
+        except DataError:
+            self.drop(rank)
+
+    def _handled(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
+        name, number = header.pop("to", None), header.get("id")
+        if not isinstance(name, str) or name not in self.services:
+            return [(rank, {"id": number, "error": f"there is no service {name!r}"[:80]}, ())]
+        try:
+            return list(self.services[name].handle(rank, header, tensors))
+        except MinimegatronError as error:
+            return [(rank, {"id": number, "error": error.what}, ())]
+        except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+            return [(rank, {"id": number, "error": f"{type(error).__name__}: {error}"[:200]}, ())]
+
+    def deliver(self, letters: Iterable[Letter]) -> None:
+        for rank, header, tensors in letters:
+            if rank in self.lines:
+                self.waiting[rank] += pack(header, tensors)
+                self.write(rank)
+
+    def write(self, rank: int) -> None:
+        if rank not in self.lines:
+            return
+        waiting = self.waiting[rank]
+        try:
+            while waiting:
+                del waiting[: self.lines[rank].send(memoryview(waiting)[:_CHUNK].tobytes())]
+        except BlockingIOError:
+            if len(waiting) > _MAX_WAITING:
+                self.drop(rank)
+        except OSError:
+            self.drop(rank)
+
+    def drop(self, rank: int) -> None:
+        """The rank has ended, or sent what is no message."""
+        line = self.lines.pop(rank, None)
+        if line is None:
+            return
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+        self.deliver([letter for service in self.services.values() for letter in service.gone(rank)])
