@@ -216,7 +216,7 @@ def _wrong(asked: Exercise, case: Case, outcome: dict[str, Any], seed: str) -> t
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:

@@ -222,7 +222,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 def _key(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > _MAX_KEY:
-        raise ValueError("a key is a number beyond 2**60")
+        raise DataError("the answer holds a dict with a key beyond 2**60, which a check cannot read")
     return tuple(_key(item) for item in value) if isinstance(value, list) else value
 
 
