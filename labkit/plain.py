@@ -44,7 +44,7 @@ DTYPES = {
 }  # fmt: skip
 MAX_DEPTH = 32
 MAX_VALUES = 200_000  # of one answer; a tensor is a handful, whatever its size
-MAX_REPLY = 500_000  # of what a process sends: the answer, and what it did
+MAX_REPLY = 300_000  # of what a process sends: the answer, and what it did
 MAX_ITEMS = 100_000  # of an iterator, which may have no end
 MAX_BITS = 13_000  # of an int: Python's json reads 4300 digits
 MAX_TENSOR = 256 << 20
