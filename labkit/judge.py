@@ -286,7 +286,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(asked.changes)
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:
