@@ -93,7 +93,7 @@ class Meeting:
                     hangs=True,
                 )
             _sleep(0.0005)
-        work.wait()
+        work.wait(self._patience)
 
 
 def groups_of(job: dict[str, Any], rank: int) -> dict[str, Any]:
