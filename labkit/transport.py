@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import socket
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from labkit.broker import Letter
-from labkit.transport_log import Entry, Log
+from labkit.broker import Letter, serve
+from labkit.transport_log import Log
 from labkit.transport_math import Part, results, whole
 from labkit.transport_store import Keys
 from labkit.transport_waits import Thing, Waits
@@ -89,7 +90,8 @@ class Transport:
         self._groups: dict[tuple[int, str], _Group] = {}
         self._things: dict[tuple[int, int], Thing] = {}
         self._held = dict.fromkeys(range(ranks), 0)
-        self._unfinished: list[_Group] = []
+        self._all: list[_Group] = []
+        self._made: dict[int, int] = {}  # groups, by rank, where it has returned
         self._do = {
             "group": self._join, "start": self._start, "wait": self._wait, "test": self._test, "mark": self._mark,
             "keys": self._ask_keys, "done": self._finish,
@@ -106,12 +108,30 @@ class Transport:
         return self._waits.idle()
 
     def evidence(self) -> dict[str, Any]:
-        """Entries of each rank, and what was sent and never received."""
+        """Entries of each rank, what was sent and never received, and why the ranks are out of step, or None."""
         unclaimed = [
             [message.thing.rank, group.ranks[message.target], message.tag, message.nbytes]
-            for group in self._unfinished for message in group.sends
+            for group in self._all for message in group.sends
         ]  # fmt: skip
-        return {"entries": self._log.to_plain(), "unclaimed": unclaimed}
+        return {"entries": self._log.to_plain(), "unclaimed": unclaimed, "out_of_step": self._out_of_step()}
+
+    def _out_of_step(self) -> str | None:
+        """What would hang the next program: a group that some have made, a call that some have started."""
+        made = [self._made[rank] for rank in sorted(self._made)]
+        if made and len(set(made)) > 1:
+            more = max(made) - min(made)
+            return (
+                f"some ranks have made {more} group{'s' * (more > 1)} more than others; the next group would hang: "
+                "every rank calls dist.new_group for each group, its members or not"
+            )
+        for group in self._all:
+            if len({group.count.get(rank, 0) for rank in group.ranks}) > 1:
+                where = "the world" if len(group.ranks) == self.ranks else str(group)
+                return (
+                    f"after the call the ranks no longer meet in {where}: some have started a communication that "
+                    "others have not"
+                )
+        return None
 
     # -------------------------------------------------------------------------------------------------- groups
 
@@ -136,7 +156,7 @@ class Transport:
             for member in group.joined.values():
                 member.done, member.error = not group.error, group.error
         if not group.absent() and not group.error:
-            self._unfinished.append(group)
+            self._all.append(group)
             self._groups.update({(r, name): group for r in ranks})
         return self._waits.add(thing, header["id"], _threads(header), None)
 
@@ -248,8 +268,8 @@ class Transport:
         self._held[send.thing.rank] -= send.nbytes
         if send.nbytes != receive.nbytes:
             said = (
-                f"rank {send.thing.rank} sends {send.nbytes} bytes{f' ({send.shown})' if send.shown else ''} to rank "
-                f"{receive.thing.rank}, whose buffer has {receive.nbytes}{f' ({receive.shown})' if receive.shown else ''}"
+                f"rank {send.thing.rank} sends {send.nbytes} bytes ({send.shown}) to rank {receive.thing.rank}, whose "
+                f"buffer has {receive.nbytes} ({receive.shown})"
             )
             send.thing.error = receive.thing.error = said
             return
@@ -301,7 +321,13 @@ class Transport:
                                float(seconds) if isinstance(seconds, int | float) else None)  # fmt: skip
 
     def _finish(self, rank: int, header: dict[str, Any], _: Any) -> list[Letter]:
-        return self._waits.gone(rank, "returned")
+        self._made[rank] = whole(header["groups"])
+        return self._waits.gone(rank, "returned" if header.get("took_part", True) else "no part in this call")
+
+
+def listen(lines: list[socket.socket], control: socket.socket, job: Any) -> dict[str, Any]:
+    """The broker's process of a check on ranks: `Nursery.call(..., beside=(listen, None))`."""
+    return serve(lines, control, {"transport": Transport(len(lines))})["transport"]
 
 
 def _lacking(group: _Group, call: _Call) -> list[int]:

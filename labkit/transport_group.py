@@ -11,9 +11,11 @@ What gloo refuses is refused here in gloo's words (dtypes, sizes, inputs that ar
 sent. See torch/testing/_internal/distributed/multi_threaded_pg.py for another group in Python.
 """
 
+# mypy: disable-error-code="override, assignment, call-arg"
+# torch declares every operation twice, and its own calls use neither form throughout.
+
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
 import sys
@@ -85,9 +87,10 @@ def mark(name: str) -> None:
         _Link.tell("mark", name=name)
 
 
-def finish() -> None:
-    """Tell the broker that this rank has returned, and will send nothing more."""
-    _Link.tell("done")
+def finish(took_part: bool = True) -> None:
+    """Tell the broker that this rank has returned and sends nothing more, and how many groups it has made."""
+    if _Link.line is not None:
+        _Link.tell("done", took_part=took_part, groups=distributed_c10d._world.group_count)
 
 
 class BrokerWork(Work):
@@ -261,8 +264,8 @@ class BrokerGroup(dist.ProcessGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> BrokerWork:
         tensors, root = _many(tensors), _root(opts, more)
-        return self._start("broadcast", tensors if self._rank == root else [], tensors, units=_units(tensors), root=root,
-                           shape=list(tensors[0].shape))  # fmt: skip
+        given = tensors if self._rank == root else []
+        return self._start("broadcast", given, tensors, units=_units(tensors), shape=list(tensors[0].shape), root=root)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> BrokerWork:
         return self._start("barrier", [], [])
@@ -474,14 +477,3 @@ def _fill(outputs: Sequence[Tensor], given: Tensor) -> None:
     """Cut flat numbers into outputs, one after the other; autograd does not see it, as with gloo."""
     for output, flat in zip(outputs, given.split([output.numel() for output in outputs]), strict=True):
         output.data.copy_(flat.view(output.shape))
-
-
-@contextlib.contextmanager
-def disconnected() -> Any:
-    """For tests: leave everything as it was."""
-    real = distributed_c10d.ProcessGroupGloo
-    try:
-        yield
-    finally:
-        setattr(distributed_c10d, "ProcessGroupGloo", real)  # noqa: B010
-        _Link.line = _Link.store = None

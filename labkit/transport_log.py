@@ -73,5 +73,6 @@ class Log:
         self._last[rank] = max(self._last[rank], at if type(at) is int and 0 <= at < 1 << 40 else 0)
         return self._last[rank]
 
-    def to_plain(self) -> list[list[dict[str, Any]]]:
-        return [[dataclasses.asdict(entry) for entry in self.entries[rank]] for rank in sorted(self.entries)]
+    def to_plain(self) -> list[list[list[Any]]]:
+        """For each rank, its entries as lists of their attributes."""
+        return [[list(dataclasses.astuple(entry)) for entry in self.entries[rank]] for rank in sorted(self.entries)]

@@ -127,15 +127,16 @@ class Waits:
             mine = [wait for wait in self._waits if wait.thing.rank == rank]
             if not mine or len(mine) < max(wait.threads for wait in mine) or any(w.deadline for w in mine):
                 return letters
-        said = "; ".join(
-            f"rank {wait.thing.rank} waits in {wait.thing.what} for {self._whom(wait.thing)}"
-            for wait in sorted(self._waits, key=lambda wait: wait.thing.rank)
-        )
+        waits = sorted(self._waits, key=lambda wait: wait.thing.rank)
+        said = "; ".join(f"rank {wait.thing.rank} waits in {wait.thing.what}{_for(wait.thing)}" for wait in waits)
         for wait in self._waits:
             wait.thing.error = f"deadlock: {said}"
         return self.settle()
 
-    @staticmethod
-    def _whom(thing: Thing) -> str:
-        lacks = sorted(set(thing.lacks()))
-        return f"any of {named(lacks)}" if thing.any_of and len(lacks) > 1 else named(lacks)
+
+def _for(thing: Thing) -> str:
+    """Whom it waits for, where its name does not say so."""
+    if thing.entry is not None and thing.entry.name in ("send", "recv") and not thing.any_of:
+        return ""
+    lacks = sorted(set(thing.lacks()))
+    return f" for {'any of ' if thing.any_of and len(lacks) > 1 else ''}{named(lacks)}"

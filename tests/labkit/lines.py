@@ -100,7 +100,7 @@ def _forked(order: dict[str, Any], rank: int, pairs: list[Any], folder: Path) ->
         value = _life(order, rank, pairs[rank][0], folder)
     except BaseException as error:
         value = f"{type(error).__name__}: {error}"
-        if "transport_" in traceback.format_exc().splitlines()[-3] and not isinstance(error, RuntimeError | ValueError):
+        if not isinstance(error, RuntimeError | ValueError):
             value = traceback.format_exc()
     finally:
         torch.save(value, folder / f"value.{rank}")
@@ -113,16 +113,13 @@ def _life(order: dict[str, Any], rank: int, mine: socket.socket, folder: Path) -
     if order["over"] == "gloo":
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world,
                                 timeout=timedelta(seconds=20))  # fmt: skip
-    elif order["over"] == "broker":
-        transport_group.connect(Line(mine), rank, world)
     else:
-        transport_group._Link.line = Line(mine)
+        transport_group.connect(Line(mine), rank, world)
     module, _, name = order["function"].partition(":")
     value = getattr(importlib.import_module(module), name)(rank, world, **order["inputs"])
-    if order["over"] != "gloo":
-        transport_group.finish()
-    else:
+    if order["over"] == "gloo":
         dist.barrier()
+    transport_group.finish()
     return value
 
 
