@@ -50,8 +50,9 @@ class CourseError(MinimegatronError):
 
 
 def judge(
-    nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | str | None = None
-) -> Verdict:
+    nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | str | None = None,
+    *, brief: bool = False,
+) -> Verdict:  # fmt: skip
     """Check one exercise.
 
     Args:
@@ -60,6 +61,7 @@ def judge(
         exercise: its name.
         sources: {exercise: text of the cell} of all that the learner has written.
         seed: of the hidden cases; by default a new secret one.
+        brief: only whether it passes is asked: nothing more is tried after a failure.
     Raises:
         ConfigError: the lab has no such exercise.
         CourseError: the course's own code failed.
@@ -76,10 +78,10 @@ def judge(
 
     outcomes: list[list[dict[str, Any]]] = []
     for drawn in _own(nursery, draw, job):
-        late = bool(outcomes) and "late" in outcomes[-1][-1]
+        late = bool(outcomes) and ("error" if brief else "late") in outcomes[-1][-1]
         outcomes.append([{"error": _NOT_TRIED, "late": True}] if late else play(drawn))
     decided = _own(nursery, decide, {**job, "outcomes": outcomes})
-    if decided["again"]:
+    if decided["again"] and not brief:
         again = {index: play([trial])[0] for index, trial in decided["again"].items()}
         decided = _own(nursery, decide, {**job, "outcomes": outcomes, "again": again})
     return Verdict.from_plain(decided["verdict"])
@@ -319,7 +321,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
             asked.changes, asked.spoil
         )
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:
