@@ -35,14 +35,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from labkit.cuda_text import ARRAYS, CompileError, digest, explained, signature, texts, todo, translated
+from labkit.cuda_text import CompileError, digest, explained, parsed, texts, todo, translated
+from labkit.emulator import CHECKED_TURNS, TURNS, Emulator, LaunchError, fitting
 from minimegatron.data.publish import build_once
 from minimegatron.errors import MinimegatronError
 from minimegatron.kernels import build
@@ -51,7 +51,10 @@ from minimegatron.kernels.launch import KernelError, Library
 CSRC = Path(__file__).parent / "csrc"
 STUB = "your code here"
 COMPILE_SECONDS = 45.0
-_FAST = ("-g0", "-fmax-errors=1", "-w")
+_FAST = (
+    "-g0", "-fmax-errors=1", "-w", "-fwrapv", "-fno-strict-aliasing", "-fno-delete-null-pointer-checks",
+    "-fstack-clash-protection",
+)  # fmt: skip
 
 
 class Kernel:
@@ -88,67 +91,19 @@ class Kernel:
         """
         if todo(self.source):
             raise NotImplementedError(STUB)
-        name, parameters = signature(self.source, self.line)
-        tensors = _fitting(name, parameters, args)
-        on_gpu = any(tensor.is_cuda for tensor in tensors)
-        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated", Kernel.ready)
-        sizes = [tensor.numel() for tensor in tensors]
-        if on_gpu:
-            library.call("lab_launch", *args, *sizes, grid, block)
+        name, parameters, _ = parsed(self.source, self.line)
+        fitting(name, parameters, args, grid, block)
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if any(tensor.is_cuda for tensor in tensors):
             self.counts = {}
-            return
-        library.order(self.order)
-        library.counters()
-        try:
-            library.call("lab_launch", *args, *sizes, grid, block)
-        except KernelError as error:
-            raise KernelError(re.sub(r"^lab_launch failed with error (-?\d+): ", r"error \1: ", error.what)) from None
-        finally:
-            library.order(0)
-        self.counts = _counted(library, parameters, grid * block)
+            sizes = [tensor.numel() for tensor in tensors]
+            return _on_gpu(self.source, self.line).call("lab_launch", *args, *sizes, grid, block)
+        library = _emulator(self.source, self.line, Kernel.ready)
+        done = library.launch(args, grid, block, order=self.order, turns=CHECKED_TURNS if Kernel.ready else TURNS)
+        self.counts = done.counts
         if Kernel.ready:
             named = zip(parameters, args, strict=True)
             self.outputs = {what: a.clone() for (kind, what), a in named if kind in ("float*", "int*")}
-
-
-# -------------------------------------------------------------------------------------------- arguments and counts
-
-
-def _fitting(name: str, parameters: list[tuple[str, str]], args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors among the arguments.
-
-    Raises:
-        KernelError: an argument is not what its parameter wants.
-    """
-    if len(args) != len(parameters):
-        raise KernelError(f"{name} takes {len(parameters)} arguments, not {len(args)}")
-    tensors = []
-    for value, (kind, what) in zip(args, parameters, strict=True):
-        if "*" in kind:
-            want = torch.float32 if "float" in kind else torch.int32
-            fits = isinstance(value, torch.Tensor) and value.dtype == want and value.is_contiguous()
-            if not fits:
-                shown = f"{value.dtype}, strides {value.stride()}" if isinstance(value, torch.Tensor) else repr(value)
-                raise KernelError(f"{name}: {what} wants a contiguous tensor of {want}, got {shown}"[:200])
-            tensors.append(value)
-        elif not isinstance(value, int if kind == "int" else int | float):
-            raise KernelError(f"{name}: {what} wants {kind}, got {value!r}"[:200])
-    return tensors
-
-
-def _counted(library: Library, parameters: list[tuple[str, str]], threads: int) -> dict[str, Any]:
-    raw = torch.zeros(ARRAYS, 2, 3, dtype=torch.int64)
-    waits = library.counters()["block_waits"]
-    library.call("lab_counts", raw)
-    arrays = [what for kind, what in parameters if "*" in kind]
-    counts: dict[str, Any] = {"barriers": waits / threads}
-    for what, ((loads, read, sectors), (stores, written, _)) in zip(arrays, raw.tolist(), strict=False):
-        served = 32 * sectors
-        share = read / served if served else 0.0
-        counts[what] = {
-            "loads": loads, "stores": stores, "read": read, "written": written, "served": served, "share": share
-        }  # fmt: skip
-    return counts
 
 
 # --------------------------------------------------------------------------------------------------------- building
@@ -222,18 +177,21 @@ def build_library(
 
 
 @functools.cache
-def _library(source: str, line: int, target: str, ready: Path | None) -> Library:
+def _on_gpu(source: str, line: int) -> Library:
+    return Library(build_library(source, line, "cuda"), translated(source, line, on_gpu=True), emulated=False)
+
+
+@functools.cache
+def _emulator(source: str, line: int, ready: Path | None) -> Emulator:
     """The library of a text, once a process."""
-    if ready and target == "emulated":
-        path = ready / f"{digest(source)}.so"
-        if not path.is_file():
-            raise build.KernelsUnavailable(
-                "this kernel was not compiled before the check", where="Kernel(...)",
-                fix='write its text in the call: Kernel(r"""...""")',
-            )  # fmt: skip
-    else:
-        path = build_library(source, line, target)
-    return Library(path, translated(source, line, target == "cuda"), target == "emulated")
+    path = ready / f"{digest(source)}.so" if ready else build_library(source, line, "emulated")
+    if not path.is_file():
+        raise build.KernelsUnavailable(
+            "this kernel was not compiled before the check", where="Kernel(...)",
+            fix='write its text in the call: Kernel(r"""...""")',
+        )  # fmt: skip
+    name, parameters, _ = parsed(source, line)
+    return Emulator(path, name, parameters)
 
 
 # ------------------------------------------------------------------------------------------------------ for a check
@@ -275,4 +233,4 @@ def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
     Kernel.ready = folder
 
 
-__all__ = ["CompileError", "Kernel", "KernelError", "compile_cell", "header", "install", "texts", "todo"]
+__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError", "compile_cell", "header", "install", "texts", "todo"]

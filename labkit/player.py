@@ -111,6 +111,8 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
             line = frame.lineno
     if isinstance(error, SyntaxError):
         line = error.lineno
+    if isinstance(error, cuda.LaunchError):
+        line = error.line or line  # of the CUDA statement
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
             "line": line, "peer": is_consequence(error)}  # fmt: skip
