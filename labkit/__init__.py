@@ -16,6 +16,7 @@
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
+| `nursery`, `replies`    | how they live; what becomes of them                                       |
 | `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
 | `hbm`                   | a memory that counts                                                      |
 | `sandbox`               | what such a process may do to the machine: compute                        |

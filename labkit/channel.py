@@ -154,3 +154,23 @@ class Line:
             self._answers.update({head.get("id", -1): (head, tensors) for head, tensors in found})
             if not data:
                 self._over = "the judge's broker has ended"
+
+
+_mine: Line | None = None
+
+
+def attach(sock: socket.socket | None) -> None:
+    """What `mine` returns from now on in this process."""
+    global _mine
+    _mine = None if sock is None else Line(sock)
+
+
+def mine() -> Line:
+    """The line of this process to the broker of its job.
+
+    Raises:
+        RuntimeError: it runs outside of a job, or the job has no broker.
+    """
+    if _mine is None:
+        raise RuntimeError("this process has no line to a broker")
+    return _mine

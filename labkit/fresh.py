@@ -6,7 +6,9 @@ process that imports torch once, has a single thread, and forks a fresh process 
 
     notebook or grader ──socket──> nursery (torch imported, one thread, clean environment)
            ^                          │ fork, once a rank
-           └────── pipe, JSON ──── rank 0, rank 1, ...   own session, resource limits, own empty folder
+           ├────── pipe, JSON ──── rank 0, rank 1, ...   own session, resource limits, own empty folder, own job
+           │                          │ a line each
+           └────── pipe, JSON ──── broker                the judge's own code (`broker`), if the call asks for one
 
 * The environment of the ranks is a short white list; their standard output goes nowhere.
 * What comes back is one line of JSON a rank (`plain`), read with a limit and a deadline. Never a pickle.
@@ -20,43 +22,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import selectors
 import shutil
-import signal
+import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit import plain
-from labkit.nursery import Limits
-from minimegatron.errors import DeadlineError, MinimegatronError, RankError
-from minimegatron.launch import procs
-from minimegatron.launch.fork_server import ENVIRONMENT, START_SECONDS, ForkServer, stacks
+from labkit.nursery import SHARED, Limits
+from labkit.replies import Answers, Process, Reply, ends, used
+from minimegatron.errors import DeadlineError, RankError
+from minimegatron.launch.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
 
 _LOOK_SECONDS = 0.5  # between two looks at how full the ranks' folder is
-_MAX_FILES = 20_000  # in it
 # Which instructions torch, oneDNN and MKL may use: an exercise is judged with those that the notebook computes with.
 _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-
-
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """What became of one rank: an answer, or the reason why there is none.
-
-    Attributes:
-        value: the plain data it returned; None without an answer.
-        ended: "" with an answer; "late" at the deadline; else how the process ended ("was killed by SIGKILL").
-        stack: where a late rank was, the innermost frame first.
-        order: position in the order of arrival of the answers.
-    """
-
-    value: Any = None
-    ended: str = ""
-    stack: tuple[procs.Frame, ...] = ()
-    order: int = 0
 
 
 class Nursery:
@@ -94,16 +76,20 @@ class Nursery:
             server.process.kill()
 
     def call(
-        self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = ()
-    ) -> list[Reply]:
+        self, function: Callable[..., Any], jobs: Sequence[Any], limits: Limits, *, path: Sequence[str] = (),
+        beside: tuple[Callable[..., Any], Any] | None = None,
+    ) -> list[Reply]:  # fmt: skip
         """Run `function(rank, world, job)` in one fresh process for each job; the replies by rank.
 
         Args:
             function: a top-level function, found by its name in the new process; it returns plain data, or raises
                 `Failed` with some.
-            jobs: plain data, one a rank.
+            jobs: plain data, one a rank. A rank gets its own only.
             limits: what a rank may use.
-            path: put in front of the ranks' `sys.path`.
+            path: put in front of the processes' `sys.path`.
+            beside: (function, job) of one more process, of the judge's own: `function(lines, control, job)` gets a
+                socket to each rank, whose other end is the rank's `channel.mine()`, and a socket on which one byte
+                arrives when all ranks have answered, ended or are late. Then it must answer; its reply is the last.
         Raises:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
@@ -112,13 +98,10 @@ class Nursery:
         try:
             server = self.warm_up()
             folder = Path(tempfile.mkdtemp(dir=server.folder))
-            for rank, job in enumerate(jobs):
-                (folder / f"job.{rank}").write_text(plain.dumps(job))
-            order = {
-                "function": f"{function.__module__}:{function.__qualname__}",
-                "folder": str(folder), "world": len(jobs), "path": list(path), "limits": dataclasses.asdict(limits),
-            }  # fmt: skip
-            return _run(server, order, limits, folder)
+            (folder / SHARED).mkdir()
+            job = _Job(server, folder, limits, path)
+            with job.processes:
+                return job.run(function, jobs, beside)
         except TimeoutError:
             self.close()
             raise DeadlineError(f"the process that starts ranks gave no sign for {START_SECONDS:g} s") from None
@@ -133,23 +116,82 @@ class Nursery:
                 _remove(folder)
 
 
-def _run(server: ForkServer, order: dict[str, Any], limits: Limits, folder: Path) -> list[Reply]:
-    pids, pipes = list[int](), list[int]()
-    try:
-        for rank in range(order["world"]):
-            read, write = os.pipe()
-            pipes.append(read)
-            try:
-                pids.append(server.fork(write, order={**order, "rank": rank}))
-            finally:
-                os.close(write)
-        answers, late = _read_answers(pipes, limits, folder)
-        unanswered = _why_late({rank: pids[rank] for rank in late}, limits, folder)
-        statuses = server.end(*pids)
-    finally:
-        for read in pipes:
-            os.close(read)
-    return [unanswered.get(rank) or _reply(answers.get(rank), status) for rank, status in enumerate(statuses)]
+class _Job:
+    """One call: its processes, from the first fork to the last death."""
+
+    def __init__(self, server: ForkServer, folder: Path, limits: Limits, path: Sequence[str]) -> None:
+        self.server, self.folder, self.limits = server, folder, limits
+        self.order = {"path": list(path), "limits": dataclasses.asdict(limits)}
+        self.started: list[Process] = []
+        self.processes = contextlib.ExitStack()
+
+    def run(
+        self, function: Callable[..., Any], jobs: Sequence[Any], beside: tuple[Callable[..., Any], Any] | None
+    ) -> list[Reply]:
+        ranks = range(len(jobs))
+        control = self._start_beside(*beside, len(jobs)) if beside else None
+        for rank, job in zip(ranks, jobs, strict=True):
+            mine = [self.lines[rank]] if beside else []
+            self._start(function, job, mine, rank=rank, world=len(jobs))
+        if control is not None:  # last in the list of replies, and first to live
+            self.started.append(self.started.pop(0))
+        answers = Answers([process.answer for process in self.started], self.limits.answer)
+        self.processes.callback(answers.close)
+        full = self._watch(answers, ranks)
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.send(b".")
+            answers.read_until(time.monotonic() + REPLY_SECONDS, [len(jobs)])
+        return ends(self.server, self.started, answers, full)
+
+    def _start_beside(self, function: Callable[..., Any], job: Any, world: int) -> socket.socket:
+        control, far = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(world)]
+        self.processes.callback(control.close)
+        self.lines = [near for near, _ in pairs]
+        for line in self.lines:
+            self.processes.callback(line.close)
+        theirs = [far, *(line for _, line in pairs)]
+        try:
+            self._start(function, job, theirs, rank=None, world=world)
+        finally:
+            for one in theirs:
+                one.close()
+        return control
+
+    def _start(
+        self, function: Callable[..., Any], job: Any, sockets: Sequence[socket.socket], rank: int | None, world: int
+    ) -> None:
+        name = f"{function.__module__}:{function.__qualname__}"
+        folder = str(self.folder / ("beside" if rank is None else f"rank.{rank}"))
+        order = {**self.order, "function": name, "folder": folder, "rank": rank, "world": world}
+        process = Process(self.server, order, job, [one.fileno() for one in sockets])
+        self.processes.callback(process.close)
+        self.started.append(process)
+        if rank is not None:
+            for one in sockets:  # the end of file must be seen when the rank ends
+                one.close()
+
+    def _watch(self, answers: Answers, ranks: Collection[int]) -> dict[int, str]:
+        """Read until all ranks have answered, ended, or are late; {rank: the limit that it has met}.
+
+        The clock starts when all processes have signed.
+        """
+        deadline, looked, running = time.monotonic() + START_SECONDS, time.monotonic(), False
+        while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
+            if time.monotonic() - looked > _LOOK_SECONDS:
+                looked = time.monotonic()
+                if self._is_full():
+                    break
+            answers.read(min(left, _LOOK_SECONDS))
+            if not running and len(answers.started) == len(self.started):
+                running, deadline = True, time.monotonic() + self.limits.seconds
+        late = sorted(answers.waiting.intersection(ranks))
+        why = f"wrote more than {self.limits.disk >> 20} MiB of files"
+        return dict.fromkeys(late, why) if late and self._is_full() else {}
+
+    def _is_full(self) -> bool:
+        return used(self.folder, self.limits.disk) > self.limits.disk
 
 
 def _environment() -> dict[str, str]:
@@ -162,56 +204,6 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _read_answers(pipes: list[int], limits: Limits, folder: Path) -> tuple[dict[int, tuple[int, bytes]], list[int]]:
-    """Per rank that wrote a line (order of arrival, line), b"" if it is too long; and the ranks that were late.
-
-    A rank first writes "+", its sign of life, then one line. The clock starts when all have signed, and ends early when
-    the ranks' folder is too full.
-    """
-    answers: dict[int, tuple[int, bytes]] = {}
-    partial = {rank: bytearray() for rank in range(len(pipes))}
-    deadline = time.monotonic() + START_SECONDS
-    signed: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        for rank, pipe in enumerate(pipes):
-            selector.register(pipe, selectors.EVENT_READ, rank)
-        looked = time.monotonic()
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            if time.monotonic() - looked > _LOOK_SECONDS:
-                looked = time.monotonic()
-                if _used(folder, limits.disk) > limits.disk:
-                    break
-            for key, _ in selector.select(min(left, _LOOK_SECONDS)):
-                rank, data = key.data, os.read(key.fd, 1 << 20)
-                partial[rank] += data
-                if data and rank not in signed:
-                    signed.add(rank)
-                    if len(signed) == len(pipes):
-                        deadline = time.monotonic() + limits.seconds
-                if len(partial[rank]) > limits.answer:
-                    answers[rank] = (len(answers), b"")
-                elif partial[rank].endswith(b"\n"):
-                    answers[rank] = (len(answers), bytes(partial[rank][1:]))
-                if not data or rank in answers:
-                    selector.unregister(key.fd)
-        late = sorted(key.data for key in selector.get_map().values())
-    return answers, late
-
-
-def _used(folder: Path, enough: int) -> int:
-    """Bytes on disk below a folder, counted until there are more than `enough`; too many files are too much."""
-    total, files, wanted = 0, 0, [str(folder)]
-    while wanted:
-        with contextlib.suppress(OSError), os.scandir(wanted.pop()) as entries:
-            for entry in entries:
-                files += 1
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-                wanted += [entry.path] if entry.is_dir(follow_symlinks=False) else []
-                if files > _MAX_FILES or total > enough:
-                    return max(total, enough + 1)
-    return total
-
-
 def _remove(folder: Path) -> None:
     """Remove what ranks have left, whatever it is."""
     with contextlib.suppress(RecursionError):
@@ -220,34 +212,3 @@ def _remove(folder: Path) -> None:
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run([*command, "--", str(folder)], capture_output=True, timeout=60)
-
-
-def _why_late(late: dict[int, int], limits: Limits, folder: Path) -> dict[int, Reply]:
-    """What became of the ranks (rank -> pid) that have not answered and still run."""
-    if late and _used(folder, limits.disk) > limits.disk:
-        return dict.fromkeys(late, Reply(ended=f"wrote more than {limits.disk >> 20} MiB of files"))
-    # The fault handler of each answers SIGABRT with its Python stack.
-    found = stacks(late, signal.SIGABRT, lambda rank: _read_text(folder / f"stack.{rank}"), seconds=0.5)
-    return {rank: Reply(ended="late", stack=tuple(frames)) for rank, frames in found.items()}
-
-
-def _read_text(file: Path) -> str:
-    """The first bytes of a file; "" when the rank has removed it, or replaced it by something else."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            return stream.read(1 << 16).decode(errors="replace")
-    return ""
-
-
-def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
-    """What a rank that is not late has sent, or how it ended."""
-    if answer is None:
-        return Reply(ended=procs.how_it_ended(status))
-    order, text = answer
-    if not text:
-        return Reply(ended="sent more than an answer may be")
-    try:
-        return Reply(value=plain.loads(text), order=order)
-    except MinimegatronError as error:
-        return Reply(ended=error.what)

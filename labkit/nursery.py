@@ -3,7 +3,7 @@
 The far side of `fresh`, which says what it is for. Each rank of a job is an order over a socket:
 
     fresh                                       nursery                         rank
-      |-- order, write end of a pipe -----------> fork -------------------------> limits, empty folder
+      |-- order, job, ends of two pipes --------> fork -------------------------> limits, empty folder
       |<-- pid -----------------------------------|                               |
       |<-- "+" and then one line of JSON, over the rank's pipe -------------------|
       |-- kill ---------------------------------> kill its process group          x
@@ -26,9 +26,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import plain, sandbox
+from labkit import channel, plain, sandbox
 from minimegatron.launch.fork_server import obey
 
+SHARED = "shared"  # folder beside those of the ranks, in which they meet
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
 
@@ -72,30 +73,58 @@ def serve(sock: socket.socket, folder: str, _: list[str]) -> None:
     obey(sock, folder, live)
 
 
-def live(order: dict[str, Any], pipe: int) -> None:
-    """The life of a rank: limits, sign of life, work, answer, and waiting for the end."""
-    rank = order["rank"]
-    folder, limits = Path(order["folder"]), Limits(**order["limits"])
-    os.chdir(folder)
-    os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    stack = open(folder / f"stack.{rank}", "w")  # noqa: SIM115  open as long as the process lives
+def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int) -> None:
+    """The life of a process: limits, sign of life, work, answer, and waiting for the end.
+
+    Args:
+        order: what to do; `rank` is None for the judge's own process beside the ranks.
+        answer: pipe for the answer.
+        job: a file that holds the job.
+        stack: pipe for the Python stack at the end of the time.
+        sockets: of a rank its line to the broker, if there is one; of the broker `control` and one for each rank.
+    """
+    _keep_open({0, 1, 2, answer, stack, job, *sockets})
+    limits = Limits(**order["limits"])
+    os.chdir(order["folder"])
+    os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
     faulthandler.enable(stack)
+    _limit(limits, beside=order["rank"] is None)
+    with open(job, "rb") as text:
+        given = plain.loads(text.read())
+    sys.path[:0] = order["path"]
+    module, name = order["function"].split(":")
+    function = getattr(importlib.import_module(module), name)
+    ends = [socket.socket(fileno=one) for one in sockets]
+    os.write(answer, b"+")
+    try:
+        if order["rank"] is None:
+            _send(answer, function(ends[1:], ends[0], given))
+        else:
+            channel.attach(ends[0] if ends else None)
+            _send(answer, function(order["rank"], order["world"], given))
+        signal.pause()
+    except Failed as failure:
+        _send(answer, failure.value)
+
+
+def _keep_open(descriptors: set[int]) -> None:
+    """Close all other descriptors."""
+    first = 0
+    for descriptor in [*sorted(descriptors), 1 << 16]:
+        if first < descriptor:  # an empty range from 0 closes all, in CPython 3.11
+            os.closerange(first, descriptor)
+        first = descriptor + 1
+
+
+def _limit(limits: Limits, beside: bool) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
+    if beside:  # it works for all ranks, and is the judge's own
+        return
     resource.setrlimit(resource.RLIMIT_CPU, (int(2 * limits.seconds) + 5,) * 2)
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + limits.memory,) * 2)
-    job = plain.loads((folder / f"job.{rank}").read_text())
-    sys.path[:0] = order["path"]
-    module, name = order["function"].split(":")
-    function = getattr(importlib.import_module(module), name)
-    os.write(pipe, b"+")
-    try:
-        _send(pipe, function(rank, order["world"], job))
-        signal.pause()
-    except Failed as failure:
-        _send(pipe, failure.value)
 
 
 def _send(pipe: int, value: Any) -> None:

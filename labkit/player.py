@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from labkit import cuda, plain, sandbox
 from labkit.evidence import OpRecorder
-from labkit.nursery import Failed
+from labkit.nursery import SHARED, Failed
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
 
@@ -53,14 +53,15 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     random.seed(rank)
-    sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),))
+    shared = Path.cwd().parent / SHARED
+    sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),), shared=shared)
     _install(job["sources"])
     if job["libraries"] is not None:
         cuda.install(job["libraries"], Path.cwd() / "kernels")
     try:
         if job["ranks"]:
             dist.init_process_group(
-                "gloo", init_method=f"file://{Path.cwd()}/rendezvous", rank=rank, world_size=world,
+                "gloo", init_method=f"file://{shared}/rendezvous", rank=rank, world_size=world,
                 timeout=datetime.timedelta(seconds=job["seconds"] + 10),
             )  # fmt: skip
             # One that fails at once and goes must not leave another in the middle of connecting to it, for ever.

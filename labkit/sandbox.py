@@ -230,7 +230,9 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 # --------------------------------------------------------------------------------------------------- together
 
 
-def enter(folder: Path, *, network: bool, hidden: tuple[Path, ...] = (), programs: bool = False) -> None:
+def enter(
+    folder: Path, *, network: bool, hidden: tuple[Path, ...] = (), programs: bool = False, shared: Path | None = None
+) -> None:
     """Give up, for the rest of this process, all that a check does not need. Only the main thread may exist yet.
 
     Args:
@@ -238,13 +240,14 @@ def enter(folder: Path, *, network: bool, hidden: tuple[Path, ...] = (), program
         network: whether its ranks talk over loopback.
         hidden: folders that it may not read, beside `HIDDEN`.
         programs: whether it may start programs: for our own code that calls a compiler, never for a learner's.
+        shared: where its ranks meet.
     """
     sys.dont_write_bytecode = True
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)
     if sys.platform == "linux":
         _hide(closed)
         _libc().prctl(38, 1, 0, 0, 0)  # no new privileges: what the two below ask for
-        _write_only_below((folder, Path(os.devnull)))
+        _write_only_below((folder, Path(os.devnull), *filter(None, [shared])))
         _filter_calls(network, programs)
     if not programs:
         _audit(folder, closed)

@@ -37,6 +37,7 @@ from minimegatron.launch import procs
 
 START_SECONDS = 120.0  # for the imports of the server, on a machine that is busy with something else
 REPLY_SECONDS = 3.0  # for anything that a healthy process does at once
+_MOST_FDS = 128  # that a process may get
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",  # what has used a GPU cannot be forked, and ranks do the same on every machine
@@ -146,7 +147,7 @@ def obey(sock: socket.socket, folder: str, live: Callable[..., object]) -> None:
             _reap(ranks, statuses)
             if sock.fileno() not in ready:
                 continue
-            request, fds = receive(sock, most_fds=3)
+            request, fds = receive(sock, most_fds=_MOST_FDS)
             answer: dict[str, int | None] = {}
             if request["do"] == "fork":
                 answer["pid"] = pid = _fork(functools.partial(live, request["order"], *fds), [sock.fileno(), *deaths])

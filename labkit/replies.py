@@ -1,0 +1,184 @@
+"""What becomes of the processes of a job: their lines as they arrive, how each ended, where the late ones are.
+
+The caller holds three ends for each process, and the process the other three:
+
+    job      an unlinked file     -> the process     what it shall work on; no other process can open it
+    answer   a pipe               <- the process     "+", its sign of life, then one line of JSON
+    stack    a pipe               <- the process     its Python stack, when SIGABRT asks a late process for it
+
+All that arrives is from a learner: it is read up to a limit and never waited for longer than a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit import plain
+from minimegatron.errors import MinimegatronError
+from minimegatron.launch import procs
+from minimegatron.launch.fork_server import ForkServer, stacks
+
+_MAX_FILES = 20_000  # in the folder of a job
+_MAX_STACK = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What became of one process: an answer, or the reason why there is none.
+
+    Attributes:
+        value: the plain data it returned; None without an answer.
+        ended: "" with an answer; "late" at the deadline; else how the process ended ("was killed by SIGKILL").
+        stack: where a late process was, the innermost frame first.
+        order: position in the order of arrival of the answers.
+    """
+
+    value: Any = None
+    ended: str = ""
+    stack: tuple[procs.Frame, ...] = ()
+    order: int = 0
+
+
+class Process:
+    """A process of the nursery, and the caller's ends.
+
+    Args:
+        order: for `nursery.live`.
+        job: plain data.
+        sockets: descriptors that it gets as well.
+    """
+
+    def __init__(self, server: ForkServer, order: dict[str, Any], job: Any, sockets: Sequence[int]) -> None:
+        Path(order["folder"]).mkdir()
+        self.dumped = bytearray()
+        self.answer, answer = os.pipe()
+        self.stack, stack = os.pipe()
+        os.set_blocking(self.stack, False)
+        try:
+            with tempfile.TemporaryFile(dir=server.folder) as text:
+                text.write(plain.dumps(job).encode())
+                text.seek(0)
+                self.pid = server.fork(answer, text.fileno(), stack, *sockets, order=order)
+            # By this it can be killed when the nursery has gone, whatever it did to outlive it.
+            self.handle = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+        except BaseException:
+            os.close(self.answer)
+            os.close(self.stack)
+            raise
+        finally:
+            os.close(answer)
+            os.close(stack)
+
+    def close(self) -> None:
+        """Kill it, if it lives, and let go of it."""
+        os.close(self.answer)
+        os.close(self.stack)
+        if self.handle is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+            os.close(self.handle)
+
+    def dump(self) -> str:
+        """What it has written of its stack so far."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self.dumped) < _MAX_STACK and (data := os.read(self.stack, _MAX_STACK)):
+                self.dumped += data
+        return self.dumped.decode(errors="replace")
+
+
+class Answers:
+    """Lines as they arrive.
+
+    Args:
+        pipes: one a process.
+        limit: bytes of a line.
+
+    Attributes:
+        started: processes that gave a sign of life, or have ended.
+        waiting: processes that have neither answered nor ended.
+        complete: process -> (order of arrival, line; b"" where it is too long).
+    """
+
+    def __init__(self, pipes: Sequence[int], limit: int) -> None:
+        self._limit, self._partial = limit, [bytearray() for _ in pipes]
+        self.started, self.waiting = set[int](), set(range(len(pipes)))
+        self.complete: dict[int, tuple[int, bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+        for index, pipe in enumerate(pipes):
+            self._selector.register(pipe, selectors.EVENT_READ, index)
+
+    def read(self, seconds: float) -> None:
+        """Take what is there; if nothing is, wait so long."""
+        for key, _ in self._selector.select(seconds):
+            index, data = key.data, os.read(key.fd, 1 << 20)
+            line = self._partial[index]
+            line += data
+            self.started.add(index)
+            if len(line) > self._limit:
+                self.complete[index] = (len(self.complete), b"")
+            elif line.endswith(b"\n"):
+                self.complete[index] = (len(self.complete), bytes(line[1:]))
+            if not data or index in self.complete:
+                self._selector.unregister(key.fd)
+                self.waiting.remove(index)
+
+    def read_until(self, deadline: float, wanted: Collection[int]) -> None:
+        """Read until those have answered or ended."""
+        while self.waiting.intersection(wanted) and (left := deadline - time.monotonic()) > 0:
+            self.read(left)
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+def ends(server: ForkServer, processes: Sequence[Process], answers: Answers, full: Mapping[int, str]) -> list[Reply]:
+    """Ask the late ones where they are, kill all, and say what became of each.
+
+    Args:
+        full: process -> the limit that it, or its job, has met.
+    """
+    late = {index: processes[index].pid for index in sorted(answers.waiting) if index not in full}
+    # The fault handler of each answers SIGABRT with its Python stack.
+    found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=0.5)
+    unanswered = {index: Reply(ended="late", stack=tuple(frames)) for index, frames in found.items()}
+    unanswered |= {index: Reply(ended=why) for index, why in full.items()}
+    statuses = server.end(*(process.pid for process in processes))
+    return [
+        unanswered.get(index) or _reply(answers.complete.get(index), status) for index, status in enumerate(statuses)
+    ]
+
+
+def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
+    """What a process that is not late has sent, or how it ended."""
+    if answer is None:
+        return Reply(ended=procs.how_it_ended(status))
+    order, text = answer
+    if not text:
+        return Reply(ended="sent more than an answer may be")
+    try:
+        return Reply(value=plain.loads(text), order=order)
+    except MinimegatronError as error:
+        return Reply(ended=error.what)
+
+
+def used(folder: Path, enough: int) -> int:
+    """Bytes on disk below a folder, counted until there are more than `enough`; too many files are too much."""
+    total, files, wanted = 0, 0, [str(folder)]
+    while wanted:
+        with contextlib.suppress(OSError), os.scandir(wanted.pop()) as entries:
+            for entry in entries:
+                files += 1
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+                wanted += [entry.path] if entry.is_dir(follow_symlinks=False) else []
+                if files > _MAX_FILES or total > enough:
+                    return max(total, enough + 1)
+    return total
