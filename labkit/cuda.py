@@ -41,8 +41,9 @@ from typing import Any
 
 import torch
 
-from labkit.cuda_text import CompileError, digest, explained, parsed, texts, todo, translated
-from labkit.emulator import CHECKED_TURNS, TURNS, Emulator, LaunchError, fitting
+from labkit import channel
+from labkit.cuda_text import CompileError, Parameter, digest, explained, parsed, texts, todo, translated
+from labkit.emulator import Emulator, LaunchError, fitting
 from minimegatron.data.publish import build_once
 from minimegatron.errors import MinimegatronError
 from minimegatron.kernels import build
@@ -68,18 +69,16 @@ class Kernel:
             of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
             `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
             met `__syncthreads`, on average.
-        outputs: in a check, what the last call left in the arrays that are not const, by name.
-        ready: of the class: in a check's process the folder of libraries that were built beforehand (`install`).
+        judged: of the class: launches are the judge's (`labkit/kernel_service.py`), as in a check.
         order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
     """
 
-    ready: Path | None = None
+    judged: bool = False
 
     def __init__(self, source: str) -> None:
         self.source, self.order = source, 0
         self.line = sys._getframe(1).f_lineno
         self.counts: dict[str, Any] = {}
-        self.outputs: dict[str, torch.Tensor] = {}
 
     def __call__(self, *args: Any, grid: int, block: int) -> None:
         """Launch `grid` blocks of `block` threads. Tensors are contiguous and of float32 or int32.
@@ -98,12 +97,28 @@ class Kernel:
             self.counts = {}
             sizes = [tensor.numel() for tensor in tensors]
             return _on_gpu(self.source, self.line).call("lab_launch", *args, *sizes, grid, block)
-        library = _emulator(self.source, self.line, Kernel.ready)
-        done = library.launch(args, grid, block, order=self.order, turns=CHECKED_TURNS if Kernel.ready else TURNS)
-        self.counts = done.counts
-        if Kernel.ready:
-            named = zip(parameters, args, strict=True)
-            self.outputs = {what: a.clone() for (kind, what), a in named if kind in ("float*", "int*")}
+        if Kernel.judged:
+            self.counts = self._by_the_judge(parameters, args, grid, block)
+        else:
+            self.counts = _emulator(self.source, self.line).launch(args, grid, block, order=self.order).counts
+
+    def _by_the_judge(
+        self, parameters: list[Parameter], args: tuple[Any, ...], grid: int, block: int
+    ) -> dict[str, Any]:
+        """In a check: the launch happens in the judge's process; here its results arrive."""
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        numbers = [value for value in args if not isinstance(value, torch.Tensor)]
+        head = {"to": "kernels", "do": "launch", "text": digest(self.source), "grid": grid, "block": block}
+        try:
+            said, results = channel.mine().ask({**head, "numbers": numbers}, tensors)
+        except RuntimeError as error:
+            raise LaunchError(str(error)) from None
+        if "failed" in said:
+            raise LaunchError(said["failed"], said["line"])
+        arrays = [value for value, (kind, _) in zip(args, parameters, strict=True) if kind in ("float*", "int*")]
+        for array, result in zip(arrays, results, strict=True):
+            array.copy_(result)
+        return dict(said["counts"])
 
 
 # --------------------------------------------------------------------------------------------------------- building
@@ -182,16 +197,10 @@ def _on_gpu(source: str, line: int) -> Library:
 
 
 @functools.cache
-def _emulator(source: str, line: int, ready: Path | None) -> Emulator:
+def _emulator(source: str, line: int) -> Emulator:
     """The library of a text, once a process."""
-    path = ready / f"{digest(source)}.so" if ready else build_library(source, line, "emulated")
-    if not path.is_file():
-        raise build.KernelsUnavailable(
-            "this kernel was not compiled before the check", where="Kernel(...)",
-            fix='write its text in the call: Kernel(r"""...""")',
-        )  # fmt: skip
     name, parameters, _ = parsed(source, line)
-    return Emulator(path, name, parameters)
+    return Emulator(build_library(source, line, "emulated"), name, parameters)
 
 
 # ------------------------------------------------------------------------------------------------------ for a check
@@ -204,7 +213,8 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         job: `cell` its text, `header` the folder of `header`, `hidden` what must not be read.
 
     Returns:
-        `{"libraries": {digest: bytes}}`, `{"todo": True}`, `{"error": text, "line": n}`, or `{"unavailable": text}`.
+        `{"libraries": {digest: for `KernelService`}}`, `{"todo": True}`,
+        `{"error": text, "line": n}`, or `{"unavailable": text}`.
     """
     from labkit import sandbox
 
@@ -217,7 +227,9 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         for source, line in found:
             folder, here = Path(job["header"]), Path.cwd() / "cache"
             path = build_library(source, line, "emulated", folder=folder, cache=here)
-            libraries[digest(source)] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            name, parameters, _ = parsed(source, line)
+            raw = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            libraries[digest(source)] = {"library": raw, "name": name, "parameters": [list(p) for p in parameters]}
         return {"libraries": libraries}
     except CompileError as error:
         return {"error": error.what, "line": error.line}
@@ -225,12 +237,4 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         return {"unavailable": error.what}
 
 
-def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
-    """Put what `compile_cell` made where `Kernel` finds it, for the rest of this process."""
-    folder.mkdir(exist_ok=True)
-    for name, raw in libraries.items():
-        (folder / f"{name}.so").write_bytes(raw.numpy().tobytes())
-    Kernel.ready = folder
-
-
-__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError", "compile_cell", "header", "install", "texts", "todo"]
+__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError", "compile_cell", "header", "texts", "todo"]

@@ -1,7 +1,7 @@
 """Expressions and types of a kernel, read by the rules of C++ and written again for the emulator.
 
-The problem in a sentence: `(const float4*)&row[4 * i]`, `*p++` and `a < b` are right CUDA, and each must reach the counts
-with its line, while nothing that is not understood may reach a compiler.
+The problem in a sentence: `(const float4*)&row[4 * i]`, `*p++` and `a < b` are right CUDA, and each must reach the
+counts with its line, while nothing that is not understood may reach a compiler.
 
 It goes down by precedence, one method for each level: `expression` (commas), `assignment`, `conditional`, `binary` (ten
 levels), `unary` (casts, `*`, `&`), `postfix` (`[i]`, `.x`, `->x`), `primary`. Each returns C++ for the emulator.
@@ -18,17 +18,17 @@ OWN = "me_"  # before each name of the learner's
 _PLAIN = {"void", "bool", "char", "short", "int", "long", "float", "double", "unsigned", "signed", "auto"}
 _VECTORS = {"float2", "float3", "float4", "int2", "int4"}
 _NAMED = {
-    *_VECTORS, "size_t", "ptrdiff_t", "dim3", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t",
-    "uint64_t",
+    *_VECTORS, "size_t", "ptrdiff_t", "dim3", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t",
+    "uint32_t", "uint64_t",
 }  # fmt: skip
 _ALIASES = {"uint": "unsigned", "uint2": "int2"}
 _POINTED = {"float", "int", "unsigned", "double", "float2", "float4", "int2", "int4", "int32_t", "uint32_t"}
 _MATH = set(
-    "sqrtf rsqrtf expf exp2f logf log2f log10f log1pf expm1f powf sinf cosf tanf tanhf fabsf fmaxf fminf fmaf floorf ceilf "
-    "roundf rintf truncf fmodf copysignf erff cbrtf hypotf ldexpf sqrt rsqrt exp exp2 log log2 log10 pow sin cos tan tanh "
-    "fabs fmax fmin fma floor ceil round rint trunc fmod copysign erf cbrt hypot abs min max isnan isinf isfinite "
-    "__fsqrt_rn __frsqrt_rn __fdividef __fmaf_rn __fadd_rn __fsub_rn __fmul_rn __fdiv_rn __frcp_rn __expf __logf __powf "
-    "__float_as_int __int_as_float __float2int_rn __int2float_rn __saturatef __popc __ffs __clz "
+    "sqrtf rsqrtf expf exp2f logf log2f log10f log1pf expm1f powf sinf cosf tanf tanhf fabsf fmaxf fminf fmaf floorf "
+    "ceilf roundf rintf truncf fmodf copysignf erff cbrtf hypotf ldexpf sqrt rsqrt exp exp2 log log2 log10 pow sin "
+    "cos tan tanh fabs fmax fmin fma floor ceil round rint trunc fmod copysign erf cbrt hypot abs min max isnan isinf isfinite "
+    "__fsqrt_rn __frsqrt_rn __fdividef __fmaf_rn __fadd_rn __fsub_rn __fmul_rn __fdiv_rn __frcp_rn __expf "
+    "__logf __powf __float_as_int __int_as_float __float2int_rn __int2float_rn __saturatef __popc __ffs __clz "
     "make_float2 make_float3 make_float4 make_int2 make_int4".split()
 )
 _PLACED = set(  # they want to know where they stand
@@ -49,14 +49,16 @@ _REFUSED = {
     "__constant__": "no __constant__ here; for constants write constexpr", "nullptr": "no null pointers here",
     "const_cast": "no const_cast here: what is const is not written", "dynamic_cast": "no dynamic_cast here",
     "try": "no exceptions here", "throw": "no exceptions here", "catch": "no exceptions here",
-    "typeid": "no typeid here", "__attribute__": "no attributes here", "enum": "no enum here; for constants write constexpr",
+    "typeid": "no typeid here", "__attribute__": "no attributes here",
+    "enum": "no enum here; for constants write constexpr",
     "friend": "no class here", "virtual": "no class here", "mutable": "no class here", "typename": "no typename here",
     "template": "a template stands at the beginning of a line, outside of functions", "alignof": "no alignof here",
     "static_assert": "no static_assert here", "import": "no import here", "include": "no include here",
 }  # fmt: skip
 _KEYWORDS = {
-    "if", "else", "for", "while", "do", "switch", "case", "default", "return", "break", "continue", "const", "constexpr",
-    "static", "inline", "struct", "using", "typedef", "sizeof", "true", "false", "reinterpret_cast", "static_cast",
+    "if", "else", "for", "while", "do", "switch", "case", "default", "return", "break", "continue", "const",
+    "constexpr", "static", "inline", "struct", "using", "typedef", "sizeof", "true", "false", "reinterpret_cast",
+    "static_cast",
     "__shared__", "__restrict__", "__restrict", "__global__", "__device__", "__host__", "__forceinline__",
     "__noinline__", "__launch_bounds__",
 }  # fmt: skip
@@ -71,7 +73,7 @@ class Expr(NamedTuple):
     text: str
     kind: str = "other"
     base: str = ""
-    index: str = ""
+    place: str = ""
 
 
 class Type(NamedTuple):
@@ -94,6 +96,7 @@ class _Reader:
 
     def __init__(self, found: list[Word]) -> None:
         self.words, self.at, self.sites = found, 0, 0
+        self.types: set[str] = set()  # of the text
 
     @property
     def word(self) -> Word:
@@ -144,6 +147,8 @@ class _Reader:
             self.refuse("expected a name")
         if word.text in _REFUSED or word.text in _KEYWORDS or word.text in _PLAIN:
             self.refuse("this word has a meaning in C++")
+        if word.text in self.types:
+            self.refuse("this is the name of a type already")
         return self.take()
 
 
@@ -152,7 +157,6 @@ class _Types(_Reader):
 
     def __init__(self, found: list[Word]) -> None:
         super().__init__(found)
-        self.types: set[str] = set()  # of the text
         self.functions: set[str] = set()
         self.templates: set[str] = set()
         self.variables: set[str] = set()
@@ -161,8 +165,8 @@ class _Types(_Reader):
     def is_type(self, word: Word) -> bool:
         if word.kind != "name":
             return False
-        return word.text in _PLAIN | _NAMED | _ALIASES.keys() | {"const", "constexpr", "static", "__shared__", "unsigned"} or (
-            word.text in self.types and word.text not in self.variables)  # fmt: skip
+        return word.text in _PLAIN | _NAMED | _ALIASES.keys() | {
+            "const", "constexpr", "static", "__shared__"} | self.types  # fmt: skip
 
     def at_type(self) -> bool:
         std = self.sees("std") and self.peek().text == "::" and self.peek(2).text in _NAMED
@@ -202,7 +206,7 @@ class _Types(_Reader):
             found = True
             base = kind.text.rpartition("\x02")[2]
             if base not in _POINTED | {OWN + one for one in self.types} | {"auto"}:
-                self.refuse(f"a pointer to {base.removeprefix(OWN)}; a kernel of this lab points to float, float4 or int",
+                self.refuse(f"a pointer to {base.removeprefix(OWN)}; a kernel here points to float, float4 or int",
                             star)  # fmt: skip
             while self.took("const", "__restrict__", "__restrict"):
                 pass
@@ -295,7 +299,7 @@ class Expressions(_Types):
     def address(self, sign: Word) -> Expr:
         inner = self.unary()
         if inner.kind == "index":
-            return Expr(f"lab::plus({inner.base}, {inner.index})")
+            return Expr(f"lab::plus({inner.base}, {inner.place})")
         if inner.kind == "star":
             return Expr(inner.base)
         self.refuse("an address is taken of an element, as in &x[i]; pass a variable by reference: `float& v`", sign)
@@ -346,7 +350,7 @@ class Expressions(_Types):
             inner = self.expression()
             self.in_angles = inside
             self.need(")")
-            return Expr(f"({inner.text})", inner.kind, inner.base, inner.index)
+            return Expr(f"({inner.text})", inner.kind, inner.base, inner.place)
         if word.kind != "name":
             if word.kind == "string":
                 self.refuse("a string stands in printf only")
@@ -359,12 +363,12 @@ class Expressions(_Types):
             self.need(">")
             self.need("(")
             inside, self.in_angles = self.in_angles, 0
-            inner = self.expression().text
+            value = self.expression().text
             self.in_angles = inside
             self.need(")")
             if word.text == "reinterpret_cast" and not pointer:
                 self.refuse("reinterpret_cast is for pointers here", word)
-            return Expr(self.cast_to(text, pointer, kind, inner, word))
+            return Expr(self.cast_to(text, pointer, kind, value, word))
         if self.at_type():
             text, pointer, kind = self.abstract()
             if pointer:

@@ -9,12 +9,12 @@ what follows it, or by a macro; so rules are applied to the words that a compile
 | comments                                   | a space                                                                 |
 | `1'000`, `0x1p3f`, `.5f`                   | a number; one that C++ does not have is refused                         |
 | `"..."`                                    | a string; raw strings and characters are refused                        |
-| `%:`, `??=`, `<%`, `\\u0061`, letters like é | refused: a kernel needs no second spelling                             |
+| `%:`, `??=`, `<%`, `\\u0061`            | refused, as all that is not ASCII: a kernel needs no second spelling    |
 | `#define N 4`, `#define SQ(x) ((x) * (x))` | a macro, expanded here; `#` and `##` inside of one are refused          |
 | `#pragma unroll`                           | nothing: it changes no result                                           |
 | any other `#`                              | refused                                                                 |
 
-A compiler gets words from `labkit/cuda_parse.py`, never the text that they came from, so nothing can stand between them.
+A compiler gets words from `labkit/cuda_parse.py`, never the text that they came from: nothing stands between them.
 
 Source: ISO C++17, 5.2 (phases of translation) and 19 (preprocessing).
 """
@@ -42,6 +42,8 @@ _NUMBER = re.compile(
     r"|(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)[fFlL]?"
     r"|0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFlL]?"
 )
+
+_STRING = re.compile(r'"(?:[ !#-\[\]-~]|\\[nt"\\])*"')
 
 
 class CompileError(MinimegatronError):
@@ -146,8 +148,8 @@ def _word(kind: str, text: str, line: int, glued: bool) -> Word:
         if not _NUMBER.fullmatch(plain):
             raise CompileError(f"this is no number of C++: `{text}`", line)
         return Word(kind, plain, line, glued)
-    if kind == "string" and (text[0] != '"' or not re.fullmatch(r'"(?:[^"\\]|\\[nt"\\])*"', text)):
-        raise CompileError(f"a string may have \\n, \\t, \\\" and \\\\, no other backslash: `{text}`", line)
+    if kind == "string" and (text[0] != '"' or "??" in text or not _STRING.fullmatch(text)):
+        raise CompileError(f'a string is of ASCII, with \\n, \\t, \\" and \\\\, and without ??: `{text}`', line)
     return Word(kind, text, line, glued)
 
 

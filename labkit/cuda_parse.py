@@ -122,7 +122,9 @@ class _Statements(Expressions):
         if self.took("break", "continue"):
             return mark + word.text + self.end()
         if self.took("return"):
-            value = "" if self.sees(";") else self.braces() if self.sees("{") else f"lab::value({self.expression().text})"
+            value = (
+                "" if self.sees(";") else self.braces() if self.sees("{") else f"lab::value({self.expression().text})"
+            )
             return f"{mark}return {value}{self.end()}"
         if self.at_type() and self.peek().text != "(":
             return self.declaration() + self.end()
@@ -236,7 +238,7 @@ class _Statements(Expressions):
         for size in reversed(sizes[:-1]):
             inside = f"lab::Local<{inside}, {size}>"
         const = "const " if kind.const else ""
-        return f"{const}{inside} ", f'{at_line(word.line)}{OWN}{word.text}{begin}'
+        return f"{const}{inside} ", f"{at_line(word.line)}{OWN}{word.text}{begin}"
 
 
 class _Text(_Statements):
@@ -397,7 +399,8 @@ class _Text(_Statements):
 
     def parameters(self, is_kernel: bool) -> tuple[list[Parameter], list[str]]:
         self.need("(")
-        found, declared = [], []
+        found: list[Parameter] = []
+        declared: list[str] = []
         if self.sees("void") and self.peek().text == ")":
             self.take()
         while not self.sees(")"):

@@ -23,7 +23,7 @@ from minimegatron.kernels.launch import KernelError
 
 TURNS = 20_000_000_000  # of all loops of all threads in one launch: more is a loop without an end
 CHECKED_TURNS = 50_000_000  # in a check, whose cases are small
-_C_KINDS = {"int": ctypes.c_int, "float": ctypes.c_double}
+_C_KINDS: dict[str, Any] = {"int": ctypes.c_int, "float": ctypes.c_double}
 
 
 class LaunchError(KernelError):

@@ -78,6 +78,8 @@ class Evidence:
         peak: most bytes at one time of tensors that came to be on the way.
         order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
             times the length of the sum, `wait` for a communication that was started before.
+        launches: of kernels, as the judge's own process counted them (`kernel_service`).
+        memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
     """
 
     calls: tuple[Call, ...] = ()
@@ -86,6 +88,8 @@ class Evidence:
     largest: int = 0
     peak: int = 0
     order: tuple[tuple[str, int], ...] = ()
+    launches: tuple[dict[str, Any], ...] = ()
+    memory: dict[str, Any] | None = None
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -103,6 +107,8 @@ class Evidence:
             "largest": self.largest,
             "peak": self.peak,
             "order": [list(step) for step in self.order],
+            "launches": list(self.launches),
+            "memory": self.memory,
         }
 
     @classmethod
@@ -110,7 +116,9 @@ class Evidence:
         calls = tuple(Call(*call) for call in data["calls"])
         events = tuple(trace.Event(*event) for event in data["events"])
         order = tuple((str(what), int(much)) for what, much in data["order"])
-        return cls(calls, events, data["ops"], data["largest"], data["peak"], order)
+        return cls(
+            calls, events, data["ops"], data["largest"], data["peak"], order, tuple(data["launches"]), data["memory"]
+        )
 
 
 class OpRecorder(TorchDispatchMode):

@@ -14,7 +14,7 @@ job, by rank::
     groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
     seconds    timeout of the process group
     hidden     folder of the checks, closed to this process
-    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
+    services   names of the judge's services beside it (`beside`) that are told when a trial begins
 
 It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit import cuda, plain, sandbox
+from labkit import channel, cuda, plain, sandbox
 from labkit.evidence import OpRecorder
 from labkit.nursery import SHARED, Failed
 from labkit.placing import Meeting, OutOfStep, digests, groups_of, strided
@@ -59,8 +59,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     shared = Path.cwd().parent / SHARED
     sandbox.enter(Path.cwd(), network=bool(job["world"]), hidden=(Path(job["hidden"]),), shared=shared)
     _install(job["sources"])
-    if job["libraries"] is not None:
-        cuda.install(job["libraries"], Path.cwd() / "kernels")
+    cuda.Kernel.judged = "kernels" in job.get("services", ())
     done: list[dict[str, Any]] = []
     try:
         if not job["world"]:
@@ -102,6 +101,8 @@ def _call(
     torch.manual_seed(place)
     random.seed(place)
     mine = strided(inputs) if job["strided"] else inputs
+    for name in job.get("services", ()):
+        channel.mine().ask({"to": name, "do": "trial"})
     with OpRecorder(place) as recorder:
         value = _drive(exercise, job, {**mine, **groups})
     now = digests(mine)
