@@ -104,7 +104,7 @@ def _call(
     for name in job.get("services", ()):
         channel.mine().ask({"to": name, "do": "trial"})
     with OpRecorder(place) as recorder:
-        value = _drive(exercise, job, {**mine, **groups})
+        value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
     return {
