@@ -26,7 +26,8 @@ _POINTED = {"float", "int", "unsigned", "double", "float2", "float4", "int2", "i
 _MATH = set(
     "sqrtf rsqrtf expf exp2f logf log2f log10f log1pf expm1f powf sinf cosf tanf tanhf fabsf fmaxf fminf fmaf floorf "
     "ceilf roundf rintf truncf fmodf copysignf erff cbrtf hypotf ldexpf sqrt rsqrt exp exp2 log log2 log10 pow sin "
-    "cos tan tanh fabs fmax fmin fma floor ceil round rint trunc fmod copysign erf cbrt hypot abs min max isnan isinf isfinite "
+    "cos tan tanh fabs fmax fmin fma floor ceil round rint trunc fmod copysign erf cbrt hypot abs min max "
+    "isnan isinf isfinite "
     "__fsqrt_rn __frsqrt_rn __fdividef __fmaf_rn __fadd_rn __fsub_rn __fmul_rn __fdiv_rn __frcp_rn __expf "
     "__logf __powf __float_as_int __int_as_float __float2int_rn __int2float_rn __saturatef __popc __ffs __clz "
     "make_float2 make_float3 make_float4 make_int2 make_int4".split()
