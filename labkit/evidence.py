@@ -100,6 +100,8 @@ class Evidence:
         places: for each step of `order`, how many operations of torch the rank had done.
         alive: bytes of tensors that came to be on the way and are still there, without what was returned.
         marks: (text, number in the order of all ranks) of what a drive has marked.
+        launches: of kernels, as the judge's own process counted them (`kernel_service`).
+        memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
     """
 
     calls: tuple[Call, ...] = ()
@@ -111,6 +113,8 @@ class Evidence:
     places: tuple[int, ...] = ()
     alive: int = 0
     marks: tuple[tuple[str, int], ...] = ()
+    launches: tuple[dict[str, Any], ...] = ()
+    memory: dict[str, Any] | None = None
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -131,6 +135,8 @@ class Evidence:
             "places": list(self.places),
             "alive": self.alive,
             "marks": [list(mark) for mark in self.marks],
+            "launches": list(self.launches),
+            "memory": self.memory,
         }
 
     @classmethod
@@ -139,7 +145,10 @@ class Evidence:
         events = tuple(trace.Event(*event) for event in data["events"])
         order = tuple((str(what), int(much)) for what, much in data["order"])
         places, marks = tuple(data["places"]), tuple((text, number) for text, number in data["marks"])
-        return cls(calls, events, data["ops"], data["largest"], data["peak"], order, places, data["alive"], marks)
+        return cls(
+            calls, events, data["ops"], data["largest"], data["peak"], order, places, data["alive"], marks,
+            tuple(data["launches"]), data["memory"],
+        )  # fmt: skip
 
     def with_log(self, log: Sequence[Sequence[Any]], places: Sequence[int]) -> Evidence:
         """The same with the communications that the broker has seen in place of those that the rank has.

@@ -193,7 +193,10 @@ class Exercise:
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
         hint: where no mistake is recognised.
         seconds: for one case, from the moment its ranks have started.
-        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried.
+        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
+            launched in the judge's process: `evidence.launches`.
+        memory: names of inputs that stay in the judge's process; `drive` reaches them by a `labkit.hbm.JudgedMemory`,
+            what is moved is in `evidence.memory`. Of exercises that run alone.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
         spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
@@ -214,6 +217,7 @@ class Exercise:
     hint: str = ""
     seconds: float = 20.0
     kernels: bool = False
+    memory: Sequence[str] = ()
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()

@@ -26,6 +26,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from labkit import cuda, player, transport
+from labkit.beside import run as beside_run
 from labkit.compare import difference
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
@@ -125,15 +126,27 @@ def _play(
     libraries: Plain,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """An outcome for each trial of a case, up to the first that fails."""
-    common = {
+    common: dict[str, Any] = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
-        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "libraries": libraries,
-        "spoil": list(asked.spoil),
+        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
+        "services": [],
     }  # fmt: skip
     limits = Limits(seconds=asked.seconds)
     if not drawn[0]["world"]:
-        job = {**common, **drawn[0], "trials": [trial["inputs"] for trial in drawn]}
-        return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
+        services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory)
+        given = [{k: v for k, v in trial["inputs"].items() if k not in asked.memory} for trial in drawn]
+        job = {**common, **drawn[0], "inputs": given[0], "trials": given, "services": services}
+        if not services:
+            return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
+        stays = [{name: trial["inputs"][name] for name in asked.memory} for trial in drawn]
+        beside = {"libraries": libraries, "memory": stays if asked.memory else None, "hidden": hidden,
+                  "seconds": asked.seconds}  # fmt: skip
+        reply, judged = nursery.call(player.play, [job], limits, beside=(beside_run, beside))
+        played = _outcomes([reply], [], len(drawn), asked, sources)
+        if judged.ended or not isinstance(judged.value, dict):
+            return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}"}]
+        _witnessed(played, judged.value)
+        return played
     outcomes: list[dict[str, Any]] = []
     for trial in drawn:
         if outcomes and "answers" not in outcomes[-1]:
@@ -165,6 +178,16 @@ def _of_the_call(entries: list[list[Any]]) -> list[list[Any]]:
     return entries[first + 1 :]
 
 
+def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:
+    """Put what the judge's own process saw in the place of what a learner's says about itself."""
+    launches, moved = said.get("kernels", []), said.get("memory", [])
+    for index, outcome in enumerate(outcomes):
+        for one in outcome.get("evidence", []):
+            if isinstance(one, dict):
+                one["launches"] = launches[index] if index < len(launches) else []
+                one["memory"] = moved[index] if index < len(moved) else None
+
+
 def _outcomes(
     replies: list[Reply], members: list[int], trials: int, asked: Exercise, sources: Mapping[str, str]
 ) -> list[dict[str, Any]]:
@@ -178,6 +201,8 @@ def _outcomes(
     together = [
         {key: [one.get(name) for one in ranks] for key, name in _SENT.items()} for ranks in zip(*done, strict=False)
     ]
+    for outcome in together:
+        _witnessed([outcome], {})
     return [*together[: trials - 1], failed] if failed else together
 
 

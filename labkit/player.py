@@ -16,7 +16,7 @@ job, by rank::
     spoil      inputs that are overwritten with NaN when the first wait begins
     seconds    that a call may take
     hidden     folder of the checks, closed to this process
-    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
+    services   names of the judge's services beside it (`beside`) that are told when a trial begins
 
 It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
@@ -59,8 +59,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),))
     _install(job["sources"])
-    if job["libraries"] is not None:
-        cuda.install(job["libraries"], Path.cwd() / "kernels")
+    cuda.Kernel.judged = "kernels" in job.get("services", ())
     done: list[dict[str, Any]] = []
     try:
         if not job["world"]:
@@ -98,6 +97,8 @@ def _call(
     random.seed(place)
     mine = strided(inputs) if job["strided"] else inputs
     transport_group.spoil([mine[name] for name in job["spoil"]])
+    for name in job.get("services", ()):
+        channel.mine().ask({"to": name, "do": "trial"})
     with OpRecorder(place) as recorder:
         transport_group.watch(lambda: recorder.ops)
         value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
@@ -145,6 +146,8 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
             line = frame.lineno
     if isinstance(error, SyntaxError):
         line = error.lineno
+    if isinstance(error, cuda.LaunchError):
+        line = error.line or line  # of the CUDA statement
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
             "line": line, "peer": is_consequence(error)}  # fmt: skip
