@@ -199,6 +199,8 @@ class Exercise:
             what is moved is in `evidence.memory`. Of exercises that run alone.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
+        spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
+            from them meanwhile, and is computed afterwards, is wrong.
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
             None for all of them together}. A drive gets it by this name.
         axis: the same, as `minimegatron.comm.axis.Axis`.
@@ -219,6 +221,7 @@ class Exercise:
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()
+    spoil: Sequence[str] = ()
     group: Groups = ""
     axis: Groups = ""
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
@@ -259,7 +262,7 @@ class Exercise:
         """
         if self.drive is None:
             return None
-        names = sorted(_outside(self.drive.__code__))
+        names = sorted(_outside(self.drive.__code__) - {"mark"})  # transport_group.mark, which the player gives it
         if names:
             raise ConfigError(
                 f"drive uses {', '.join(names)} from outside of itself",
