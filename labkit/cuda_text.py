@@ -25,6 +25,11 @@ from labkit.cuda_expressions import OWN
 from labkit.cuda_lex import CompileError
 from labkit.cuda_parse import ARRAYS, Parameter, Parsed, parsed
 
+_SAID = (  # what a compiler says of `lab.h`, and what it means
+    (re.compile(r"use of deleted function.*\bindex\("), "an index is an integer"),
+    (re.compile(r"use of deleted function.*\bcast\("), "such a cast is from a pointer, and keeps its const"),
+    (re.compile(r"lvalue required as left operand"), "the left side cannot be written: is it const?"),
+)
 _C_TYPES = {"int": "int", "float": "double"}  # of arguments that are no pointers
 
 
@@ -92,6 +97,7 @@ def explained(said: str) -> CompileError:
     lines = said.splitlines()[1:] or [said]
     found = next((m for one in lines if (m := re.search(r"kernel[:(](\d+)\D.*?error:? *(.*)", one))), None)
     text = found[2] if found else lines[0]
+    text = next((meant for pattern, meant in _SAID if pattern.search(text)), text)
     text = text.replace("‘", "`").replace("’", "`").replace("static assertion failed: ", "")
     text = re.sub(r"(?:class )?(?:lab::)?Counted<(const )?([\w:]+)>", r"\1\2*", text)
     text = re.sub(r"(?:class )?(?:lab::)?Ref<([\w:]+)>", r"\1&", text)

@@ -177,10 +177,11 @@ template <class T> struct Plain { typedef T type; };
 template <class T> struct Plain<Ref<T>> { typedef T type; };
 template <class T> constexpr T value(const T& v) { return v; }
 template <class T> T value(const Ref<T>& v) { return v; }
-template <class I> constexpr Index index(const I& i, Place p) {
-  static_assert(std::is_integral<typename Plain<I>::type>::value, "an index is an integer");
+template <class I> constexpr bool integer = std::is_integral<typename Plain<I>::type>::value;
+template <class I> constexpr typename std::enable_if<integer<I>, Index>::type index(const I& i, Place p) {
   return {(long long)value(i), p.line, p.site};
 }
+template <class I> typename std::enable_if<!integer<I>, Index>::type index(const I& i, Place p) = delete;  // cuda_text says why
 
 #define LAB_ASSIGN(op) \
   template <class V> __attribute__((always_inline)) Ref& operator op##=(const V& v) { return *this = (T)((T)*this op value(v)); }
@@ -278,7 +279,6 @@ template <class T> class Counted {                   // a pointer: a place in an
   template <class U> bool operator>=(const Counted<U>& o) const { return at >= o.at; }
 };
 template <class To, class From> Counted<To> moved(const Counted<From>& from) {
-  static_assert(std::is_const<To>::value || !std::is_const<From>::value, "what is const is not written: keep the const");
   return Counted<To>(from.id, from.generation, from.at);
 }
 
@@ -356,7 +356,15 @@ template <class T, int N, int M, class I> auto operator+(const Shared<T, N, M>& 
 template <class T, int N, class I> auto operator+(const Local<T, N>& a, const I& i) { return a.pointer() + value(i); }
 template <class A> auto plus(const A& a, Index i) { return value(a) + i.at; }
 template <class A> auto star(const A& a, Place p) { return value(a)[Index{0, p.line, p.site}]; }
-template <class To, class From> Counted<To> cast(const From& from) { return moved<To>(value(from)); }
+template <class A> struct Target { typedef void type; };
+template <class T> struct Target<Counted<T>> { typedef T type; };
+template <class From> using Pointed = typename Target<decltype(value(std::declval<const From&>()))>::type;
+template <class To, class From> constexpr bool keeps_const =
+    !std::is_void<Pointed<From>>::value && (std::is_const<To>::value || !std::is_const<Pointed<From>>::value);
+template <class To, class From> typename std::enable_if<keeps_const<To, From>, Counted<To>>::type cast(const From& from) {
+  return moved<To>(value(from));
+}
+template <class To, class From> typename std::enable_if<!keeps_const<To, From>, Counted<To>>::type cast(const From& from) = delete;
 // What is passed to a function of the learner's: variables by reference, arrays as pointers, words of memory as values.
 template <class A> A&& argument(A&& a) { return static_cast<A&&>(a); }
 template <class T> T argument(Ref<T>&& a) { return a; }
