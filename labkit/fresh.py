@@ -42,9 +42,14 @@ _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRU
 
 
 class Nursery:
-    """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it."""
+    """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it.
 
-    def __init__(self) -> None:
+    Args:
+        without: calls that the kernel shall not allow it, as another machine's; for tests.
+    """
+
+    def __init__(self, without: Sequence[str] = ()) -> None:
+        self._without = without
         self._server: ForkServer | None = None
         self._over = False
 
@@ -60,7 +65,7 @@ class Nursery:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._server = ForkServer("labkit.nursery", environment=_environment(), cwd="/")
+            self._server = ForkServer("labkit.nursery", *self._without, environment=_environment(), cwd="/")
         return self._server
 
     def close(self) -> None:

@@ -54,7 +54,9 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(rank)
     random.seed(rank)
     shared = Path.cwd().parent / SHARED
-    sandbox.enter(Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),), shared=shared)
+    sandbox.enter(
+        Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),), shared=shared if job["ranks"] else None
+    )
     _install(job["sources"])
     if job["libraries"] is not None:
         cuda.install(job["libraries"], Path.cwd() / "kernels")
