@@ -6,7 +6,7 @@ smallest complete one::
     def total(ranks):                                   # the judge's own answer, never shown to the learner's process
         return [sum(r["x"] for r in ranks)] * len(ranks)
 
-    def some_ranks(draw):                               # hidden: drawn anew at every check
+    def some_ranks(draw):                               # hidden: drawn from the check's seed
         shape = draw.integer(1, 9), draw.integer(1, 9)
         return [{"x": draw.tensor(*shape)} for _ in range(draw.integer(2, 4))]
 
@@ -32,13 +32,23 @@ smallest complete one::
 
 On ranks the default process group (gloo) is initialised. The learner's process gets nothing but the inputs, so neither
 references nor expected values can be read there; for the same reason `drive`, which calls code that is not one plain
-function (a class, a backward pass), travels as source text and must do its own imports::
+function (a class, a backward pass), travels as source text and must do its own imports. No call may change its inputs,
+unless `changes` names them::
 
     def forward_backward(exercise, x):
         x.requires_grad_()
         y = exercise.f(x)
         y.sum().backward()
         return {"y": y, "grad": x.grad}
+
+**A case is one or several trials**: its inputs, and those of `fixed`, which are tried in every grading; the row's
+points are for all of them. A wrong answer that passes by luck on drawn inputs is found by a fixed one, always. Beside
+them every exercise on ranks is tried in settings that its author does not write (`labkit.settings`): tensors that are
+not contiguous, float64, ranks that stand beside the group. For the last, name the input through which the group comes::
+
+    Exercise("rank_loss", ..., group="group")                    # rank_loss(..., group=<ProcessGroup>)
+    Exercise("ring_forward", ..., axis="cp")                     # ring_forward(..., cp=<Axis>)
+    Exercise("finish", ..., axis={"dp": None, "edp": by_expert}) # two axes; by_expert(inputs) -> [[0, 2], [1, 3]]
 
 Where no single answer is right (a schedule, an overlap, bytes sent) `accept` judges instead of, or after, the
 reference: functions of an `Answer` that return None or a sentence about what is wrong (`labkit.checks` has
@@ -55,7 +65,7 @@ import inspect
 import random
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +74,9 @@ from labkit.evidence import Evidence
 from minimegatron.errors import ConfigError, did_you_mean
 
 Inputs = dict[str, Any] | list[dict[str, Any]]
+# The groups that the ranks of a case fall into, each a list of their places: `split(inputs) -> [[0, 2], [1, 3]]`.
+Split = Callable[[list[dict[str, Any]]], list[list[int]]]
+Groups = str | Mapping[str, Split | None]
 
 
 class Draw:
@@ -83,6 +96,24 @@ class Draw:
     def tensor(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normal numbers of this shape."""
         return torch.randn(*shape, generator=self.generator).to(dtype)
+
+    def sizes(self, n: int, low: int, high: int) -> list[int]:
+        """`n` numbers from `low` to `high`, never all the same; where `low` is 0, half of the draws hold a zero."""
+        if n < 2 or low >= high:
+            raise ConfigError(f"{n} sizes from {low} to {high} cannot differ", where="Draw.sizes")
+        found = [self.integer(low, high) for _ in range(n)]
+        one, other = self.random.sample(range(n), 2)
+        if low == 0 and self.random.random() < 0.5:
+            found[one] = 0
+        if len(set(found)) == 1:
+            found[other] = self.choice([size for size in range(low, high + 1) if size != found[one]])
+        return found
+
+    def shape(self, dims: int, low: int = 1, high: int = 6) -> list[int]:
+        """A size for each dim, from `low` to `high`, all different: a mixed-up dim cannot pass."""
+        if high - low + 1 < dims:
+            raise ConfigError(f"{dims} different sizes from {low} to {high}: there are fewer", where="Draw.shape")
+        return self.random.sample(range(low, high + 1), dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +142,12 @@ class Case:
         what: the row's text; says what is tried, never what the answer is.
         inputs: a dict, a list of dicts, or a function of a `Draw` that returns one of the two.
         points: given when the answer is right, else none.
-        hidden: draw the inputs anew at each check, and show neither them nor the answers.
+        hidden: draw the inputs from the check's seed, and show neither them nor the answers.
         accept: judges after those of the exercise.
         reference: in place of the exercise's.
+        fixed: further inputs that are always tried, each a dict, a list of dicts or a function of a `Draw` whose seed
+            never changes; shown or hidden as the case is.
+        draws: how many times a hidden case draws; by default 3 where that is cheap (`settings.draws_of`), else 1.
     """
 
     what: str
@@ -122,6 +156,8 @@ class Case:
     hidden: bool = False
     accept: Sequence[Accept] = ()
     reference: Callable[..., Any] | None = None
+    fixed: Sequence[Inputs | Callable[[Draw], Inputs]] = ()
+    draws: int | None = None
 
     def draw(self, seed: int | str) -> Inputs:
         """The inputs; `seed` is used only by a hidden case."""
@@ -159,6 +195,11 @@ class Exercise:
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
+        changes: inputs that the call may change; all others are compared with what was given.
+        group: name of the input through which a process group comes; several: {name: how the ranks are split, or
+            None for all of them together}. A drive gets it by this name.
+        axis: the same, as `minimegatron.comm.axis.Axis`.
+        dtypes: floating-point types that it must work with; without float64 the trial in float64 is left out.
     """
 
     name: str
@@ -173,6 +214,10 @@ class Exercise:
     kernels: bool = False
     rtol: float | None = None
     atol: float | None = None
+    changes: Sequence[str] = ()
+    group: Groups = ""
+    axis: Groups = ""
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -189,6 +234,17 @@ class Exercise:
     @property
     def points(self) -> int:
         return sum(case.points for case in self.cases)
+
+    @property
+    def groups(self) -> list[tuple[str, bool, Split | None]]:
+        """(name of the input, whether it is an `Axis`, split) of each group that the judge makes."""
+        named = [(self.group, False), (self.axis, True)]
+        return [
+            (name, as_axis, split)
+            for groups, as_axis in named
+            if groups
+            for name, split in ({groups: None} if isinstance(groups, str) else groups).items()
+        ]
 
     @property
     def drive_source(self) -> str | None:

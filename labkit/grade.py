@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run["complete"] = not interrupted
     marks = [_remarked(mark, run["prevented"]) for mark in marks]
     _write(options, marks, run)
-    print(summary(marks))
+    print(f"{summary(marks)}\nseed of the hidden cases: {run['seed']}")
     if interrupted:
         print(f"interrupted: {len(marks)} of {len(submissions)} submissions are graded", file=sys.stderr)
         return 130

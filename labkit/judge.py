@@ -1,8 +1,11 @@
 """The judge of an exercise: three kinds of process, and plain data between them.
 
-    draw       knows the course     draws inputs from the seed                        -> inputs
-    play       knows the learner    calls the learner's code, once a case and rank    -> answers and evidence
+    draw       knows the course     draws trials from the seed (`labkit.settings`)    -> inputs
+    play       knows the learner    calls the learner's code, once a trial and rank   -> answers and evidence
     decide     knows the course     draws again, computes the references, compares    -> verdict
+
+The trials of a case without ranks share one process; on ranks each has its own. Where only a trial in a setting of its
+own is wrong, its inputs are played once more without it, so that the verdict can name the setting.
 
 Each is a fresh fork of the nursery. The expected answers come into being in `decide`, when every process of the
 learner's is dead, and no comparison is ever evaluated in an interpreter that has run the learner's code: not in theirs,
@@ -24,15 +27,18 @@ from typing import Any
 from labkit import cuda, player
 from labkit.checks import difference
 from labkit.evidence import Evidence
-from labkit.exercises import Answer, Case, Exercise, load_lab
+from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Failed, Limits
+from labkit.settings import PLAIN, Trial, place, trials
 from labkit.verdict import Row, Verdict
 from minimegatron.errors import MinimegatronError, ranges
 from minimegatron.kernels.build import KernelsUnavailable
 
 Plain = dict[str, Any] | None
 _OWN = Limits(seconds=120.0)  # for the course's own code
+_SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
+_NOT_TRIED = "not tried after that"
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
 
 
@@ -60,17 +66,20 @@ def judge(
         return Verdict(exercise, "todo", asked.points, note=f"run its cell, %%exercise {exercise}, first")
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
-    outcomes: list[dict[str, Any]] = []
     libraries, refused = _compiled(nursery, exercise, sources[exercise], hidden) if asked.kernels else (None, None)
-    for inputs in _own(nursery, draw, job):
-        if refused:
-            outcomes.append(refused)
-        elif outcomes and "late" in outcomes[-1]:
-            outcomes.append({"error": "not tried after that", "late": True})
-        else:
-            replies = _play(nursery, asked, sources, inputs, hidden, libraries)
-            outcomes.append(_outcome(replies, exercise, sources, asked.seconds))
-    return Verdict.from_plain(_own(nursery, decide, {**job, "outcomes": outcomes}))
+
+    def play(drawn: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [refused] if refused else _play(nursery, asked, sources, drawn, hidden, libraries)
+
+    outcomes: list[list[dict[str, Any]]] = []
+    for drawn in _own(nursery, draw, job):
+        late = bool(outcomes) and "late" in outcomes[-1][-1]
+        outcomes.append([{"error": _NOT_TRIED, "late": True}] if late else play(drawn))
+    decided = _own(nursery, decide, {**job, "outcomes": outcomes})
+    if decided["again"]:
+        again = {index: play([trial])[0] for index, trial in decided["again"].items()}
+        decided = _own(nursery, decide, {**job, "outcomes": outcomes, "again": again})
+    return Verdict.from_plain(decided["verdict"])
 
 
 def _own(nursery: Nursery, function: Any, job: dict[str, Any]) -> Any:
@@ -107,37 +116,72 @@ def _compiled(nursery: Nursery, asked: str, cell: str, hidden: str) -> tuple[Pla
 
 
 def _play(
-    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], inputs: Any, hidden: str, libraries: Plain
-) -> list[Reply]:
-    on_ranks = isinstance(inputs, list)
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], hidden: str,
+    libraries: Plain,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """An outcome for each trial of a case, up to the first that fails."""
     common = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
-        "drive": asked.drive_source, "seconds": asked.seconds, "ranks": len(inputs) if on_ranks else 0,
-        "hidden": hidden, "libraries": libraries,
+        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "libraries": libraries,
     }  # fmt: skip
-    jobs = [{**common, "inputs": mine} for mine in (inputs if on_ranks else [inputs])]
-    return nursery.call(player.play, jobs, Limits(seconds=asked.seconds))
+    limits = Limits(seconds=asked.seconds)
+    if not drawn[0]["world"]:
+        job = {**common, **drawn[0], "trials": [trial["inputs"] for trial in drawn]}
+        return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
+    outcomes: list[dict[str, Any]] = []
+    for trial in drawn:
+        if outcomes and "answers" not in outcomes[-1]:
+            break
+        jobs = [{**common, **trial, "trials": []} for _ in range(trial["world"])]
+        for rank, inputs in zip(trial["members"], trial["inputs"], strict=True):
+            jobs[rank]["trials"] = [inputs]
+        outcomes += _outcomes(nursery.call(player.play, jobs, limits), trial["members"], 1, asked, sources)
+    return outcomes
 
 
-def _outcome(replies: list[Reply], exercise: str, sources: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """One of `{"answers", "evidence"}` (lists by rank), `{"todo"}`, `{"error"}` from what the ranks sent."""
+def _outcomes(
+    replies: list[Reply], members: list[int], trials: int, asked: Exercise, sources: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """`{"answers", "evidence", "changed"}`, lists by rank, of each trial; at the end perhaps a `_failure`."""
+    beside = [reply for rank, reply in enumerate(replies) if members and rank not in members]
+    mine = [replies[rank] for rank in members] if members else replies
+    failed = _failure(mine, asked, sources) or (_failure(beside, asked, sources) if beside else None)
+    done = [_trials_of(reply) for reply in mine]
+    if failed is None and any(len(of_rank) != trials for of_rank in done):
+        failed = {"error": "no answer: the process sent what cannot be read"}
+    together = [
+        {key: [one.get(name) for one in ranks] for key, name in _SENT.items()} for ranks in zip(*done, strict=False)
+    ]
+    return [*together[: trials - 1], failed] if failed else together
+
+
+def _trials_of(reply: Reply) -> list[dict[str, Any]]:
+    """The trials that one rank has sent, as far as they can be read."""
+    found = reply.value.get("trials") if isinstance(reply.value, dict) else None
+    return [one if isinstance(one, dict) else {} for one in found] if isinstance(found, list) else []
+
+
+def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) -> dict[str, Any] | None:
+    """One of `{"todo"}`, `{"error"}` from what the ranks sent; None when all have sent trials."""
     said = [reply.value if isinstance(reply.value, dict) else {} for reply in replies]
     if todo := next((one["todo"] for one in said if "todo" in one), None):
         return {"todo": str(todo)}
     errors = [(bool(said[r].get("peer")), replies[r].order, r) for r in range(len(said)) if "error" in said[r]]
+    source = sources[asked.name]
     if errors:
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
-        line = _line(sources[exercise], said[rank].get("line"))
-        return {"error": f"{_who(same, len(said))}{said[rank]['error']}{f' ({line})' if line else ''}"}
+        line = _line(source, said[rank].get("line"))
+        text = f"{_who(same, len(said))}{said[rank]['error']}{f' ({line})' if line else ''}"
+        return {"error": text, "late": True} if said[rank].get("hangs") else {"error": text}
     if any(reply.ended == "late" for reply in replies):
-        where = _waiting(replies, exercise, sources[exercise])
-        return {"error": f"no answer within {seconds:g} s{where}", "late": True}
+        where = _waiting(replies, asked.name, source)
+        return {"error": f"no answer within {asked.seconds:g} s{where}", "late": True}
     for rank, (reply, one) in enumerate(zip(replies, said, strict=True)):
-        if reply.ended or not {"value", "evidence"} <= one.keys():
+        if reply.ended or "trials" not in one:
             why = reply.ended or "sent what cannot be read"
             return {"error": f"{_who([rank], len(said))}no answer: the process {why}"}
-    return {"answers": [one["value"] for one in said], "evidence": [one["evidence"] for one in said]}
+    return None
 
 
 def _who(ranks: list[int], world: int) -> str:
@@ -168,13 +212,13 @@ def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
 
 
 def draw(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of every case."""
-    return _guarded(lambda asked: [case.draw(_seed(job, i)) for i, case in enumerate(asked.cases)], job)
+    """The trials of every case."""
+    return _guarded(lambda asked: [[trial.to_plain() for trial in case] for case in trials(asked, job["seed"])], job)
 
 
 def decide(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """The verdict, from what was sent by the learner's processes."""
-    return _guarded(lambda asked: _decide(asked, job).to_plain(), job)
+    """The verdict, from what was sent by the learner's processes, and {case: trial} to be played once more, plain."""
+    return _guarded(lambda asked: _decide(asked, job), job)
 
 
 def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -184,43 +228,67 @@ def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, 
         raise Failed({"raised": traceback.format_exc(limit=-3)}) from None
 
 
-def _seed(job: dict[str, Any], index: int) -> str:
-    return f"{job['seed']}/{job['exercise']}/{index}"
-
-
-def _decide(asked: Exercise, job: dict[str, Any]) -> Verdict:
+def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
     outcomes = job["outcomes"]
-    todo = [outcome["todo"] for outcome in outcomes if "todo" in outcome]
+    todo = [tried[-1]["todo"] for tried in outcomes if "todo" in tried[-1]]
     if len(todo) == len(outcomes):
         other = [name for name in todo if name != asked.name]
-        return Verdict(asked.name, "todo", asked.points, note=f"it waits for exercise {other[0]}" if other else "")
-    rows, hint = [], ""
-    for index, (case, outcome) in enumerate(zip(asked.cases, outcomes, strict=True)):
-        wrong, said = _wrong(asked, case, outcome, _seed(job, index))
+        note = f"it waits for exercise {other[0]}" if other else ""
+        return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
+    rows, hint, again = [], "", dict[int, Trial]()
+    only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
+    for index, (case, drawn, tried) in enumerate(zip(asked.cases, trials(asked, job["seed"]), outcomes, strict=True)):
+        wrong, said, trial = _first_wrong(asked, case, drawn, tried)
+        if wrong and trial and trial.setting != PLAIN:
+            again[index] = place(asked, trial.given, PLAIN, "")
+            plain = job.get("again", {}).get(index)
+            if plain and _wrong(asked, case, again[index], plain)[0] is None:
+                wrong = f"{trial.setting.said}: {wrong}"
+        elif wrong and trial:
+            only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
         hint = hint or said
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
-    everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0] else ""
+    everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
     state = "passed" if passed else "wrong"
-    return Verdict(asked.name, state, asked.points, tuple(rows), everywhere, "" if passed else hint)
+    verdict = Verdict(asked.name, state, asked.points, tuple(rows), everywhere, "" if passed else hint)
+    asks = only_settings and "again" not in job
+    return {
+        "verdict": verdict.to_plain(),
+        "again": {index: trial.to_plain() for index, trial in again.items()} if asks else {},
+    }
 
 
-def _wrong(asked: Exercise, case: Case, outcome: dict[str, Any], seed: str) -> tuple[str | None, str]:
+def _first_wrong(
+    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]]
+) -> tuple[str | None, str, Trial | None]:
+    """(what is wrong in the first trial that is, hint, that trial or None where it was not tried)."""
+    for trial, outcome in zip(drawn, tried, strict=False):
+        wrong, hint = _wrong(asked, case, trial, outcome)
+        if wrong:
+            return wrong, hint, None if outcome.get("error") == _NOT_TRIED else trial
+    if len(tried) < len(drawn):
+        return "what it sent cannot be read", "", None
+    return None, "", None
+
+
+def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str]:
     """(what is wrong or None, hint)."""
     if "todo" in outcome:
         return "not done yet", ""
     if "error" in outcome:
         return outcome["error"], ""  # it says more than a hint could
-    on_ranks = isinstance(case.draw(seed), list)
+    on_ranks = isinstance(trial.given, list)
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
+        changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(asked.changes)
     except (TypeError, KeyError, AttributeError):
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:
-        inputs = case.draw(seed)  # anew each time: the code that gets them may change them
+        inputs = trial.inputs  # anew each time: the code that gets them may change them
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
@@ -228,13 +296,24 @@ def _wrong(asked: Exercise, case: Case, outcome: dict[str, Any], seed: str) -> t
                 return f"rank {rank}: {phrase}" if on_ranks else phrase
         return None
 
+    def made(mistake: Mistake) -> bool:
+        try:
+            return apart(mistake.answer) is None
+        except RuntimeError:
+            if trial.setting.double:  # a mistake need not compute in float64
+                return False
+            raise
+
     reference = case.reference or asked.reference
-    if reference and (phrase := apart(reference)):
-        known = next((mistake.hint for mistake in asked.mistakes if apart(mistake.answer) is None), asked.hint)
-        return _WRONG if case.hidden else phrase, known
+    phrase = apart(reference) if reference else None
+    known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
+    if changed:
+        return f"it changes its input `{min(changed)}`: compute on a copy", known or asked.hint
+    if phrase:
+        return _WRONG if case.hidden else phrase, known or asked.hint
     for accept in (*asked.accept, *case.accept):
         try:
-            sentence = accept(Answer(value, case.draw(seed), evidence))
+            sentence = accept(Answer(value, trial.inputs, evidence))
         except Exception as error:  # an answer of a form that the judge did not expect is a wrong answer
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:

@@ -7,14 +7,18 @@ job, by rank::
     exercise   which of them is asked
     function   the function in it
     drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
-    inputs     keyword arguments
-    ranks      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
+    trials     keyword arguments of each call, one after the other; on ranks there is one
+    strided    hand tensors over as views that are not contiguous
+    world      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
+    members    ranks that call; the others only stand beside
+    groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
     seconds    timeout of the process group
     hidden     folder of the checks, closed to this process
     libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
 
-It returns `{"value": ..., "evidence": ...}`, or fails with `{"todo": exercise}` where a stub raised
-NotImplementedError, or `{"error": text, "line": n, "peer": whether it is only another rank's failure seen from here}`.
+It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
+with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
+only another rank's failure seen from here, "hangs": whether the next case would hang, too}`, and the trials before it.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import torch.distributed as dist
 from labkit import cuda, plain, sandbox
 from labkit.evidence import OpRecorder
 from labkit.nursery import SHARED, Failed
+from labkit.placing import Meeting, OutOfStep, digests, groups_of, strided
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
 
@@ -45,38 +50,66 @@ def rehearse() -> None:
 
 
 def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """Run one case on this rank.
+    """Run the trials of a job on this rank.
 
     Raises:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    torch.manual_seed(rank)
-    random.seed(rank)
     shared = Path.cwd().parent / SHARED
-    sandbox.enter(
-        Path.cwd(), network=bool(job["ranks"]), hidden=(Path(job["hidden"]),), shared=shared if job["ranks"] else None
-    )
+    ranks = bool(job["world"])
+    sandbox.enter(Path.cwd(), network=ranks, hidden=(Path(job["hidden"]),), shared=shared if ranks else None)
     _install(job["sources"])
     if job["libraries"] is not None:
         cuda.install(job["libraries"], Path.cwd() / "kernels")
+    done: list[dict[str, Any]] = []
     try:
-        if job["ranks"]:
-            dist.init_process_group(
-                "gloo", init_method=f"file://{shared}/rendezvous", rank=rank, world_size=world,
-                timeout=datetime.timedelta(seconds=job["seconds"] + 10),
-            )  # fmt: skip
-            # One that fails at once and goes must not leave another in the middle of connecting to it, for ever.
-            dist.barrier()
-        exercise = __import__(f"exercises.{job['exercise']}", fromlist=["_"])
-        with OpRecorder(rank) as recorder:
-            value = _drive(exercise, job)
-        return {"value": plain.loads(plain.dumps(value)), "evidence": recorder.evidence().to_plain()}
+        if not job["world"]:
+            before = [digests(inputs) for inputs in job["trials"]]
+            exercise = _import(job)
+            for inputs, was in zip(job["trials"], before, strict=True):
+                done.append(_call(exercise, job, inputs, {}, was, 0))
+            return {"trials": done}
+        dist.init_process_group(
+            "gloo", init_method=f"file://{shared}/rendezvous", rank=rank, world_size=world,
+            timeout=datetime.timedelta(seconds=job["seconds"] + 10),
+        )  # fmt: skip
+        meeting, given = Meeting(job["seconds"]), groups_of(job, rank)
+        meeting.begin()
+        if rank in job["members"]:
+            [inputs] = job["trials"]
+            was = digests(inputs)
+            done.append(_call(_import(job), job, inputs, given, was, job["members"].index(rank)))
+        meeting.end(given)
+        return {"trials": done}
     except NotImplementedError as error:
         todo = {"todo": _exercise_of(error) or job["exercise"]}
-        raise Failed(todo if STUB in str(error) else _error(error, job["exercise"])) from None
+        said = todo if STUB in str(error) else _error(error, job["exercise"])
+        raise Failed({**said, "trials": done}) from None
+    except OutOfStep as error:
+        raise Failed({"error": str(error), "hangs": error.hangs, "trials": done}) from None
     except BaseException as error:
-        raise Failed(_error(error, job["exercise"])) from None
+        raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
+
+
+def _import(job: dict[str, Any]) -> Any:
+    return __import__(f"exercises.{job['exercise']}", fromlist=["_"])
+
+
+def _call(
+    exercise: Any, job: dict[str, Any], inputs: dict[str, Any], groups: dict[str, Any], was: dict[str, str], place: int
+) -> dict[str, Any]:
+    """One call, by the rank at `place` of the members: the answer, what happened, and which inputs it changed."""
+    torch.manual_seed(place)
+    random.seed(place)
+    mine = strided(inputs) if job["strided"] else inputs
+    with OpRecorder(place) as recorder:
+        value = _drive(exercise, job, {**mine, **groups})
+    now = digests(mine)
+    changed = [name for name in was if now[name] != was[name]]
+    return {
+        "value": plain.loads(plain.dumps(value)), "evidence": recorder.evidence().to_plain(), "changed": changed,
+    }  # fmt: skip
 
 
 def _install(sources: dict[str, str]) -> None:
@@ -87,14 +120,14 @@ def _install(sources: dict[str, str]) -> None:
     sys.path.insert(0, str(Path.cwd()))
 
 
-def _drive(exercise: Any, job: dict[str, Any]) -> Any:
+def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:
     if job["drive"] is None:
-        return getattr(exercise, job["function"])(**job["inputs"])
+        return getattr(exercise, job["function"])(**inputs)
     namespace: dict[str, Any] = {}
     # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)
     drive = next(value for name, value in namespace.items() if name != "__builtins__")
-    return drive(exercise, **job["inputs"])
+    return drive(exercise, **inputs)
 
 
 def _exercise_of(error: BaseException) -> str | None:

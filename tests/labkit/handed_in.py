@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 def ring_all_reduce(x):
     rank, world = dist.get_rank(), dist.get_world_size()
-    total, travelling = x.clone(), x
+    total, travelling = x.clone(memory_format=torch.contiguous_format), x.contiguous()
     for _ in range(world - 1):
-        arriving = torch.empty_like(x)
+        arriving = torch.empty_like(total)
         sent = dist.isend(travelling, (rank + 1) % world)
         dist.recv(arriving, (rank - 1) % world)
         sent.wait()

@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 def ring_all_reduce(x):
     rank, world = dist.get_rank(), dist.get_world_size()
-    total, travelling = x.clone(), x
+    total, travelling = x.clone(memory_format=torch.contiguous_format), x.contiguous()
     for _ in range(world - 1):
-        arriving = torch.empty_like(x)
+        arriving = torch.empty_like(total)
         sent = dist.isend(travelling, (rank + 1) % world)
         dist.recv(arriving, (rank - 1) % world)
         sent.wait()
@@ -189,12 +189,16 @@ def test_the_rank_that_failed_is_named_not_those_that_lost_it(nursery: Nursery) 
 
 
 def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
-    source = "import torch.distributed as dist\ndef ring_all_reduce(x):\n    dist.all_reduce(x)\n    return x"
+    source = (
+        "import torch.distributed as dist\ndef ring_all_reduce(x):\n    y = x.contiguous().clone()\n"
+        "    dist.all_reduce(y)\n    return y"
+    )
     verdict = check(nursery, "ring_all_reduce", source)
     assert [row.points for row in verdict.rows] == [1, 3, 0, 1]
     assert notes(verdict)[2] == "it calls all_reduce; allowed here: send, recv"
     again = (
-        "\n        again = dist.isend(x, (rank + 1) % world)\n        dist.recv(arriving.clone(), (rank - 1) % world)"
+        "\n        again = dist.isend(total.clone(), (rank + 1) % world)"
+        "\n        dist.recv(arriving.clone(), (rank - 1) % world)"
     )
     wasteful = RING.replace("        total += arriving", f"        total += arriving{again}\n        again.wait()")
     verdict = check(nursery, "ring_all_reduce", wasteful)
@@ -203,7 +207,9 @@ def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
 
 def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:
     """An answer computed in place is judged against untouched inputs."""
-    assert check(nursery, "ring_all_reduce", RING.replace("x.clone(), x", "x.clone(), x.clone()") + "\n").points == 6
+    assert (
+        check(nursery, "ring_all_reduce", RING.replace("x.contiguous()", "x.clone().contiguous()") + "\n").points == 6
+    )
     verdict = check(nursery, "ring_all_reduce", "def ring_all_reduce(x):\n    x.zero_()\n    return x")
     assert verdict.points == 0
 

@@ -204,6 +204,7 @@ BUCKETS = Exercise(
     reference=_summed_gradients,
     function="OverlappedReducer",
     drive=_drive_buckets,
+    dtypes=(torch.float32,),  # the drive's weights are
     cases=[
         Case("gradients are summed over ranks", _net, points=2, hidden=True),
         Case("one all-reduce a bucket", _net, hidden=True, accept=[

@@ -157,6 +157,7 @@ LOSS = Exercise(
     "cross_entropy",
     reference=_cross_entropy,
     drive=_drive_loss,
+    dtypes=(torch.float32,),  # the loss is computed in float32, whatever the logits are
     cases=[
         Case("loss and gradient", _logits(), points=2, hidden=True),
         Case("logits in the hundreds", _logits(300.0), hidden=True),

@@ -151,6 +151,7 @@ _FIXED = _inputs(
 FLASH_TILES = Exercise(
     "flash_tiles",
     drive=_drive_tiles,
+    changes=("out", "lse"),
     accept=[_right],
     cases=[
         Case("4 tokens, blocks of 2", _FIXED),
