@@ -155,7 +155,7 @@ def restrict(
 ) -> None:  # fmt: skip
     """The kernel's part of `enter`."""
     rooted, closed = _rooted and shared is None, [os.fspath(one) for one in hidden]
-    read = [*readable(programs), *map(os.fspath, extra)]
+    read = [*readable(programs), *map(os.fspath, extra), *(("/sys", "/proc/sys") if network else ())]
     if sys.platform == "linux":
         if rooted:
             namespaces.own_root(read, closed, os.fspath(folder), _disk)

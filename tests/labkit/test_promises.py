@@ -43,7 +43,7 @@ def test_each_promise_is_tried(machine: tuple[str, Nursery], tmp_path: Path) -> 
     assert lost == (BY_FILES if name == "neither" else set())
     assert [file.name for file in tmp_path.iterdir()] == ["ada.ipynb"]
     if lost:
-        with pytest.raises(ConfigError, match=r"One could .*see other processes.*--trust") as refused:
+        with pytest.raises(ConfigError, match=r"(?s)One could .*see other processes.*--trust") as refused:
             promises.required(held)
         assert refused.value.exit_code == 2
     else:
