@@ -1,118 +1,21 @@
-"""Is this answer right? Comparison of plain data, in words, and ready-made judges of evidence.
+"""Ready-made judges of evidence, for `Exercise.accept` and `Case.accept`; and the comparison of answers.
 
-`difference` says in one short phrase how an answer departs from what was expected, or None. It is strict where a
-learner means something (dtype, shape, length, whole numbers) and lenient where not (tuple or list, 8 or 8.0, a number
-or a tensor of no dimensions). The makers below it build functions for `Exercise.accept` and `Case.accept`.
+Each maker builds a function of an `Answer` that returns None, or a sentence about what is wrong. `difference`, in
+`labkit.compare`, does the same for the values themselves.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from labkit.compare import TOLERANCES, difference, show
 from labkit.exercises import Accept, Answer
 
-# dtype -> (relative, absolute): wide enough for another order of summation, narrower than any wrong formula.
-TOLERANCES = {
-    torch.float64: (1e-7, 1e-9), torch.float32: (1e-4, 1e-5), torch.bfloat16: (1.6e-2, 1e-3),
-    torch.float16: (2e-3, 1e-4), torch.float8_e4m3fn: (0.0, 0.0), torch.float8_e5m2: (0.0, 0.0),
-}  # fmt: skip
-_NUMBER = (1e-6, 1e-9)
-_SHORT = 64
-
-
-def difference(got: Any, want: Any, rtol: float | None = None, atol: float | None = None) -> str | None:
-    """None if `got` is as good as `want`; else what differs, in one phrase with both values."""
-    if isinstance(want, torch.Tensor):
-        return _tensor_difference(got, want, rtol, atol)
-    if isinstance(got, torch.Tensor) and got.ndim == 0:
-        got = got.item()
-    if isinstance(want, list | tuple) and isinstance(got, list | tuple):
-        return _list_difference(list(got), list(want), rtol, atol)
-    if isinstance(want, dict) and isinstance(got, dict):
-        return _dict_difference(got, want, rtol, atol)
-    return None if _same_scalar(got, want, rtol, atol) else f"got {show(got)}, expected {show(want)}"
-
-
-def show(value: Any) -> str:
-    """A short form of a value for a table."""
-    if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        if value.numel() > 8:
-            return f"a tensor {list(value.shape)} of {dtype}"
-        return f"tensor({_text(value.to(torch.float64).tolist() if value.is_floating_point() else value.tolist())})"
-    if isinstance(value, list | tuple) and len(_text(value)) > _SHORT:
-        return f"a list of {len(value)}"
-    return _text(value)[:_SHORT]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}" if not value.is_integer() or abs(value) > 1e15 else f"{value:.1f}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_text(item) for item in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_text(k)}: {_text(v)}' for k, v in value.items())}}}"
-    return show(value) if isinstance(value, torch.Tensor) else repr(value)
-
-
-def _same_scalar(got: Any, want: Any, rtol: float | None, atol: float | None) -> bool:
-    number = isinstance(got, int | float) and isinstance(want, int | float)
-    if not number or isinstance(got, bool) != isinstance(want, bool):
-        return type(got) is type(want) and got == want
-    if isinstance(want, int) and (isinstance(got, int) or got.is_integer()):
-        return got == want
-    if math.isnan(got) or math.isnan(want):
-        return math.isnan(got) and math.isnan(want)
-    relative, absolute = _NUMBER[0] if rtol is None else rtol, _NUMBER[1] if atol is None else atol
-    return math.isclose(got, want, rel_tol=relative, abs_tol=absolute)
-
-
-def _list_difference(got: list[Any], want: list[Any], rtol: float | None, atol: float | None) -> str | None:
-    phrases = [difference(g, w, rtol, atol) for g, w in zip(got, want, strict=False)]
-    first = next((i for i, phrase in enumerate(phrases) if phrase), None)
-    if first is None and len(got) == len(want):
-        return None
-    if len(_text(got)) <= _SHORT and len(_text(want)) <= _SHORT:
-        return f"got {_text(got)}, expected {_text(want)}"
-    if len(got) != len(want):
-        return f"got {len(got)} items, expected {len(want)}"
-    return f"at [{first}]: {phrases[first or 0]}"
-
-
-def _dict_difference(got: dict[Any, Any], want: dict[Any, Any], rtol: float | None, atol: float | None) -> str | None:
-    if got.keys() != want.keys():
-        return f"got the keys {_text(list(got))}, expected {_text(list(want))}"
-    for key in want:
-        if phrase := difference(got[key], want[key], rtol, atol):
-            return f"{key}: {phrase}"
-    return None
-
-
-def _tensor_difference(got: Any, want: torch.Tensor, rtol: float | None, atol: float | None) -> str | None:
-    if want.ndim == 0 and isinstance(got, int | float) and not isinstance(got, bool):
-        got = torch.tensor(got, dtype=want.dtype)
-    if not isinstance(got, torch.Tensor):
-        return f"got {show(got)}, expected a tensor {list(want.shape)}"
-    if got.shape != want.shape:
-        return f"got a tensor {list(got.shape)}, expected {list(want.shape)}"
-    if got.dtype != want.dtype:
-        return f"got dtype {str(got.dtype).removeprefix('torch.')}, expected {str(want.dtype).removeprefix('torch.')}"
-    relative, absolute = TOLERANCES.get(want.dtype, (0.0, 0.0))
-    relative, absolute = relative if rtol is None else rtol, absolute if atol is None else atol
-    a, b = (got.double(), want.double()) if want.is_floating_point() else (got, want)
-    same = torch.isclose(a, b, rtol=relative, atol=absolute, equal_nan=True) if want.is_floating_point() else a == b
-    if bool(same.all()):
-        return None
-    if want.numel() <= 8:
-        return f"got {show(got)}, expected {show(want)}"
-    index = torch.nonzero(~same)[0].tolist()
-    at = tuple(index)
-    return (f"at {index}: got {_text(a[at].item())}, expected {_text(b[at].item())} "
-            f"({int((~same).sum())} of {want.numel()} differ)")  # fmt: skip
+__all__ = [
+    "TOLERANCES", "at_most", "busy_during", "count", "difference", "in_order", "no_tensor_above", "only",
+    "peak_at_most", "show", "to_the_next",
+]  # fmt: skip
 
 
 def only(*names: str) -> Accept:

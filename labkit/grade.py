@@ -11,8 +11,9 @@ Notebooks are never run as a whole and their outputs are not read. Each exercise
 | `sandbox`, `fresh`   | what a submission can do to the machine                             |
 | `promises`           | whether that holds on this machine                                  |
 
-Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed; 2 the command line;
-4 nothing to grade; 5 the machine could not start processes; 130 interrupted, and the marks so far are written.
+Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed, or this program, or
+the machine has no compiler for what was handed in, or marks are not those of the run that is repeated; 2 the command
+line; 4 nothing to grade; 5 the machine could not start processes; 130 interrupted, and the marks so far are written.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from typing import Any
 from tqdm import tqdm
 
 from labkit import marks as files
-from labkit import promises, report
+from labkit import promises, regrade, report
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.grading import Course, Mark, grade
+from labkit.handed_in import passed_over
+from labkit.shown import clean
 from labkit.submissions import collect
 from minimegatron.errors import ConfigError, did_you_mean
 
@@ -47,7 +50,8 @@ them, ada/01_process_groups/01_process_groups.ipynb). File names do not matter; 
 Examples:
   minimegatron grade submitted/ --out marks.csv
   minimegatron grade submitted/ --lab 01_process_groups --out marks.csv --json marks.json --report report.html
-  minimegatron grade submitted/ --only ring_all_reduce,overlap --seed 6f0c...   # a complaint: the same questions again
+  minimegatron grade submitted/ --only ring_all_reduce,overlap --seed 6f0c...   # the same questions again
+  minimegatron grade submitted/ --regrade marks.json --out again.csv            # a complaint: the same run again
 
 Exit status: 0 graded, 1 a check of the course failed, 2 wrong command line, 4 nothing to grade, 130 interrupted (the
 marks so far are written).
@@ -61,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         MinimegatronError: with the exit status of its class.
     """
     options = _options(argv)
+    earlier = _as_before(options) if options.regrade else None
     courses = known_courses(options.course)
     only_lab = _choose_lab(options.lab, courses)
     if options.jobs < 1:
@@ -71,7 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     labs = {name: course.lab for name, course in courses.items()}
     submissions = collect(options.submissions, labs, only_lab)
     only = _choose_exercises(options.only, [labs[one.lab] for one in submissions if one.lab in labs])
-    run: dict[str, Any] = {"seed": options.seed or secrets.token_hex(16)}
+    if earlier:
+        earlier.refuse_changes(submissions, courses)
+    run: dict[str, Any] = {
+        "seed": options.seed or secrets.token_hex(16),
+        "options": {"lab": options.lab, "only": options.only, "course": options.course},
+        "versions": regrade.versions(),
+        "checks": regrade.checks(submissions, courses),
+    }
     with contextlib.ExitStack() as stack:
         nurseries = [stack.enter_context(Nursery()) for _ in range(min(options.jobs, len(submissions)))]
         for nursery in nurseries:
@@ -83,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bar = stack.enter_context(tqdm(total=len(submissions), unit="submission", disable=options.quiet or None))
 
         def on_mark(mark: Mark) -> None:
-            bar.set_postfix_str(f"{mark.submission.learner} {mark.points}/{mark.of}")
+            bar.set_postfix_str(f"{mark.learner} {mark.points}/{mark.of}")
             bar.update()
 
         marks, interrupted = grade(
@@ -96,11 +108,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     if interrupted:
         print(f"interrupted: {len(marks)} of {len(submissions)} submissions are graded", file=sys.stderr)
         return 130
-    faults = sorted({name for mark in marks for name in mark.faults})
-    if faults:
-        print(f"the course's own checks failed: {', '.join(faults)}; see the remarks", file=sys.stderr)
-        return 1
-    return 0
+    return _complaints(options.submissions, marks, earlier)
+
+
+def _complaints(folder: Path, marks: Sequence[Mark], earlier: regrade.Earlier | None) -> int:
+    """Tell the instructor what is not the learners' fault; the exit status."""
+    complaints = []
+    by_what: dict[str, list[str]] = {}
+    for mark in marks:
+        for name, what in mark.faults.items():
+            by_what.setdefault(what if name else "could not be read", []).append(name or mark.learner)
+    for what, names in by_what.items():
+        different = list(dict.fromkeys(names))
+        some = ", ".join(different[:8]) + (", ..." if len(different) > 8 else "")
+        if what == "the check itself failed":
+            what = "the course's own checks failed"
+        complaints.append(f"{what}: {some} ({len(names)} times); see the remarks")
+    if earlier and (changed := earlier.changed_marks(files.as_rows(marks))):
+        complaints.append(f"not the same as before, with the same seed and checks: {', '.join(changed)}")
+    print("\n".join(map(clean, complaints)), end="\n" if complaints else "", file=sys.stderr)
+    if over := passed_over(folder):
+        print(clean(f"taken for the instructor's own, not read: {', '.join(over)}"), file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _as_before(options: argparse.Namespace) -> regrade.Earlier:
+    """The earlier run that is repeated; its options become this run's.
+
+    Raises:
+        ConfigError: it cannot be read, or an option asks for something else.
+    """
+    earlier = regrade.Earlier(options.regrade)
+    for name, was in {**earlier.options, "seed": earlier.seed}.items():
+        given = getattr(options, name)
+        if given not in ("", was) and not (name == "course" and given == "course"):
+            raise ConfigError(f"--regrade and --{name} {given}: the earlier run had `{was}`", fix=f"leave --{name} out")
+        setattr(options, name, was)
+    return earlier
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -121,6 +165,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", default="", help="of the hidden cases; by default a new secret one, kept in --json")
     parser.add_argument("--trust", action="store_true", help="grade although this machine does not keep submissions "
                         "apart; the marks say so")  # fmt: skip
+    parser.add_argument("--regrade", type=Path, metavar="JSON", help="grade as in the run that wrote this --json: "
+                        "the same marks, byte for byte, or what has changed since")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(argv)
 
@@ -194,11 +240,11 @@ def _texts(options: argparse.Namespace, marks: Sequence[Mark], run: Mapping[str,
 
 
 def summary(marks: Sequence[Mark]) -> str:
-    """A line a learner."""
-    width = max((len(mark.submission.learner) for mark in marks), default=0)
-    lines = [
-        f"{mark.submission.learner:<{width}}  {mark.points:>3}/{mark.of:<3} {mark.percent:>5g} %  "
+    """A line a learner and lab."""
+    who = [(mark.learner, mark.lab) for mark in marks]
+    wide = [max((len(names[i]) for names in who), default=0) for i in range(2)]
+    return "\n".join(
+        f"{mark.learner:<{wide[0]}}  {mark.lab:<{wide[1]}}  {mark.points:>3}/{mark.of:<3} {mark.percent:>5.1f} %  "
         f"{'; '.join(mark.remarks)}".rstrip()
         for mark in marks
-    ]
-    return "\n".join(lines).encode(errors="backslashreplace").decode()
+    )

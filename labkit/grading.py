@@ -19,10 +19,12 @@ from typing import Any
 
 from labkit.exercises import Lab
 from labkit.fresh import Nursery
-from labkit.judge import judge
+from labkit.judge import CourseError, judge
+from labkit.shown import clean
 from labkit.submissions import Submission
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError, RankError
+from minimegatron.kernels.build import KernelsUnavailable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +43,27 @@ class Mark:
         submission: what was graded.
         verdicts: one per exercise asked, in the lab's order.
         seconds: how long each took to judge.
-        faults: exercises whose own checks failed, which is the course's fault.
+        faults: {exercise: what happened} where it is the fault of the course, the machine or this program. The reader's
+            fault has the name "".
     """
 
     submission: Submission
     verdicts: tuple[Verdict, ...]
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    faults: tuple[str, ...] = ()
+    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def learner(self) -> str:
+        """The name as it can be shown."""
+        return clean(self.submission.learner)
+
+    @property
+    def lab(self) -> str:
+        return clean(self.submission.lab)
+
+    @property
+    def file(self) -> str:
+        return clean(self.submission.file)
 
     @property
     def points(self) -> int:
@@ -64,8 +80,8 @@ class Mark:
     @property
     def remarks(self) -> tuple[str, ...]:
         reason = self.submission.reason
-        failed = tuple(f"{name}: the check itself failed" for name in self.faults)
-        return ((f"not graded: {reason}",) if reason else ()) + self.submission.remarks + failed
+        failed = tuple(f"{name}: {what}" for name, what in self.faults.items() if name)
+        return tuple(map(clean, ((f"not graded: {reason}",) if reason else ()) + self.submission.remarks + failed))
 
 
 class Stopped(Exception):
@@ -130,9 +146,10 @@ def grade(
 def _mark(
     nursery: Nursery, submission: Submission, course: Course | None, seed: str, only: Sequence[str], stop: Any
 ) -> Mark:
+    faults = {"": submission.fault} if submission.fault else {}
     if course is None:
-        return Mark(submission, ())
-    verdicts, seconds, faults = [], {}, []
+        return Mark(submission, (), faults=faults)
+    verdicts, seconds = [], {}
     for name, exercise in course.lab.exercises.items():
         if only and name not in only:
             continue
@@ -143,15 +160,26 @@ def _mark(
         started = time.monotonic()
         try:
             verdict = _judge(nursery, course.module, name, submission.sources, seed, stop)
-        except MinimegatronError as error:
+        except Exception as error:  # one submission ends at most itself
             if stop.is_set():
                 raise Stopped from None
-            faults.append(name)
-            why = error.what.splitlines()[-1]
+            faults[name] = _fault(error, course.lab.name)
+            why = error.what.splitlines()[-1] if isinstance(error, MinimegatronError) else type(error).__name__
             verdict = Verdict(name, "wrong", exercise.points, note=f"could not be graded: {why}")
         verdicts.append(verdict)
         seconds[name] = time.monotonic() - started
-    return Mark(submission, tuple(verdicts), seconds, tuple(faults))
+    return Mark(submission, tuple(verdicts), seconds, faults)
+
+
+def _fault(error: Exception, lab: str) -> str:
+    """Whose fault it is that an exercise was not judged, in one line."""
+    if isinstance(error, KernelsUnavailable):
+        return f"{error.what}: the kernels of lab {lab} were not graded"
+    if isinstance(error, CourseError):
+        return "the check itself failed"
+    if isinstance(error, MinimegatronError):
+        return f"it could not be judged: {error.what}"
+    return f"the judge failed ({type(error).__name__}: {str(error)[:200]})"
 
 
 def _judge(nursery: Nursery, module: str, name: str, sources: Mapping[str, str], seed: str, stop: Any) -> Verdict:

@@ -25,7 +25,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from labkit import cuda, player
-from labkit.checks import difference
+from labkit.compare import difference
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.fresh import Nursery, Reply

@@ -99,7 +99,7 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
     faulthandler.enable(stack)
     _limit(limits, beside=order["rank"] is None)
     with open(job, "rb") as text:
-        given = plain.loads(text.read())
+        given = plain.loads(text.read(), most=None)
     sys.path[:0] = order["path"]
     module, name = order["function"].split(":")
     function = getattr(importlib.import_module(module), name)
@@ -137,6 +137,6 @@ def _limit(limits: Limits, beside: bool) -> None:
 
 
 def _send(pipe: int, value: Any) -> None:
-    line = memoryview(plain.dumps(value).encode() + b"\n")
+    line = memoryview(plain.dumps(value, most=None).encode() + b"\n")
     while line:
         line = line[os.write(pipe, line) :]

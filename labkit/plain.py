@@ -3,24 +3,36 @@
 A pickle would let the sender run code in the receiver, and a live object can lie about itself (`__eq__` that is always
 true). So an answer is written as JSON and read back strictly: numbers, strings, booleans, None, lists, dicts, tensors.
 
-| value           | as JSON                                                                   |
-|-----------------|---------------------------------------------------------------------------|
-| list, tuple     | `[...]`; both come back as a list                                         |
-| dict            | `{"dict": [[key, value], ...]}`, so that keys may be numbers or tuples    |
-| torch.Tensor    | `{"tensor": [dtype, shape, base64 of the bytes]}`                         |
-| numpy scalar    | the Python number                                                         |
-| NaN, infinities | as JavaScript writes them; Python's `json` reads them back                |
+| value                                          | as JSON                                                           |
+|------------------------------------------------|-------------------------------------------------------------------|
+| list, tuple, range, views of a dict, iterators | `[...]`; all come back as a list                                  |
+| dict                                           | `{"dict": [[key, value], ...]}`; keys may be numbers, tuples      |
+| torch.Tensor, numpy.ndarray                    | `{"tensor": [dtype, shape, base64 of the bytes]}`                 |
+| numpy scalar                                   | the Python number                                                 |
+| Fraction, Decimal                              | an int if it is whole, else the nearest float                     |
+| NaN, infinities                                | as JavaScript writes them; Python's `json` reads them back        |
+
+A set has no order and is refused with that reason, as is whatever else is not in the table. Both sides are bounded:
+`settled`, which `dumps` calls, says what is too much, in words for the answer's author; `loads` counts values before it
+makes objects (`bounded_json`), because a hostile sender does not use `dumps`.
+
+An iterator runs the learner's code when it is read. `settled` reads all of them, for a caller that still watches
+what that code does.
 """
 
 from __future__ import annotations
 
 import base64
+import decimal
+import fractions
 import json
 import math
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 import torch
 
+from labkit import bounded_json
 from minimegatron.errors import DataError
 
 DTYPES = {
@@ -31,55 +43,166 @@ DTYPES = {
     )
 }  # fmt: skip
 MAX_DEPTH = 32
+MAX_VALUES = 200_000  # of one answer; a tensor is a handful, whatever its size
+MAX_REPLY = 500_000  # of what a process sends: the answer, and what it did
+MAX_ITEMS = 100_000  # of an iterator, which may have no end
+MAX_BITS = 13_000  # of an int: Python's json reads 4300 digits
+MAX_TENSOR = 256 << 20
+_MAX_KEY = 1 << 60  # larger ints can be chosen so that all have one hash, and a dict of them takes hours
+_BYTES = str | bytes | bytearray | memoryview
+_WANTED = "return numbers, strings, lists, dicts or tensors"
 
 
-def dumps(value: Any) -> str:
+def dumps(value: Any, most: int | None = MAX_VALUES) -> str:
     """JSON text of `value`, on one line.
 
+    Args:
+        value: an answer.
+        most: values it may hold; None for data of our own.
     Raises:
-        DataError: it holds something that is not plain data; the message says what and where.
+        DataError: it holds something that is not plain data, or too much; the message says what and where.
     """
-    return json.dumps(_encode(value, "answer", 0))
+    return json.dumps(_encode(settled(value, most)))
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, most: int | None = MAX_REPLY) -> Any:
     """The value that `dumps` wrote; lists for tuples, fresh tensors on the CPU.
 
+    Args:
+        text: JSON in UTF-8.
+        most: values it may hold; None for a text of our own.
     Raises:
         DataError: the text is not what `dumps` writes.
     """
     try:
-        return _decode(json.loads(text), 0)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"not plain data: {error}") from None
+        return _decode(bounded_json.loads(text, most), 0)
+    except Exception as error:  # torch raises of many classes for a shape that no tensor can have
+        raise DataError(f"not plain data: {str(error)[:200]}") from None
 
 
-def _encode(value: Any, path: str, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise DataError(f"lists inside lists, more than {MAX_DEPTH} deep", where=path[:80])
+def settled(value: Any, most: int | None = MAX_VALUES) -> Any:
+    """The same in numbers, strings, lists, dicts and tensors of Python and torch themselves; iterators are read.
+
+    Raises:
+        DataError: as `dumps`.
+    """
+    return _Settling(most).settle(value, (), 0)
+
+
+class _Settling:
+    """One pass over an answer, which counts what it reads: a list may hold itself, or one list a thousand times."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most, self.values = most, 0
+
+    def settle(self, value: Any, path: tuple[Any, ...], depth: int) -> Any:
+        self.values += 1
+        if self.most is not None and self.values > self.most:
+            raise DataError(f"the answer holds more than {self.most:,} values; return a tensor")
+        if depth > MAX_DEPTH:
+            raise DataError(f"{_place(path)}: lists inside lists, more than {MAX_DEPTH} deep")
+        if value is None or isinstance(value, bool | float | str):
+            return value
+        if isinstance(value, torch.Tensor):
+            _refuse_tensor(value, path)
+            return value
+        if isinstance(value, int):
+            if value.bit_length() > MAX_BITS:
+                raise DataError(
+                    f"{_place(path)} is an integer of more than {MAX_BITS:,} bits, which a check cannot read"
+                )
+            return value
+        if isinstance(value, Mapping):
+            return {
+                _key(self.settle(key, path, depth + 1)): self.settle(item, (*path, key), depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, Iterator):
+            return self._read(value, path, depth)
+        if isinstance(value, Sequence | KeysView | ValuesView | ItemsView) and not isinstance(value, _BYTES):
+            return [self.settle(item, (*path, i), depth + 1) for i, item in enumerate(value)]
+        return self.settle(_simpler(value, path), path, depth + 1)
+
+    def _read(self, values: Iterator[Any], path: tuple[Any, ...], depth: int) -> list[Any]:
+        found = []
+        for i, item in enumerate(values):
+            if i == MAX_ITEMS:
+                raise DataError(f"{_place(path)} is a {type(values).__name__} of more than {MAX_ITEMS:,} items")
+            found.append(self.settle(item, (*path, i), depth + 1))
+        return found
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    return "answer" + "".join(f"[{repr(step)[:40]}]" for step in path[:6]) + ("[...]" if len(path) > 6 else "")
+
+
+def _simpler(value: Any, path: tuple[Any, ...]) -> Any:
+    """A number or a tensor for a value of a library's own kind.
+
+    Raises:
+        DataError: there is none.
+    """
+    kind, why = type(value).__name__, _WANTED
+    try:
+        if isinstance(value, fractions.Fraction):
+            return value.numerator if value.denominator == 1 else float(value)
+        if isinstance(value, decimal.Decimal):
+            small = value.is_finite() and value.adjusted() < MAX_BITS // 4
+            if value.is_finite() and math.isinf(float(value)) and not small:
+                raise OverflowError("it is too large")
+            return int(value) if small and value == value.to_integral_value() else float(value)
+        if type(value).__module__ == "numpy":
+            return _of_numpy(value)
+    except (OverflowError, ValueError, TypeError, RuntimeError) as error:
+        why = str(error)
+    if isinstance(value, Set):
+        why = "return a list, not a set, which has no order"
+    raise DataError(f"{_place(path)} is a {kind}, which a check cannot read: {why}")
+
+
+def _encode(value: Any) -> Any:
+    """What `settled` has made, as JSON has it."""
     if isinstance(value, torch.Tensor):
-        return {"tensor": _encode_tensor(value, path)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_encode(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return {"tensor": _encode_tensor(value)}
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
     if isinstance(value, dict):
-        pairs = [[_encode(k, path, depth + 1), _encode(v, f"{path}[{k!r}]", depth + 1)] for k, v in value.items()]
-        return {"dict": pairs}
-    if type(value).__module__ == "numpy":
-        return _encode(value.item() if value.ndim == 0 else torch.from_numpy(value.copy()), path, depth + 1)
-    raise DataError(
-        f"{path} is a {type(value).__name__}, which a check cannot read",
-        fix="return numbers, strings, lists, dicts or tensors",
-    )
+        return {"dict": [[_encode(list(key) if isinstance(key, tuple) else key), _encode(item)]
+                         for key, item in value.items()]}  # fmt: skip
+    return value
 
 
-def _encode_tensor(tensor: torch.Tensor, path: str) -> list[Any]:
+def _of_numpy(value: Any) -> Any:
+    """Of an array or a scalar of NumPy, which torch need not have installed."""
+    if value.dtype.kind not in "biuf":  # complex numbers, dates, texts, objects
+        if value.ndim == 0:
+            raise TypeError(f"its dtype is {value.dtype}")
+        return value.tolist()
+    if value.ndim == 0:
+        return bool(value) if value.dtype.kind == "b" else float(value) if value.dtype.kind == "f" else int(value)
+    name = value.dtype.name
+    wider = {"uint16": "int64", "uint32": "int64", "longdouble": "float64"}.get(name, name)
+    if wider == "uint64":
+        return value.tolist()
+    return torch.from_numpy(value.astype("float64" if value.dtype.itemsize > 8 else wider).copy())
+
+
+def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
     name = str(tensor.dtype).removeprefix("torch.")
+    size = tensor.numel() * tensor.element_size()
     if name not in DTYPES:
-        raise DataError(f"{path} is a tensor of {name}", fix=f"use one of {', '.join(DTYPES)}")
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return [name, list(tensor.shape), base64.b64encode(raw).decode()]
+        raise DataError(f"{_place(path)} is a tensor of {name}; a check reads {', '.join(DTYPES)}")
+    if size > MAX_TENSOR:
+        raise DataError(f"{_place(path)} is a tensor of {size >> 20} MiB; at most {MAX_TENSOR >> 20} are read")
+    if tensor.is_meta:
+        raise DataError(f"{_place(path)} is a tensor on the meta device, which has no numbers")
+
+
+def _encode_tensor(tensor: torch.Tensor) -> list[Any]:
+    dense = tensor.detach().cpu()
+    dense = dense if dense.layout == torch.strided else dense.to_dense()
+    raw = dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), base64.b64encode(raw).decode()]
 
 
 def _decode(value: Any, depth: int) -> Any:
@@ -94,10 +217,12 @@ def _decode(value: Any, depth: int) -> Any:
         return _decode_tensor(*content)
     if tag == "dict":
         return {_key(_decode(k, depth + 1)): _decode(v, depth + 1) for k, v in content}
-    raise ValueError(f"unknown tag {tag!r}")
+    raise ValueError(f"unknown tag {tag!r:.40}")
 
 
 def _key(value: Any) -> Any:
+    if isinstance(value, int) and abs(value) > _MAX_KEY:
+        raise ValueError("a key is a number beyond 2**60")
     return tuple(_key(item) for item in value) if isinstance(value, list) else value
 
 
@@ -105,7 +230,7 @@ def _decode_tensor(name: str, shape: list[int], text: str) -> torch.Tensor:
     dtype = DTYPES[name]
     raw = bytearray(base64.b64decode(text, validate=True))
     if not all(type(size) is int and size >= 0 for size in shape) or len(raw) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(raw)} bytes for a tensor of shape {shape} and dtype {name}")
+        raise ValueError(f"{len(raw)} bytes for a tensor of shape {shape!s:.80} and dtype {name}")
     if not raw:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape)

@@ -104,7 +104,7 @@ def _call(
     random.seed(place)
     mine = strided(inputs) if job["strided"] else inputs
     with OpRecorder(place) as recorder:
-        value = _drive(exercise, job, {**mine, **groups})
+        value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
     return {

@@ -66,6 +66,6 @@ def standing(work: Path, course: Course) -> tuple[list[Verdict], str]:
         return [], f"{NAME} {error}"
     except OSError as error:
         return [], f"{NAME} cannot be read ({error.strerror})"
-    sources = {path.stem: path.read_text() for path in sorted((work / "exercises").glob("*.py"))}
+    sources = {path.stem: path.read_text(errors="replace") for path in sorted((work / "exercises").glob("*.py"))}
     found = (valid(kept, name, sources, course_digest(course.module)) for name in course.lab.exercises)
     return [verdict for verdict in found if verdict], ""

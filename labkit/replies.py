@@ -65,7 +65,7 @@ class Process:
         os.set_blocking(self.stack, False)
         try:
             with tempfile.TemporaryFile(dir=server.folder) as text:
-                text.write(plain.dumps(job).encode())
+                text.write(plain.dumps(job, most=None).encode())
                 text.seek(0)
                 self.pid = server.fork(answer, text.fileno(), stack, *sockets, order=order)
             # By this it can be killed when the nursery has gone, whatever it did to outlive it.

@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.grading import Mark
 from labkit.marks import PAGE
+from labkit.shown import clean
 from labkit.verdict import SIGNS, Verdict
 
 _SAME = 160  # characters of code; two short right answers are the same by themselves
@@ -51,6 +52,9 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _about(marks: Sequence[Mark], run: Mapping[str, Any]) -> str:
     lines = [f"{len(marks)} submissions. Seed of the hidden cases: <code>{_e(run['seed'])}</code>; "
              "<code>--seed</code> asks the same again."]  # fmt: skip
+    if faults := [f"{mark.learner}: {what}" for mark in marks for what in mark.faults.values()]:
+        said = "; ".join(faults[:_SLOWEST])
+        lines.append(f"<b>{len(faults)} faults of the course, this machine or this program</b>, first {_e(said)}")
     if not run["complete"]:
         lines.append("<b>The run was interrupted: some submissions are missing.</b>")
     prevented = run["prevented"]
@@ -70,9 +74,8 @@ def _learners(marks: Sequence[Mark]) -> str:
             f'<div style="width:{min(mark.percent, 100):g}%;height:8px;background:#2e7d32"></div></div>'
         )
         signs = "".join(SIGNS[verdict.state][0] for verdict in mark.verdicts)
-        one = mark.submission
         points = f"{mark.points}/{mark.of}"
-        return [_e(one.learner), _e(one.lab), points, bar, signs, _e("; ".join(mark.remarks))]
+        return [_e(mark.learner), _e(mark.lab), points, bar, signs, _e("; ".join(mark.remarks))]
 
     ordered = sorted(marks, key=lambda mark: (mark.submission.lab, -mark.percent, mark.submission.learner))
     return _table(["learner", "lab", "points", "", "exercises", "remarks"], map(row, ordered))
@@ -104,7 +107,7 @@ def _first(verdict: Verdict) -> str:
 
 
 def _slowest(marks: Sequence[Mark]) -> str:
-    times = [(mark.seconds[name], mark.submission.learner, name) for mark in marks for name in mark.seconds]
+    times = [(mark.seconds[name], f"{mark.learner} {mark.lab}", name) for mark in marks for name in mark.seconds]
     rows = [[_e(who), f"<code>{_e(name)}</code>", f"{seconds:.1f} s"] for seconds, who, name in sorted(times)[::-1]]
     return _table(["learner", "exercise", "to judge it"], rows[:_SLOWEST])
 
@@ -113,7 +116,7 @@ def _same(marks: Sequence[Mark]) -> str:
     groups = same_text(marks)
     if not groups:
         return f"<p>No two learners share the text of an exercise (of {_SAME} characters or more).</p>"
-    rows = [[f"<code>{_e(name)}</code>", _e(", ".join(who))] for name, who in groups]
+    rows = [[f"<code>{_e(name)}</code>", _e(", ".join(map(clean, who)))] for name, who in groups]
     note = "<p>Comments, docstrings and white space aside. A sign to talk, no proof.</p>"
     return note + _table(["exercise", "learners"], rows)
 

@@ -1,40 +1,37 @@
 """What learners handed in, taken apart without running any of it.
 
-    SUBMISSIONS/ada.ipynb                                   one notebook a learner
-    SUBMISSIONS/ben/homework (2).ipynb                      one folder a learner
-    SUBMISSIONS/eva/01_process_groups/01_process_groups.ipynb    as nbgrader collects them
-    SUBMISSIONS/kim.py                                      Jupytext's percent format
+    folder ── handed_in ──> files of each learner ── notebook_file ──> cells ── here ──> {exercise: text}, by lab
 
 An exercise is the cell whose first line is `%%exercise NAME`, wherever it stands; outputs and everything else are
 ignored. Which lab it is: the line `%lab NAME`; else the lab that has most of the exercises; else what the build wrote
 into the notebook's metadata; else the lab that the instructor named. A module named in a notebook is never imported.
 
-Files of strangers: read up to a size, as UTF-8, as JSON without any hook; no link is followed; names of exercises
-become names of files later, so only those of the lab are taken.
+Names of exercises become names of files later, so only those of the lab are taken. Whatever one learner handed in, the
+others are graded: an exception that is not foreseen here is 0 for this one, with its class in the remarks, and counts
+as a fault of this program.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from labkit.exercises import Lab
-from minimegatron.errors import ConfigError, DataError, did_you_mean
+from labkit.handed_in import Work, learners
+from labkit.notebook_file import read_cells
+from minimegatron.errors import DataError, did_you_mean
 
-MAX_BYTES = 32 << 20
-_MAX_FILES = 50  # of one learner
-_DEPTH = 4
-_NOTEBOOKS = (".ipynb", ".py")
+MAX_CELL = 1 << 20  # characters of one exercise
+_MAX_REMARKS = 20
+_MAX_NAME = 80  # no exercise and no lab has a longer one
 _MAGIC = re.compile(r"\s*%%exercise\b[ \t]*(\S*)[^\n]*(?:\n|\Z)")
 _LATE_MAGIC = re.compile(r"^%%exercise\b", re.M)
 _LAB = re.compile(r"^[ \t]*%lab[ \t]+(\S+)", re.M)
-_PERCENT = re.compile(r"^# %%(?![%\w])[^\n]*\n?", re.M)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Submission:
         sources: {exercise: text of its cell}, as `check` would have saved them.
         remarks: what the instructor should know, one line each.
         reason: why nothing of it can be graded; "" if it can.
+        fault: the exception, where the reason is a fault of this program.
     """
 
     learner: str
@@ -56,6 +54,13 @@ class Submission:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     reason: str = ""
+    fault: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of all that a mark depends on."""
+        known = dataclasses.asdict(self) | {"sources": sorted(self.sources.items())}
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def collect(root: Path, labs: Mapping[str, Lab], only: str = "") -> list[Submission]:
@@ -69,9 +74,7 @@ def collect(root: Path, labs: Mapping[str, Lab], only: str = "") -> list[Submiss
         ConfigError: there is no such folder.
         DataError: nothing in it can be a submission.
     """
-    if not root.is_dir():
-        raise ConfigError(f"{root} is not a folder", fix="name a folder with one notebook or one folder a learner")
-    found = [one for learner, files in learners(root) for one in _of_learner(root, learner, files, labs, only)]
+    found = [one for work in learners(root) for one in _safely(root, work, labs, only)]
     if not found:
         raise DataError(f"no submission in {root}", fix="it should hold NAME.ipynb or NAME/any.ipynb for each learner")
     named = {one.lab for one in found if one.lab}
@@ -80,31 +83,25 @@ def collect(root: Path, labs: Mapping[str, Lab], only: str = "") -> list[Submiss
     return sorted(found, key=lambda one: (one.learner, one.lab))
 
 
-def learners(root: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Learners by name, each with the files that may be a notebook."""
-    found: dict[str, list[Path]] = {}
-    for entry in sorted(root.iterdir()):
-        if entry.name.startswith((".", "__")):
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            found.setdefault(entry.name, []).extend(sorted(_files(entry)))
-        elif entry.suffix in _NOTEBOOKS:
-            found.setdefault(entry.stem, []).append(entry)
-    for name in sorted(found):
-        notebooks = [path for path in found[name] if path.suffix == ".ipynb"]
-        yield name, (notebooks or found[name])[:_MAX_FILES]
+def _safely(root: Path, work: Work, labs: Mapping[str, Lab], only: str) -> list[Submission]:
+    """The submissions of one learner, each with what was not read."""
+    try:
+        found = _of_learner(root, work.learner, work.files, labs, only) if work.files else []
+        found = found or [Submission(work.learner, only, reason=work.reason)]
+    except Exception as error:  # whatever a stranger's file has brought about ends here
+        fault = f"{type(error).__name__}: {error}"[:200]
+        found = [Submission(work.learner, only, reason=f"it could not be read ({fault})", fault=fault)]
+    said = [remark for remark in work.remarks if remark != found[0].reason]
+    found[0] = dataclasses.replace(found[0], remarks=(*found[0].remarks, *said))
+    return [dataclasses.replace(one, remarks=_few(one.remarks)) for one in found]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for at, folders, names in os.walk(folder):
-        depth = len(Path(at).relative_to(folder).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__")) and depth < _DEPTH)
-        yield from (Path(at, n) for n in names if Path(n).suffix in _NOTEBOOKS and not n.startswith("."))
+def _few(remarks: tuple[str, ...]) -> tuple[str, ...]:
+    more = len(remarks) - _MAX_REMARKS
+    return (*remarks[:_MAX_REMARKS], f"and {more} more remarks") if more > 0 else remarks
 
 
 def _of_learner(root: Path, learner: str, files: list[Path], labs: Mapping[str, Lab], only: str) -> list[Submission]:
-    if not files:
-        return [Submission(learner, only, reason="there is no notebook in the folder")]
     read = [_read(root, learner, path, labs, only) for path in files]
     by_lab: dict[str, list[Submission]] = {}
     for one in read:
@@ -137,67 +134,14 @@ def _read(root: Path, learner: str, path: Path, labs: Mapping[str, Lab], only: s
     if only and name != only:
         return Submission(learner, only, file, reason=f"it is of lab {name}; this is the grading of {only}")
     lab = labs[name]
-    remarks += [
-        f"there is no exercise `{one}` in this lab{'; ' + near if (near := did_you_mean(one, lab.exercises)) else ''}"
-        for one in written
-        if one not in lab.exercises
-    ]
+    unknown = [one for one in written if one not in lab.exercises]
+    for one in unknown[:_MAX_REMARKS]:
+        near = did_you_mean(one, lab.exercises)
+        remarks.append(f"there is no exercise `{one}` in this lab{'; ' + near if near else ''}")
     kept = {one: text for one, text in written.items() if one in lab.exercises}
     if not kept:
         remarks.append("no cell starts with %%exercise NAME")
     return Submission(learner, name, file, kept, tuple(remarks))
-
-
-def read_cells(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """The code cells of a notebook or a percent script, and the notebook's metadata.
-
-    Raises:
-        DataError: it is not one; the message says why.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError("it is not a file")
-            if status.st_size > MAX_BYTES:
-                raise DataError(f"it has {status.st_size >> 20} MiB; at most {MAX_BYTES >> 20} are read")
-            text = stream.read(MAX_BYTES + 1).decode("utf-8-sig")
-    except OSError as error:
-        raise DataError("it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"it is not text in UTF-8, from byte {error.start} on") from None
-    return (_percent_cells(text), {}) if path.suffix == ".py" else _notebook_cells(text)
-
-
-def _percent_cells(text: str) -> list[str]:
-    """Cells of `# %%`; Jupytext has commented out their magics."""
-    markers = [*_PERCENT.finditer(text)]
-    ends = [*(marker.start() for marker in markers[1:]), len(text)]
-    bodies = [text[m.end() : end] for m, end in zip(markers, ends, strict=True) if "[markdown]" not in m[0]]
-    return [re.sub(r"^# (%%?\w)", r"\1", body, flags=re.M).rstrip("\n") + "\n" for body in bodies]
-
-
-def _notebook_cells(text: str) -> tuple[list[str], dict[str, Any]]:
-    try:
-        notebook = json.loads(text)
-    except RecursionError:
-        raise DataError("it is not a notebook: lists inside lists without end") from None
-    except ValueError as error:
-        raise DataError(f"it is not a notebook: {error}"[:200] if text.strip() else "it is empty") from None
-    try:
-        cells = notebook.get("cells")
-        if cells is None:  # nbformat 3
-            cells = [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
-        code = [cell for cell in cells if cell.get("cell_type") == "code"]
-        sources = [cell["source"] if "source" in cell else cell["input"] for cell in code]
-        joined = [source if isinstance(source, str) else "".join(source) for source in sources]
-    except (AttributeError, KeyError, TypeError):
-        raise DataError("it is JSON, but not a notebook: it has no cells with sources") from None
-    metadata = notebook.get("metadata")
-    # Half a surrogate can stand in JSON, and in no file.
-    clean = [one.encode("utf-8", "replace").decode() for one in joined]
-    return clean, metadata if isinstance(metadata, dict) else {}
 
 
 def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
@@ -210,9 +154,12 @@ def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
             if _LATE_MAGIC.search(cell):
                 remarks.append(f"code cell {number}: %%exercise is not its first line, so it is no exercise")
             continue
-        name = match[1]
+        name = match[1][:_MAX_NAME]
         if not name:
             remarks.append(f"code cell {number}: %%exercise without a name")
+            continue
+        if len(cell) > MAX_CELL:
+            remarks.append(f"exercise {name}: its cell has {len(cell) >> 20} MiB; at most {MAX_CELL >> 20} are read")
             continue
         if name in written:
             remarks.append(f"exercise {name} is there twice; the last one counts")
@@ -224,7 +171,7 @@ def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 def _which_lab(cells: Iterable[str], metadata: dict[str, Any], written: Iterable[str], labs: Mapping[str, Lab]) -> str:
     for cell in cells:
         if match := _LAB.search(cell):
-            return match[1]
+            return match[1][:_MAX_NAME]
     known = {name: len(set(written) & set(lab.exercises)) for name, lab in labs.items()}
     best = max(known, key=lambda name: known[name], default="")
     if best and known[best] and [*known.values()].count(known[best]) == 1:

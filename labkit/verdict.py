@@ -19,6 +19,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from labkit.shown import clean
+
 SIGNS = {"todo": ("○", "not done yet"), "wrong": ("✘", "not right yet"), "passed": ("✔", "passed")}
 _COLOURS = {
     "todo": "--jp-ui-font-color2, #616161",
@@ -30,12 +32,15 @@ _CELL = 'style="text-align:left;vertical-align:top;padding:1px 10px 1px 0"'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One case: what was tried, the points it gave and could give, and what went wrong."""
+    """One case: what was tried, the points it gave and could give, and what went wrong, cleaned (`shown`)."""
 
     what: str
     points: int
     of: int
     note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "note", clean(self.note))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +52,8 @@ class Verdict:
         state: `todo`, `wrong` or `passed`.
         of: points it could give.
         rows: one a case; none where it is not done.
-        note: one line about the whole, e.g. an error that came before any case.
-        hint: at most one.
+        note: one line about the whole, e.g. an error that came before any case, cleaned.
+        hint: at most one, cleaned.
     """
 
     exercise: str
@@ -57,6 +62,10 @@ class Verdict:
     rows: tuple[Row, ...] = ()
     note: str = ""
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "note", clean(self.note))
+        object.__setattr__(self, "hint", clean(self.hint))
 
     @property
     def points(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
+from labkit import grade
 from labkit.fresh import Nursery
 
 
@@ -14,3 +16,9 @@ def nursery() -> Iterator[Nursery]:
     with Nursery() as server:
         server.warm_up()
         yield server
+
+
+@pytest.fixture
+def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes the nursery of all tests: to start one costs two seconds."""
+    monkeypatch.setattr(grade, "Nursery", lambda: contextlib.nullcontext(nursery))

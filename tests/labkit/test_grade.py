@@ -6,11 +6,9 @@ import contextlib
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -22,12 +20,11 @@ from labkit.report import as_html, same_text
 from labkit.submissions import Submission, collect
 from labkit.verdict import Row, Verdict
 from minimegatron import cli
-from minimegatron.launch import procs
 from tests.labkit.cheats import CHEATS, SLOW
+from tests.labkit.grading_run import COURSE, Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED, hand_in, notebook, stub
 from tests.labkit.mini_course import LAB
 
-COURSE = "tests.labkit.mini_course"
 ROOT = Path(__file__).resolve().parents[2]
 MEAN = RING.replace("return total", "return total / world")
 WRONG = BUBBLE.replace("m + p - 1", "m")
@@ -45,36 +42,6 @@ HONEST = {
 HOSTILE = ["patches torch", "fills the disk", *SLOW]
 
 
-class Run(NamedTuple):
-    status: int
-    said: str
-    complaints: str
-    out: Path
-    rows: dict[str, Any]
-    left: list[str]
-
-
-def run(folder: Path, *words: str) -> Run:
-    """`minimegatron grade`, with all it writes in `folder/out`, and what it left on the disk and running."""
-    out, scratch = folder / "out", folder / "scratch"
-    out.mkdir(exist_ok=True)
-    scratch.mkdir(exist_ok=True)
-    files = ["--out", "marks.csv", "--json", "marks.json", "--report", "report.html"]
-    files = [str(out / word) if "." in word else word for word in files] + ["--feedback", str(out / "feedback")]
-    before = set(procs.children(os.getpid()))
-    said, complaints, kept = io.StringIO(), io.StringIO(), tempfile.tempdir
-    tempfile.tempdir = str(scratch)
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaints):
-            status = cli.main(["grade", str(folder / "in"), "--lab", COURSE, *files, *words])
-    finally:
-        tempfile.tempdir = kept
-    left = [path.name for path in scratch.iterdir()]
-    left += [f"process {pid}" for pid in set(procs.children(os.getpid())) - before]
-    rows = json.loads((out / "marks.json").read_text()) if (out / "marks.json").exists() else {"marks": []}
-    return Run(status, said.getvalue(), complaints.getvalue(), out, rows, left)
-
-
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """One folder of submissions, graded once, two at a time."""
@@ -84,12 +51,6 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with open(folder / "in" / "huge.ipynb", "wb") as stream:
         stream.truncate(100 << 20)
     yield run(folder, "--jobs", "2", "--seed", "class of 26")
-
-
-@pytest.fixture
-def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command takes the nursery of all tests: to start one costs two seconds."""
-    monkeypatch.setattr(command, "Nursery", lambda: contextlib.nullcontext(nursery))
 
 
 def row(graded: Run, learner: str) -> dict[str, Any]:
@@ -196,7 +157,13 @@ def test_the_summary_is_a_line_a_learner(graded: Run) -> None:
     *lines, seed = graded.said.splitlines()
     assert graded.rows["seed"] in seed
     assert len(lines) == len(graded.rows["marks"])
-    assert next(line for line in lines if line.startswith("solved")).split() == ["solved", "12/12", "100", "%"]
+    assert next(line for line in lines if line.startswith("solved")).split() == [
+        "solved",
+        "00_mini",
+        "12/12",
+        "100.0",
+        "%",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------- the command
@@ -343,7 +310,6 @@ def test_lab_01_as_shipped_and_as_solved(tmp_path: Path, warm: None) -> None:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         only = "bytes_sent,axis_groups,ring_all_reduce"
         assert cli.main(["grade", str(tmp_path / "in"), "--quiet", "--only", only]) == 0
-    assert [line.split()[:2] for line in said.getvalue().splitlines()[:-1]] == [
-        ["labs", "0/20"],
-        ["solutions", "20/20"],
-    ]
+    assert [line.split()[:3] for line in said.getvalue().splitlines()[:-1]] == [
+        ["labs", "01_process_groups", "0/20"], ["solutions", "01_process_groups", "20/20"],
+    ]  # fmt: skip

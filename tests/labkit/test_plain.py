@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import itertools
 import json
 import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import numpy
 import pytest
@@ -24,7 +30,7 @@ def test_plain_values_come_back(value: object) -> None:
     assert "\n" not in plain.dumps(value)
 
 
-@pytest.mark.parametrize("dtype", plain._DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", plain.DTYPES.values(), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3, 4)])
 def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape) * 100).to(dtype)
@@ -49,11 +55,92 @@ def test_what_is_no_plain_data_is_refused_by_name(value: object) -> None:
     assert "answer['a'][0]" in caught.value.what
 
 
-def test_a_list_that_holds_itself_is_refused() -> None:
-    loop: list[object] = []
-    loop.append(loop)
-    with pytest.raises(DataError):
-        plain.dumps(loop)
+Point = collections.namedtuple("Point", "x y")
+OTHER_FORMS: list[tuple[Any, Any]] = [
+    (Fraction(6, 3), 2), (Fraction(1, 3), 1 / 3), (Decimal("7"), 7), (Decimal("0.25"), 0.25),
+    (Decimal("-Infinity"), -math.inf),
+    (range(3), [0, 1, 2]), ({1: "a"}.keys(), [1]), ({1: "a"}.values(), ["a"]), ({1: "a"}.items(), [[1, "a"]]),
+    (iter([1, 2]), [1, 2]), ((n * n for n in range(3)), [0, 1, 4]), (map(str, [1]), ["1"]),
+    (zip([1], [2], strict=True), [[1, 2]]),
+    (Point(1, 2), [1, 2]), (collections.deque([1]), [1]), (collections.OrderedDict(a=1), {"a": 1}),
+    (collections.Counter("aab"), {"a": 2, "b": 1}), (collections.ChainMap({"a": 1}), {"a": 1}),
+    (torch.Size([2, 3]), [2, 3]),
+    (numpy.int64(3), 3), (numpy.uint64(2**64 - 1), 2**64 - 1), (numpy.float16(0.5), 0.5), (numpy.longdouble(0.5), 0.5),
+    (numpy.bool_(True), True), (numpy.array(3), 3), (numpy.array([True]), torch.tensor([True])),
+    (numpy.array([1, 2], dtype=">i4"), torch.tensor([1, 2], dtype=torch.int32)),
+    (numpy.array([1, 2], dtype=numpy.uint16), torch.tensor([1, 2])),
+    (numpy.array([2**63], dtype=numpy.uint64), [2**63]),
+    (numpy.array([0.5], dtype=numpy.longdouble), torch.tensor([0.5], dtype=torch.float64)), (numpy.array(["a"]), ["a"]),
+    (numpy.arange(6).reshape(2, 3).T, torch.arange(6).reshape(2, 3).T), ({numpy.int64(1): Fraction(2)}, {1: 2}),
+    ({Point(0, 1): 2}, {(0, 1): 2}), (torch.eye(2).to_sparse(), torch.eye(2)), (10**400, 10**400), (-0.0, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "want"), OTHER_FORMS, ids=range(len(OTHER_FORMS)))
+def test_other_forms_of_the_same_become_plain(value: Any, want: Any) -> None:
+    got = plain.loads(plain.dumps(value))
+    if isinstance(want, torch.Tensor):
+        assert got.dtype == want.dtype and torch.equal(got, want)
+    else:
+        assert got == want and type(got) is type(want)
+
+
+@dataclasses.dataclass
+class Pair:
+    x: int = 1
+
+
+LOOP: list[Any] = []
+LOOP += [LOOP, LOOP, LOOP]
+DEEP: list[Any] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({1, 2}, "answer is a set, which a check cannot read: return a list, not a set, which has no order"),
+        (frozenset(), "answer is a frozenset, which a check cannot read: return a list, not a set"),
+        (Pair(), "answer is a Pair, which a check cannot read: return numbers, strings, lists, dicts or tensors"),
+        ([1j], "answer[0] is a complex, which a check cannot read: return numbers"),
+        (numpy.complex64(1), "answer is a complex64, which a check cannot read"),
+        (b"x", "answer is a bytes"),
+        (numpy.datetime64("2026-01-01"), "answer is a datetime64"),
+        (torch.float32, "answer is a dtype"),
+        (numpy.array([object()]), "answer[0] is a object"),
+        (Fraction(10**400, 3), "answer is a Fraction"),
+        (Decimal("1e1000000"), "answer is a Decimal"),
+        (10**5000, "answer is an integer of more than 13,000 bits"),
+        (LOOP, "answer[0][0][0][0][0][0][...]: lists inside lists, more than 32 deep"),
+        (DEEP, "answer[0][0][0][0][0][0]"),
+        (itertools.count(), "answer is a count of more than 100,000 items"),
+        ([[0] * 1000] * 1000, "the answer holds more"),
+        ([torch.ones(1, device="meta")], "answer[0] is a tensor on the meta device"),
+        (torch.zeros(1).expand(1 << 40), "answer is a tensor of 4194304 MiB"),
+        ({(1, 2): [torch.ones(1, dtype=torch.complex64)]}, "answer[(1, 2)][0] is a tensor of complex64; a check reads"),
+    ],
+    ids=range(19),
+)
+def test_what_cannot_be_read_is_said_with_what_is_wanted(value: Any, says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        plain.dumps(value)
+    assert caught.value.what.startswith(says) and len(caught.value.what) < 300
+
+
+def test_an_iterator_is_read_once_by_settled() -> None:
+    seen = []
+    lazy = {"a": (seen.append(i) or i for i in range(3))}
+    settled = plain.settled(lazy)
+    assert settled == {"a": [0, 1, 2]} == plain.loads(plain.dumps(settled)) and seen == [0, 1, 2]
+
+
+def test_data_of_our_own_has_no_limit_and_an_answer_has_one() -> None:
+    many = [0] * (plain.MAX_REPLY + 1)
+    text = plain.dumps(many, most=None)
+    assert plain.loads(text, most=None) == many
+    with pytest.raises(DataError, match="at most 500,000 are read"):
+        plain.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +149,9 @@ def test_a_list_that_holds_itself_is_refused() -> None:
         "", "{", "[1,", '{"tensor": 1}', '{"pickle": "x"}', '{"a": 1, "b": 2}', "{}",
         '{"tensor": ["float32", [2], "AAAA"]}', '{"tensor": ["object", [0], ""]}', '{"tensor": ["float32", [-1], ""]}',
         '{"tensor": ["float32", [1e9], ""]}', '{"tensor": ["float32", [true], "AAAAAA=="]}',
-        '{"dict": [[{"dict": []}, 1]]}',
+        '{"dict": [[{"dict": []}, 1]]}', f'{{"dict": [[{2**61}, 1]]}}', '{"dict": 1}', '{"dict": [[[1], 2, 3]]}',
+        '{"tensor": ["float32", [0, 1000000000000000000000], ""]}', '{"tensor": ["float32", 3, ""]}',
+        '{"tensor": [[], [0], ""]}', "[" + "[]," * 1_000_000 + "1]", "1" * 5000, "\ud800",
         "[" * 100_000, "1" * 100_000,
     ],
 )  # fmt: skip

@@ -10,7 +10,6 @@ import pytest
 from labkit import sandbox
 from labkit.fresh import Nursery
 from labkit.judge import judge
-from labkit.nursery import Limits
 from labkit.verdict import Verdict
 
 COURSE = "tests.labkit.mini_course"

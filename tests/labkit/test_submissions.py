@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from labkit import submissions
 from labkit.exercises import Case, Exercise, Lab
-from labkit.submissions import MAX_BYTES, Submission, collect
+from labkit.notebook_file import MAX_BYTES, read_cells
+from labkit.submissions import Submission, collect
 from minimegatron.errors import ConfigError, DataError
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, hand_in, notebook
 from tests.labkit.mini_course import LAB
@@ -33,7 +36,7 @@ def test_layouts(tmp_path: Path) -> None:
     text = notebook(SOLVED)
     names = ["ada.ipynb", "ben/home work (2).ipynb", "eva/00_mini/00_mini.ipynb", "kim.py"]
     hidden = [".x/a.ipynb", "ben/.ipynb_checkpoints/home work (2)-checkpoint.ipynb", "__MACOSX/ada.ipynb"]
-    files = dict.fromkeys([*names, *hidden], text) | {"kim.py": percent(), "marks.csv": "a,b", "notes.txt": "x"}
+    files = dict.fromkeys([*names, *hidden], text) | {"kim.py": percent(), "marks.csv": "a,b", "README.md": "x"}
     found = collect(hand_in(tmp_path, files), LABS)
     assert [(f.learner, f.file, len(f.sources), f.reason) for f in found] == [
         (learner, name, 3, "") for learner, name in zip(["ada", "ben", "eva", "kim"], names, strict=True)
@@ -116,7 +119,8 @@ def test_bytes_that_are_no_notebook(tmp_path: Path) -> None:
     assert found["a"].reason == "it is not text in UTF-8, from byte 0 on"
     assert found["b"].reason == f"it has 100 MiB; at most {MAX_BYTES >> 20} are read"
     assert found["c"].reason == "it is a link"
-    assert found["d"].reason == found["e.ipynb"].reason == "there is no notebook in the folder"
+    assert found["d"].reason == "there is no notebook in the folder; handed in as d/lab.pdf, which is not read"
+    assert found["e.ipynb"].reason == "there is no notebook in the folder"
     assert len(found["f"].sources) == 3
     assert {f.lab for f in found.values()} == {"00_mini"}, "the one lab of this run"
 
@@ -147,3 +151,61 @@ def test_nothing_handed_in(tmp_path: Path) -> None:
         collect(tmp_path / "nowhere", LABS)
     with pytest.raises(DataError, match="no submission in"):
         collect(hand_in(tmp_path, {"README.md": "x"}), LABS)
+
+
+# ------------------------------------------------------------------------------------------ nothing ends the others
+
+PERCENT = {
+    "nothing.py": ("", "it is empty"), "space.py": (" \n\n", "it is empty"),
+    "plain.py": ("print(1)\n", "it has no cells: in a .py file `# %%` stands before each, and %%exercise NAME is its"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PERCENT)
+def test_a_script_without_cells_is_said(tmp_path: Path, name: str) -> None:
+    text, reason = PERCENT[name]
+    assert one(tmp_path, text, name).reason.startswith(reason)
+
+
+@pytest.mark.parametrize("marker", ["# %%", "#%%", "# %% one", "#  %%", "# %% [code]"])
+def test_markers_of_a_script(tmp_path: Path, marker: str) -> None:
+    text = percent().replace("# %%\n", f"{marker}\n")
+    assert set(one(tmp_path, text, "kim.py").sources) == set(LAB.exercises)
+
+
+def test_a_script_of_exercises_without_markers(tmp_path: Path) -> None:
+    text = "import math\n" + BUBBLE + "# %%exercise double\r\n" + DOUBLE.partition("\n")[2]
+    found = one(tmp_path, text, "kim.py", only="00_mini")
+    assert set(found.sources) == {"bubble", "double"} and found.sources["bubble"].startswith("# %%exercise bubble\ndef")
+
+
+def test_an_exception_that_is_not_foreseen_is_one_learners_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(path: Path) -> object:
+        if path.stem == "ben":
+            raise RuntimeError("of no kind\x1b")
+        return read_cells(path)
+
+    monkeypatch.setattr(submissions, "read_cells", breaks)
+    found = collect(hand_in(tmp_path, {f"{name}.ipynb": notebook(SOLVED) for name in ("ada", "ben", "eva")}), LABS)
+    assert [len(one.sources) for one in found] == [3, 0, 3]
+    assert found[1].reason == "it could not be read (RuntimeError: of no kind\x1b)"
+    assert found[1].fault == "RuntimeError: of no kind\x1b" and not found[0].fault
+
+
+def test_remarks_are_few_and_names_short(tmp_path: Path) -> None:
+    cells = [f"%%exercise {'x' * 500_000}{i}\n1" for i in range(3)] + [f"%%exercise n{i}\n1" for i in range(500)]
+    found = one(tmp_path, notebook([OPEN, BUBBLE, *cells]))
+    assert len(found.remarks) == 21 and found.remarks[-1].startswith("and ") and max(map(len, found.remarks)) < 200
+    large = one(tmp_path / "2", notebook([OPEN, BUBBLE, DOUBLE + "#" * (2 << 20)]))
+    assert (
+        large.remarks == ("exercise double: its cell has 2 MiB; at most 1 are read",) and "double" not in large.sources
+    )
+
+
+def test_a_digest_is_of_all_that_a_mark_depends_on() -> None:
+    first = Submission("ada", "00_mini", "ada.ipynb", {"bubble": "x", "double": "y"})
+    assert first.digest == dataclasses.replace(first, sources={"double": "y", "bubble": "x"}).digest
+    other = [{"learner": "b"}, {"lab": "b"}, {"sources": {"bubble": "x"}}, {"reason": "b"}, {"remarks": ("\udc80",)}]
+    assert len({first.digest, *(dataclasses.replace(first, **one).digest for one in other)}) == 1 + len(other)

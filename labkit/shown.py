@@ -1,0 +1,39 @@
+"""What a stranger has written, made fit to be shown: in a terminal, a spreadsheet, a page.
+
+Names of files, messages of exceptions and answers come from a submission. An escape sequence in one of them can clear
+the instructor's screen or change the title of the terminal, a line break makes two rows of one, and U+202E turns the
+rest of a line around. `clean` is the one function through which all of it passes.
+
+| character                                                 | shown as     |
+|-----------------------------------------------------------|--------------|
+| line breaks, tabs, spaces of all widths                    | a space      |
+| other controls, marks of direction, half surrogates        | `\\x1b`       |
+| joiners, which Persian and Hindi names and emoji need      | themselves   |
+| an address in memory, another one in each run: `0x7f31…`   | `0x…`        |
+| what comes after 1,000 characters                          | `…`          |
+
+Source: Unicode Standard Annex 44, general categories.
+"""
+
+from __future__ import annotations
+
+import re
+
+MOST = 1000
+_JOINERS = "\u200c\u200d"
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{7,16}\b")
+
+
+def clean(text: str, most: int = MOST) -> str:
+    """One line of at most `most` characters, of which none controls what shows it."""
+    text = text[: most + 64]
+    if not text.isprintable():
+        text = "".join(map(_visible, text))
+    text = _ADDRESS.sub("0x…", text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character in _JOINERS:
+        return character
+    return " " if character.isspace() else character.encode("unicode_escape").decode()
