@@ -12,10 +12,12 @@
 | to read                 | its one idea                                                              |
 |-------------------------|---------------------------------------------------------------------------|
 | `magics`, `workspace`   | what a cell does, and where its files are                                 |
-| `exercises`, `checks`   | how a lab's author declares exercises; comparison in words                |
+| `exercises`, `checks`   | how a lab's author declares exercises; judges of evidence                 |
+| `compare`               | is this answer right, in words                                            |
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
+| `bounded_json`, `shown` | what a stranger sends: parsed at a bounded cost, and shown clean          |
 | `nursery`, `replies`    | how they live; what becomes of them                                       |
 | `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
 | `hbm`                   | a memory that counts                                                      |

@@ -6,6 +6,7 @@
 | `answers/wrong/EXERCISE_what_is_wrong.py` | a whole program that is wrong; first line: `# told: words`         |
 | `answers/empty/EXERCISE.py`               | a program that does nothing, where functions that return None fail |
 | `mistakes.py`                             | RIGHT and WRONG, {exercise: [`Edit`, ...]}: the solution, changed  |
+|                                           | EQUIVALENT, {exercise: [`Same`, ...]}: mutants that are right      |
 
 A wrong answer loses points, and what the learner reads contains the words of `told`. Alternatives stand between ` | `;
 without words it is enough that points are lost.
@@ -32,6 +33,14 @@ class Edit:
             assert old in solution, f"the solution has no text {old!r}"
             solution = solution.replace(old, new)
         return solution
+
+
+@dataclass(frozen=True)
+class Same:
+    """A mutant of the solution (`labkit/mutants`) that is right, too: its name or its edited line, and why."""
+
+    mutant: str
+    why: str
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,12 @@ Notebooks are never run as a whole and their outputs are not read. Each exercise
 
 | to read              | its one idea                                                        |
 |----------------------|---------------------------------------------------------------------|
-| `submissions`        | what a folder may hold; exercises by name, nothing run              |
+| `handed_in`          | whose file it is, and what of a folder is read                      |
+| `notebook_file`      | the cells of one file, at a bounded cost                            |
+| `submissions`        | exercises by name, nothing run                                      |
 | `grading`            | many submissions through one judge                                  |
 | `marks`, `report`    | what is written                                                     |
+| `regrade`            | the same run again, or what has changed since                       |
 | `sandbox`, `fresh`   | what a submission can do to the machine                             |
 | `promises`           | whether that holds on this machine                                  |
 

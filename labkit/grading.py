@@ -146,7 +146,7 @@ def grade(
 def _mark(
     nursery: Nursery, submission: Submission, course: Course | None, seed: str, only: Sequence[str], stop: Any
 ) -> Mark:
-    faults = {"": submission.fault} if submission.fault else {}
+    faults = {"": clean(submission.fault)} if submission.fault else {}
     if course is None:
         return Mark(submission, (), faults=faults)
     verdicts, seconds = [], {}
@@ -163,7 +163,7 @@ def _mark(
         except Exception as error:  # one submission ends at most itself
             if stop.is_set():
                 raise Stopped from None
-            faults[name] = _fault(error, course.lab.name)
+            faults[name] = clean(_fault(error, course.lab.name))
             why = error.what.splitlines()[-1] if isinstance(error, MinimegatronError) else type(error).__name__
             verdict = Verdict(name, "wrong", exercise.points, note=f"could not be graded: {why}")
         verdicts.append(verdict)

@@ -47,8 +47,9 @@ class CourseError(MinimegatronError):
 
 
 def judge(
-    nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | str | None = None
-) -> Verdict:
+    nursery: Nursery, course: str, exercise: str, sources: Mapping[str, str], seed: int | str | None = None,
+    *, brief: bool = False,
+) -> Verdict:  # fmt: skip
     """Check one exercise.
 
     Args:
@@ -57,6 +58,7 @@ def judge(
         exercise: its name.
         sources: {exercise: text of the cell} of all that the learner has written.
         seed: of the hidden cases; by default a new secret one.
+        brief: only whether it passes is asked: nothing more is tried after a failure.
     Raises:
         ConfigError: the lab has no such exercise.
         CourseError: the course's own code failed.
@@ -73,10 +75,10 @@ def judge(
 
     outcomes: list[list[dict[str, Any]]] = []
     for drawn in _own(nursery, draw, job):
-        late = bool(outcomes) and "late" in outcomes[-1][-1]
+        late = bool(outcomes) and ("error" if brief else "late") in outcomes[-1][-1]
         outcomes.append([{"error": _NOT_TRIED, "late": True}] if late else play(drawn))
     decided = _own(nursery, decide, {**job, "outcomes": outcomes})
-    if decided["again"]:
+    if decided["again"] and not brief:
         again = {index: play([trial])[0] for index, trial in decided["again"].items()}
         decided = _own(nursery, decide, {**job, "outcomes": outcomes, "again": again})
     return Verdict.from_plain(decided["verdict"])
@@ -284,7 +286,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(asked.changes)
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> str | None:

@@ -57,7 +57,8 @@ def write(path: Path, text: str) -> None:
 
 def as_csv(marks: Sequence[Mark]) -> str:
     """The table of marks; exercises of several labs side by side, each with the name of its lab."""
-    columns = list(dict.fromkeys((mark.lab, verdict.exercise) for mark in marks for verdict in mark.verdicts))
+    pairs = ((mark.lab, verdict.exercise) for mark in marks for verdict in mark.verdicts)
+    columns = sorted(dict.fromkeys(pairs), key=lambda column: column[0])
     several = len({lab for lab, _ in columns}) > 1
     stream = io.StringIO()
     table = csv.writer(stream, lineterminator="\n")

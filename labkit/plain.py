@@ -43,8 +43,9 @@ DTYPES = {
     )
 }  # fmt: skip
 MAX_DEPTH = 32
+_OWN_DEPTH = 2 * MAX_DEPTH  # of our own data, which holds answers
 MAX_VALUES = 200_000  # of one answer; a tensor is a handful, whatever its size
-MAX_REPLY = 500_000  # of what a process sends: the answer, and what it did
+MAX_REPLY = 300_000  # of what a process sends: the answer, and what it did
 MAX_ITEMS = 100_000  # of an iterator, which may have no end
 MAX_BITS = 13_000  # of an int: Python's json reads 4300 digits
 MAX_TENSOR = 256 << 20
@@ -94,13 +95,14 @@ class _Settling:
 
     def __init__(self, most: int | None) -> None:
         self.most, self.values = most, 0
+        self.deepest = MAX_DEPTH if most is not None else _OWN_DEPTH
 
     def settle(self, value: Any, path: tuple[Any, ...], depth: int) -> Any:
         self.values += 1
         if self.most is not None and self.values > self.most:
             raise DataError(f"the answer holds more than {self.most:,} values; return a tensor")
-        if depth > MAX_DEPTH:
-            raise DataError(f"{_place(path)}: lists inside lists, more than {MAX_DEPTH} deep")
+        if depth > self.deepest:
+            raise DataError(f"{_place(path)}: lists inside lists, more than {self.deepest} deep")
         if value is None or isinstance(value, bool | float | str):
             return value
         if isinstance(value, torch.Tensor):
@@ -206,7 +208,7 @@ def _encode_tensor(tensor: torch.Tensor) -> list[Any]:
 
 
 def _decode(value: Any, depth: int) -> Any:
-    if depth > 2 * MAX_DEPTH:
+    if depth > 3 * _OWN_DEPTH:  # a dict is three levels of JSON
         raise ValueError("too deep")
     if isinstance(value, list):
         return [_decode(item, depth + 1) for item in value]
@@ -222,7 +224,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 def _key(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > _MAX_KEY:
-        raise ValueError("a key is a number beyond 2**60")
+        raise DataError("the answer holds a dict with a key beyond 2**60, which a check cannot read")
     return tuple(_key(item) for item in value) if isinstance(value, list) else value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -13,13 +14,16 @@ from typing import Any
 import pytest
 
 from labkit import grade as command
+from labkit import grading, submissions
 from labkit.fresh import Nursery
 from labkit.grading import Course, Mark, grade
+from labkit.judge import CourseError
 from labkit.marks import as_csv, feedback
 from labkit.report import as_html, same_text
 from labkit.submissions import Submission, collect
 from labkit.verdict import Row, Verdict
 from minimegatron import cli
+from minimegatron.kernels.build import KernelsUnavailable
 from tests.labkit.cheats import CHEATS, SLOW
 from tests.labkit.grading_run import COURSE, Run, run
 from tests.labkit.handed_in import BUBBLE, DOUBLE, OPEN, RING, SOLVED, UNTOUCHED, hand_in, notebook, stub
@@ -240,7 +244,67 @@ def test_the_labs_of_the_package_are_known() -> None:
     assert "01_process_groups" in command.known_courses("course")
 
 
+@pytest.mark.parametrize(
+    ("error", "remark", "complaint"),
+    [
+        (KernelsUnavailable("no g++ or clang++ on this machine", where="kernels"),
+         "double: no g++ or clang++ on this machine: the kernels of lab 00_mini were not graded",
+         "no g++ or clang++ on this machine: the kernels of lab 00_mini were not graded: double (2 times)"),
+        (CourseError("draw ended"), "double: the check itself failed",
+         "the course's own checks failed: double (2 times)"),
+        (KeyError("x\x1b"), "double: the judge failed (KeyError: 'x\\x1b')", "the judge failed (KeyError: 'x\\x1b')"),
+    ],
+)  # fmt: skip
+def test_whose_fault_it_is(
+    tmp_path: Path, warm: None, monkeypatch: pytest.MonkeyPatch, error: Exception, remark: str, complaint: str
+) -> None:
+    """One exercise cannot be judged; the others are, for both learners, and the status says so."""
+
+    def judge(nursery: Any, module: str, name: str, *_: Any) -> Verdict:
+        if name == "double":
+            raise error
+        return Verdict(name, "passed", 1, (Row("case", 1, 1),))
+
+    monkeypatch.setattr(grading, "judge", judge)
+    hand_in(tmp_path / "in", {f"{name}.ipynb": notebook(SOLVED) for name in ("ada", "ben")})
+    found = run(tmp_path)
+    assert found.status == 1 and complaint in found.complaints
+    assert [(one["points"], one["remarks"]) for one in found.rows["marks"]] == [(2, [remark])] * 2
+    assert "2 faults of the course, this machine or this program" in (found.out / "report.html").read_text()
+
+
+def test_a_fault_of_the_reader_is_counted(tmp_path: Path, warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "read_cells", lambda path: {}["cells\x1b"])
+    hand_in(tmp_path / "in", {"ada.ipynb": notebook(SOLVED)})
+    found = run(tmp_path)
+    assert found.status == 1 and "could not be read: ada (1 times); see the remarks" in found.complaints
+    [one] = found.rows["marks"]
+    assert one["remarks"] == ["not graded: it could not be read (KeyError: 'cells\\x1b')"] and one["max"] == 12
+    assert one["faults"] == {"": "KeyError: 'cells\\x1b'"}
+
+
+def test_files_that_are_the_instructors_are_named(tmp_path: Path, warm: None) -> None:
+    hand_in(tmp_path / "in", {"ada.ipynb": notebook([OPEN]), "marks.csv": "x", "README": "x"})
+    assert "taken for the instructor's own, not read: README, marks.csv" in run(tmp_path, "--only", "double").complaints
+
+
 # ---------------------------------------------------------------------------------------------------- without runs
+
+
+def test_exercises_of_two_labs_have_columns_of_their_own() -> None:
+    other = dataclasses.replace(mark("ada"), submission=Submission("ada", "01_other", "a.ipynb"))
+    table = list(csv.reader(io.StringIO(as_csv([mark("ada"), other]))))
+    assert table[0][3:5] == ["00_mini/bubble", "01_other/bubble"]
+    assert [row[3:5] for row in table[1:]] == [["1", ""], ["", "1"]]
+    assert as_csv([mark("ada")]).splitlines()[0] == "learner,lab,file,bubble,total,max,percent,remarks"
+    assert [line.split()[:3] for line in command.summary([mark("ada"), other]).splitlines()] == [
+        ["ada", "00_mini", "1/2"], ["ada", "01_other", "1/2"],
+    ]  # fmt: skip
+
+
+def test_learners_whose_names_are_shown_alike_have_pages_of_their_own(tmp_path: Path) -> None:
+    feedback([mark("a\x1b"), mark("a\\x1b")], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2 and all(path.name.isprintable() for path in tmp_path.iterdir())
 
 
 def mark(learner: str, source: str = "", state: str = "wrong", remarks: tuple[str, ...] = ()) -> Mark:
@@ -282,7 +346,6 @@ def test_the_same_text_is_found_under_comments_and_space() -> None:
 def test_a_server_killed_from_outside_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ) -> None:
-    from labkit import grading
     from minimegatron.errors import RankError
 
     calls: list[str] = []
@@ -294,8 +357,8 @@ def test_a_server_killed_from_outside_is_asked_again(
         return Verdict(name, "passed", LAB[name].points)
 
     monkeypatch.setattr(grading, "judge", failing)
-    submissions = collect(hand_in(tmp_path, {"a.ipynb": notebook(SOLVED)}), {LAB.name: LAB})
-    [found], interrupted = grade(submissions, {LAB.name: Course(COURSE, LAB)}, seed="s", nurseries=[nursery])
+    handed_in = collect(hand_in(tmp_path, {"a.ipynb": notebook(SOLVED)}), {LAB.name: LAB})
+    [found], interrupted = grade(handed_in, {LAB.name: Course(COURSE, LAB)}, seed="s", nurseries=[nursery])
     assert calls == ["bubble", "bubble", "ring_all_reduce", "double", "double"] and not interrupted
     assert [verdict.state for verdict in found.verdicts] == ["passed", "passed", "wrong"]
     assert found.verdicts[2].note == "could not be graded: the process that starts ranks ended"

@@ -125,7 +125,7 @@ def assert_clean(graded: Run) -> None:
     shown = [*map(str, lines), *(line for page in pages for line in page.splitlines())]
     assert all(line.isprintable() for line in shown), [line for line in shown if not line.isprintable()]
     assert not any("<img" in page or "<script" in page for page in pages)
-    assert len(pages) == 4 and len(graded.said.splitlines()) == 3
+    assert len(pages) == 4 and len(graded.said.splitlines()) == 4
     assert not any(cell.startswith(("=", "+", "-", "@")) for cell in cells)
     assert max(map(len, cells)) < 30_000 and json.dumps(graded.rows)
 

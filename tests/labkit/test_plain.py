@@ -139,7 +139,7 @@ def test_data_of_our_own_has_no_limit_and_an_answer_has_one() -> None:
     many = [0] * (plain.MAX_REPLY + 1)
     text = plain.dumps(many, most=None)
     assert plain.loads(text, most=None) == many
-    with pytest.raises(DataError, match="at most 500,000 are read"):
+    with pytest.raises(DataError, match="at most 300,000 are read"):
         plain.loads(text)
 
 

@@ -1,0 +1,182 @@
+"""Wrong variants of a solution, made by rule: the grader of the graders.
+
+The problem in a sentence: a check accepts every wrong answer that its author did not think of, so somebody else has to
+think of them, and a machine thinks of all that are one small step from the solution.
+
+    solution ──> syntax tree ──> one edit at each place ──> a cell that differs in one expression ──> judge
+                                                                                     killed: fewer points
+                                                                                     survives: full marks
+
+The edits are those that learners make: a reduction or its group left out, another dim, a bound off by one, a factor too
+many, `>` for `>=`, a copy that is none, a wait too early, a world of two taken for granted. Each is applied to every
+place of the solution where it fits, and to no line that the learner is given. A survivor either shows what a case must
+fix (`Case.fixed`), or is right in another way: then `mistakes.py` of the lab lists it with the reason::
+
+    EQUIVALENT = {"bubble": [Same("line 3: `<` for `<=`", "p is never equal to m here")]}
+
+    python -m labkit.mutants 01                     # survivors of lab 01
+    python -m labkit.mutants 01 bytes_sent          # of one exercise
+
+Kinds of edits after DeMillo, Lipton and Sayward, "Hints on test data selection" (1978), and Offutt et al., "An
+experimental determination of sufficient mutant operators" (1996).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from labkit.answers import Same
+from labkit.edits import edits
+from labkit.exercises import Lab, load_lab
+from labkit.fresh import Nursery
+from labkit.judge import judge
+from labkit.kernel_edits import kernel_edits
+from minimegatron.errors import ConfigError
+
+SECONDS = 6.0  # for one case of a mutant: most that are later than that hang
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """One wrong variant of a cell.
+
+    Attributes:
+        exercise: whose.
+        name: the line of the cell and what was done there: "line 7: `group` dropped".
+        edited: the line, or the first of them, as it is now.
+        source: the whole cell.
+    """
+
+    exercise: str
+    name: str
+    edited: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A solved cell, and which of its lines are the solution's."""
+
+    text: str
+    solution: frozenset[int]
+
+
+def cells(lab_source: str) -> dict[str, Cell]:
+    """{exercise: its solved cell} of a lab's `lab.py`."""
+    found = {}
+    for name, body in re.findall(r"^# %%\n# %%exercise (\w+)\n(.*?)(?=^# %%)", lab_source, flags=re.S | re.M):
+        lines, solution, inside = [], set(), False
+        for line in body.splitlines():
+            if mark := re.match(r"\s*(?:// )?### (BEGIN|END) SOLUTION", line):
+                inside = mark[1] == "BEGIN"
+                continue
+            lines.append(line)
+            if inside:
+                solution.add(len(lines))
+        found[name] = Cell("\n".join(lines).rstrip() + "\n", frozenset(solution))
+    return found
+
+
+def mutants(exercise: str, cell: Cell) -> list[Mutant]:
+    """All variants of a cell that are no repetition and can be compiled; each has a name of its own."""
+    tree = ast.parse(cell.text)
+    seen, named = {ast.dump(tree)}, dict[str, int]()
+    found = []
+    for line, what, source in sorted([*edits(cell.text, cell.solution), *kernel_edits(cell.text, cell.solution)]):
+        try:
+            dumped = ast.dump(ast.parse(source))
+        except SyntaxError:
+            continue
+        if dumped in seen:
+            continue
+        seen.add(dumped)
+        name = f"line {line}: {what}"
+        named[name] = named.get(name, 0) + 1
+        name += f" ({named[name]})" if named[name] > 1 else ""
+        found.append(Mutant(exercise, name, source.splitlines()[line - 1].strip(), source))
+    return found
+
+
+class Course:
+    """A lab whose mutants are judged; `name` is the notebook's, e.g. `01_process_groups`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.module = name, f"course.{name}"
+        self.lab: Lab = load_lab(self.module)
+        folder = Path(str(importlib.import_module(self.module).__file__)).parent
+        self.cells = cells((folder / "lab.py").read_text())
+        mistakes = importlib.import_module(f"{self.module}.mistakes")
+        self.equivalent: Mapping[str, Sequence[Same]] = getattr(mistakes, "EQUIVALENT", {})
+
+    def mutants(self, exercise: str) -> list[Mutant]:
+        """Those that must be killed."""
+        same = {one.mutant for one in self.equivalent.get(exercise, ())}
+        return [one for one in mutants(exercise, self.cells[exercise]) if not {one.name, one.edited} & same]
+
+    def unknown(self) -> list[str]:
+        """Entries of EQUIVALENT that no mutant bears any more."""
+        return [
+            f"{exercise}: {one.mutant}"
+            for exercise, listed in self.equivalent.items()
+            for one in listed
+            if not any(one.mutant in (m.name, m.edited) for m in mutants(exercise, self.cells[exercise]))
+        ]
+
+    def survives(self, nursery: Nursery, mutant: Mutant, seeds: Sequence[str] = ("1",)) -> bool:
+        """Whether it gets full marks with one of the seeds."""
+        sources = {name: cell.text for name, cell in self.cells.items()} | {mutant.exercise: mutant.source}
+        asked = self.lab.exercises[mutant.exercise]
+        self.lab.exercises[mutant.exercise] = dataclasses.replace(asked, seconds=min(asked.seconds, SECONDS))
+        try:
+            return any(
+                judge(nursery, self.module, mutant.exercise, sources, seed, brief=True).state == "passed"
+                for seed in seeds
+            )
+        finally:
+            self.lab.exercises[mutant.exercise] = asked
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m labkit.mutants", description="Wrong variants that get full marks.")
+    parser.add_argument("lab", help="its number or name")
+    parser.add_argument("exercises", nargs="*", help="by default all")
+    parser.add_argument("--seeds", type=int, default=1, help="gradings of each; one with full marks is enough (1)")
+    parser.add_argument("--list", action="store_true", help="name the mutants, judge none")
+    options = parser.parse_args(argv)
+    names = [path.parent.name for path in Path("course").glob("[0-9][0-9]_*/lab.py")]
+    name = next((name for name in names if options.lab in (name, name.split("_")[0])), None)
+    if name is None:
+        raise ConfigError(f"there is no lab `{options.lab}` here", fix=f"one of {', '.join(sorted(names))}")
+    course = Course(name)
+    wanted = [one for exercise in options.exercises or course.lab.exercises for one in course.mutants(exercise)]
+    if options.list:
+        print("\n".join(f"{one.exercise}  {one.name}  {one.edited}" for one in wanted))
+        return 0
+    survivors = []
+    for one in _survivors(course, wanted, [str(seed) for seed in range(options.seeds)]):
+        survivors.append(one)
+        tqdm.write(f"{one.exercise}  {one.name}\n    {one.edited}")
+        sys.stdout.flush()
+    print(f"{course.name}: {len(survivors)} of {len(wanted)} mutants survive")
+    return 1 if survivors else 0
+
+
+def _survivors(course: Course, wanted: Sequence[Mutant], seeds: Sequence[str]) -> Iterator[Mutant]:
+    with Nursery() as nursery, tqdm(wanted, unit="mutant") as bar:
+        for one in bar:
+            bar.set_postfix_str(one.exercise)
+            if course.survives(nursery, one, seeds):
+                yield one
+
+
+if __name__ == "__main__":
+    sys.exit(main())
