@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.nursery import SHARED, Limits
-from labkit.replies import Answers, Process, Reply, ends, used
+from labkit.replies import Answers, Process, Reply, ends, held, used
+from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 from minimegatron.launch.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
 
@@ -186,17 +187,23 @@ class _Job:
         while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
             if time.monotonic() - looked > _LOOK_SECONDS:
                 looked = time.monotonic()
-                if self._is_full():
+                if self.server.process.poll() is not None:
+                    raise ConnectionError("it was killed")
+                if self._too_much(ranks):
                     break
             answers.read(min(left, _LOOK_SECONDS))
             if not running and len(answers.started) == len(self.started):
                 running, deadline = True, time.monotonic() + self.limits.seconds
         late = sorted(answers.waiting.intersection(ranks))
-        why = f"wrote more than {self.limits.disk >> 20} MiB of files"
-        return dict.fromkeys(late, why) if late and self._is_full() else {}
+        why = self._too_much(ranks) if late else ""
+        return dict.fromkeys(late, why) if why else {}
 
-    def _is_full(self) -> bool:
-        return used(self.folder, self.limits.disk) > self.limits.disk
+    def _too_much(self, ranks: Collection[int]) -> str:
+        """What the ranks have taken beyond their limits, or ""."""
+        unnamed, threads = zip(*(held(self.started[rank].pid) for rank in ranks), strict=True)
+        if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
+            return f"wrote more than {self.limits.disk >> 20} MiB of files"
+        return f"started more than {THREADS} threads" if max(threads) > THREADS else ""
 
 
 def _environment() -> dict[str, str]:

@@ -44,7 +44,11 @@ STUB = "your code here"
 
 
 def rehearse() -> None:
-    """Load, before any fork, the modules that torch imports at its first operation under a dispatch mode (1 s)."""
+    """Before any fork, let torch load what it imports at its first operation under a dispatch mode (1 s).
+
+    And let it find out, from files that no rank sees, which instructions the processor has: it computes with them.
+    """
+    torch.backends.cpu.get_cpu_capability()
     with OpRecorder():
         torch.ones(1)
 
