@@ -28,6 +28,7 @@ from minimegatron.errors import DataError, MinimegatronError
 
 _CHUNK = 1 << 20
 _MAX_WAITING = 512 << 20  # bytes that a rank has not read yet
+_MOST_REST = 256 << 20  # bytes of a rank that are still read when all have answered
 _LOOK_SECONDS = 0.2  # between two calls of `Service.idle` while nothing arrives
 
 Letter = tuple[int, dict[str, Any], Sequence[torch.Tensor]]  # rank, header, tensors
@@ -67,6 +68,7 @@ def serve(lines: Sequence[socket.socket], control: socket.socket, services: Mapp
         while True:
             ready = selector.select(_LOOK_SECONDS)
             if any(key.data == -1 for key, _ in ready):
+                broker.read_rest()
                 return {name: service.evidence() for name, service in services.items()}
             if not ready:
                 broker.deliver(letter for service in services.values() for letter in service.idle())
@@ -100,22 +102,32 @@ class _Broker:
         for rank in known.keys() - self.lines.keys():
             selector.unregister(next(key.fileobj for key in selector.get_map().values() if key.data == rank))
 
-    def read(self, rank: int) -> None:
+    def read_rest(self) -> None:
+        """What ranks have sent before they answered, and nobody has read."""
+        for rank in [*self.lines]:
+            for _ in range(_MOST_REST // _CHUNK):
+                if not self.read(rank):
+                    break
+
+    def read(self, rank: int) -> bool:
+        """Take what has arrived; whether there may be more."""
         if rank not in self.lines:
-            return
+            return False
         try:
             data = self.lines[rank].recv(_CHUNK)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
-            return self.drop(rank)
+            self.drop(rank)
+            return False
         try:
             for header, tensors in self.frames[rank].feed(data):
                 self.deliver(self._handled(rank, header, tensors))
         except DataError:
             self.drop(rank)
+        return True
 
     def _handled(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
         name, number = header.pop("to", None), header.get("id")

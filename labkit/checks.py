@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.compare import TOLERANCES, difference, show
+from labkit.evidence import Evidence
 from labkit.exercises import Accept, Answer
 
 __all__ = [
@@ -114,6 +115,53 @@ def _between(order: list[tuple[str, int]], name: str) -> list[int]:
     return found
 
 
+def started_before(mark: str, name: str, times: Callable[[Any], int]) -> Accept:
+    """Each rank starts at least `times(inputs)` communications `name` before the drive says `mark(mark)`."""
+
+    def accept(answer: Answer) -> str | None:
+        want = times(answer.inputs)
+        for rank, one in enumerate(answer.evidence):
+            moment = _moment(one, mark)
+            if moment is None:
+                return f"rank {rank}: {mark} is not marked once"
+            early = sum(call.name == name and call.started < moment for call in one.calls)
+            if early < want:
+                return f"rank {rank} had started {early} of {want} {name} when {mark}"
+        return None
+
+    return accept
+
+
+def nothing_waits_until(mark: str) -> Accept:
+    """No rank waits for a communication before the drive says `mark(mark)`."""
+
+    def accept(answer: Answer) -> str | None:
+        for rank, one in enumerate(answer.evidence):
+            moment = _moment(one, mark)
+            if moment is None:
+                return f"rank {rank}: {mark} is not marked once"
+            early = next((call for call in one.calls if call.waited is not None and call.waited < moment), None)
+            if early is not None:
+                return f"rank {rank} waits for {early.name} before {mark}"
+        return None
+
+    return accept
+
+
+def _moment(one: Evidence, mark: str) -> int | None:
+    """When a mark was set, in the order of all ranks; None unless it was set once."""
+    moments = [number for text, number in one.marks if text == mark]
+    return moments[0] if len(moments) == 1 else None
+
+
+def every_wait_follows(answer: Answer) -> str | None:
+    """Every communication that was started is waited for: what is never waited for need never arrive."""
+    for rank, one in enumerate(answer.evidence):
+        if call := next((call for call in one.calls if call.waited is None), None):
+            return f"rank {rank} never waits for its {call.name}"
+    return None
+
+
 def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
     """No rank holds more than `nbytes(inputs)` at a time of what it makes; `what` names the bound."""
 
@@ -122,6 +170,19 @@ def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
         for rank, one in enumerate(answer.evidence):
             if one.peak > bound:
                 return f"rank {rank} holds {one.peak} bytes at once; {what} is {int(bound)}"
+        return None
+
+    return accept
+
+
+def alive_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
+    """No rank keeps more than `nbytes(inputs)` of what it has made, beside what it returns; `what` names the bound."""
+
+    def accept(answer: Answer) -> str | None:
+        bound = nbytes(answer.inputs)
+        for rank, one in enumerate(answer.evidence):
+            if one.alive > bound:
+                return f"rank {rank} keeps {one.alive} bytes after the call; {what} is {int(bound)}"
         return None
 
     return accept

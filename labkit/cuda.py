@@ -35,14 +35,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from labkit.cuda_text import ARRAYS, CompileError, digest, explained, signature, texts, todo, translated
+from labkit import channel
+from labkit.cuda_text import CompileError, Parameter, digest, explained, parsed, texts, todo, translated
+from labkit.emulator import Emulator, LaunchError, fitting
 from minimegatron.data.publish import build_once
 from minimegatron.errors import MinimegatronError
 from minimegatron.kernels import build
@@ -51,7 +52,10 @@ from minimegatron.kernels.launch import KernelError, Library
 CSRC = Path(__file__).parent / "csrc"
 STUB = "your code here"
 COMPILE_SECONDS = 45.0
-_FAST = ("-g0", "-fmax-errors=1", "-w")
+_FAST = (
+    "-g0", "-fmax-errors=1", "-w", "-fwrapv", "-fno-strict-aliasing", "-fno-delete-null-pointer-checks",
+    "-fstack-clash-protection",
+)  # fmt: skip
 
 
 class Kernel:
@@ -65,18 +69,16 @@ class Kernel:
             of its parameter: `loads` and `stores` of single threads, bytes `read` and `written`, bytes that the memory
             `served` for the loads of whole warps, and `share` = read / served. Under `barriers` how often a thread
             met `__syncthreads`, on average.
-        outputs: in a check, what the last call left in the arrays that are not const, by name.
-        ready: of the class: in a check's process the folder of libraries that were built beforehand (`install`).
+        judged: of the class: launches are the judge's (`labkit/kernel_service.py`), as in a check.
         order: which threads run first on the emulator: 0 forward, 1 backward, n > 1 shuffled by seed n.
     """
 
-    ready: Path | None = None
+    judged: bool = False
 
     def __init__(self, source: str) -> None:
         self.source, self.order = source, 0
         self.line = sys._getframe(1).f_lineno
         self.counts: dict[str, Any] = {}
-        self.outputs: dict[str, torch.Tensor] = {}
 
     def __call__(self, *args: Any, grid: int, block: int) -> None:
         """Launch `grid` blocks of `block` threads. Tensors are contiguous and of float32 or int32.
@@ -88,67 +90,35 @@ class Kernel:
         """
         if todo(self.source):
             raise NotImplementedError(STUB)
-        name, parameters = signature(self.source, self.line)
-        tensors = _fitting(name, parameters, args)
-        on_gpu = any(tensor.is_cuda for tensor in tensors)
-        library = _library(self.source, self.line, "cuda" if on_gpu else "emulated", Kernel.ready)
-        sizes = [tensor.numel() for tensor in tensors]
-        if on_gpu:
-            library.call("lab_launch", *args, *sizes, grid, block)
+        name, parameters, _ = parsed(self.source, self.line)
+        fitting(name, parameters, args, grid, block)
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        if any(tensor.is_cuda for tensor in tensors):
             self.counts = {}
-            return
-        library.order(self.order)
-        library.counters()
+            sizes = [tensor.numel() for tensor in tensors]
+            return _on_gpu(self.source, self.line).call("lab_launch", *args, *sizes, grid, block)
+        if Kernel.judged:
+            self.counts = self._by_the_judge(parameters, args, grid, block)
+        else:
+            self.counts = _emulator(self.source, self.line).launch(args, grid, block, order=self.order).counts
+
+    def _by_the_judge(
+        self, parameters: list[Parameter], args: tuple[Any, ...], grid: int, block: int
+    ) -> dict[str, Any]:
+        """In a check: the launch happens in the judge's process; here its results arrive."""
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        numbers = [value for value in args if not isinstance(value, torch.Tensor)]
+        head = {"to": "kernels", "do": "launch", "text": digest(self.source), "grid": grid, "block": block}
         try:
-            library.call("lab_launch", *args, *sizes, grid, block)
-        except KernelError as error:
-            raise KernelError(re.sub(r"^lab_launch failed with error (-?\d+): ", r"error \1: ", error.what)) from None
-        finally:
-            library.order(0)
-        self.counts = _counted(library, parameters, grid * block)
-        if Kernel.ready:
-            named = zip(parameters, args, strict=True)
-            self.outputs = {what: a.clone() for (kind, what), a in named if kind in ("float*", "int*")}
-
-
-# -------------------------------------------------------------------------------------------- arguments and counts
-
-
-def _fitting(name: str, parameters: list[tuple[str, str]], args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors among the arguments.
-
-    Raises:
-        KernelError: an argument is not what its parameter wants.
-    """
-    if len(args) != len(parameters):
-        raise KernelError(f"{name} takes {len(parameters)} arguments, not {len(args)}")
-    tensors = []
-    for value, (kind, what) in zip(args, parameters, strict=True):
-        if "*" in kind:
-            want = torch.float32 if "float" in kind else torch.int32
-            fits = isinstance(value, torch.Tensor) and value.dtype == want and value.is_contiguous()
-            if not fits:
-                shown = f"{value.dtype}, strides {value.stride()}" if isinstance(value, torch.Tensor) else repr(value)
-                raise KernelError(f"{name}: {what} wants a contiguous tensor of {want}, got {shown}"[:200])
-            tensors.append(value)
-        elif not isinstance(value, int if kind == "int" else int | float):
-            raise KernelError(f"{name}: {what} wants {kind}, got {value!r}"[:200])
-    return tensors
-
-
-def _counted(library: Library, parameters: list[tuple[str, str]], threads: int) -> dict[str, Any]:
-    raw = torch.zeros(ARRAYS, 2, 3, dtype=torch.int64)
-    waits = library.counters()["block_waits"]
-    library.call("lab_counts", raw)
-    arrays = [what for kind, what in parameters if "*" in kind]
-    counts: dict[str, Any] = {"barriers": waits / threads}
-    for what, ((loads, read, sectors), (stores, written, _)) in zip(arrays, raw.tolist(), strict=False):
-        served = 32 * sectors
-        share = read / served if served else 0.0
-        counts[what] = {
-            "loads": loads, "stores": stores, "read": read, "written": written, "served": served, "share": share
-        }  # fmt: skip
-    return counts
+            said, results = channel.mine().ask({**head, "numbers": numbers}, tensors)
+        except RuntimeError as error:
+            raise LaunchError(str(error)) from None
+        if "failed" in said:
+            raise LaunchError(said["failed"], said["line"])
+        arrays = [value for value, (kind, _) in zip(args, parameters, strict=True) if kind in ("float*", "int*")]
+        for array, result in zip(arrays, results, strict=True):
+            array.copy_(result)
+        return dict(said["counts"])
 
 
 # --------------------------------------------------------------------------------------------------------- building
@@ -222,18 +192,15 @@ def build_library(
 
 
 @functools.cache
-def _library(source: str, line: int, target: str, ready: Path | None) -> Library:
+def _on_gpu(source: str, line: int) -> Library:
+    return Library(build_library(source, line, "cuda"), translated(source, line, on_gpu=True), emulated=False)
+
+
+@functools.cache
+def _emulator(source: str, line: int) -> Emulator:
     """The library of a text, once a process."""
-    if ready and target == "emulated":
-        path = ready / f"{digest(source)}.so"
-        if not path.is_file():
-            raise build.KernelsUnavailable(
-                "this kernel was not compiled before the check", where="Kernel(...)",
-                fix='write its text in the call: Kernel(r"""...""")',
-            )  # fmt: skip
-    else:
-        path = build_library(source, line, target)
-    return Library(path, translated(source, line, target == "cuda"), target == "emulated")
+    name, parameters, _ = parsed(source, line)
+    return Emulator(build_library(source, line, "emulated"), name, parameters)
 
 
 # ------------------------------------------------------------------------------------------------------ for a check
@@ -246,7 +213,8 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         job: `cell` its text, `header` the folder of `header`, `hidden` what must not be read.
 
     Returns:
-        `{"libraries": {digest: bytes}}`, `{"todo": True}`, `{"error": text, "line": n}`, or `{"unavailable": text}`.
+        `{"libraries": {digest: for `KernelService`}}`, `{"todo": True}`,
+        `{"error": text, "line": n}`, or `{"unavailable": text}`.
     """
     from labkit import sandbox
 
@@ -259,7 +227,9 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         for source, line in found:
             folder, here = Path(job["header"]), Path.cwd() / "cache"
             path = build_library(source, line, "emulated", folder=folder, cache=here)
-            libraries[digest(source)] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            name, parameters, _ = parsed(source, line)
+            raw = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            libraries[digest(source)] = {"library": raw, "name": name, "parameters": [list(p) for p in parameters]}
         return {"libraries": libraries}
     except CompileError as error:
         return {"error": error.what, "line": error.line}
@@ -267,12 +237,4 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         return {"unavailable": error.what}
 
 
-def install(libraries: dict[str, torch.Tensor], folder: Path) -> None:
-    """Put what `compile_cell` made where `Kernel` finds it, for the rest of this process."""
-    folder.mkdir(exist_ok=True)
-    for name, raw in libraries.items():
-        (folder / f"{name}.so").write_bytes(raw.numpy().tobytes())
-    Kernel.ready = folder
-
-
-__all__ = ["CompileError", "Kernel", "KernelError", "compile_cell", "header", "install", "texts", "todo"]
+__all__ = ["CompileError", "Kernel", "KernelError", "LaunchError", "compile_cell", "header", "texts", "todo"]

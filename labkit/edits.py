@@ -128,8 +128,11 @@ def _calls(node: ast.AST) -> Iterator[Variant]:
     if not isinstance(node, ast.Call):
         return
     name = _called(node)
+    last = {"dim"} if name in ("topk", "sort", "argsort") else set()  # the default
     for keyword in node.keywords:
-        if keyword.arg:
+        if keyword.arg in last and _text(keyword.value) == "-1":
+            continue
+        if keyword.arg and keyword.arg != "strict":  # which only finds faults of another line
             rest = [other for other in node.keywords if other is not keyword]
             yield f"`{keyword.arg}` dropped", _changed(node, keywords=rest)
     own = isinstance(node.func, ast.Name) and name not in dir(builtins) or name == "apply"
@@ -183,14 +186,14 @@ def _numbers(node: ast.AST) -> Iterator[Variant]:
 
 
 def _dims(node: ast.Call) -> Iterator[Variant]:
-    """Another dim; -1 stands in the tree as the negative of 1."""
+    """Another dim. Not -1 for 1: of a matrix they are the same; -1 stands in the tree as the negative of 1."""
     places = [(keyword, "value") for keyword in node.keywords if keyword.arg in ("dim", "axis")]
     values = [getattr(place, field) for place, field in places]
     if _called(node) in _REDUCED:
         values += node.args
     for value in values:
         old = _text(value)
-        for new in {"0": ("1", "-1"), "1": ("0", "-1"), "-1": ("0", "1"), "-2": ("-1",), "2": ("1",)}.get(old, ()):
+        for new in {"0": ("1",), "1": ("0",), "-1": ("0",), "-2": ("-1",), "2": ("1",)}.get(old, ()):
             swapped = [ast.parse(new, mode="eval").body if arg is value else arg for arg in node.args]
             keywords = [
                 ast.keyword(k.arg, ast.parse(new, mode="eval").body if k.value is value else k.value)

@@ -1,32 +1,42 @@
 """What a program did, not only what it returned: messages, bytes, order, and the memory it took.
 
-An all-reduce of one's own and torch's give the same numbers; a "ZeRO" that keeps every optimizer state does too. So
-each rank of a check runs under a dispatch mode, which sees every operation of torch on its way to the kernel,
-hand-written communication included: `send` is `c10d::send` however it was called. Beside it stand the events of
-`minimegatron.trace`, which know the mesh axis.
+An all-reduce of one's own and torch's give the same numbers; a "ZeRO" that keeps every optimizer state does too. So a
+check looks at what happened, from two sides:
 
-    evidence.count("send"), evidence.nbytes("send")       # counted on this rank
-    evidence.calls[0].at < evidence.ops                    # sent before the last operation: overlap
+| what                               | seen by                       | where                                     |
+|------------------------------------|-------------------------------|-------------------------------------------|
+| communications, their order, bytes | the broker (`transport`)      | outside of the learner's process          |
+| matrix products, sizes, memory     | `OpRecorder`, a dispatch mode | on the rank, before each operation's work |
+| layers and axes                    | `minimegatron.trace`          | on the rank                               |
+
+    evidence.count("send"), evidence.nbytes("send")       # of this rank
+    evidence.calls[0].started < evidence.calls[1].waited   # one order for all ranks
     evidence.order                                         # all_reduce, matmul, wait: computed while it travelled
-    evidence.largest, evidence.peak                        # bytes; an attention that builds S x S shows here
+    evidence.largest, evidence.peak, evidence.alive        # bytes; an attention that builds S x S shows here
+
+Each message to the broker says how many operations the rank had done, so that products find their place between starts
+and waits. In a notebook, over gloo, the recorder (`Witness`) sees the communications as well.
 
 `peak` counts storages that came to be while it ran, and lets go of those that died; what was given to it is not
-counted. Bytes of parameters are a number that a drive can return beside the answer.
+counted. `alive` are those that are still there when it has returned, without what it returned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.transport_log import Entry
 from minimegatron import trace
 
 # The names of c10d's operators, as users of torch.distributed know them.
@@ -58,12 +68,21 @@ class Call:
         nbytes: the larger of what goes in and what comes out, as `trace` counts.
         peer: the other rank of a send or receive, within the group; -1 otherwise.
         at: how many operations of torch came before it on this rank.
+        group: global ranks of its group; in a check on some ranks of a larger world, their places among those.
+        started: its number in the order of all starts, waits and marks of all ranks; -1 where no broker was there.
+        waited: number of the first wait for it in the same order; None when it was never waited for.
+        sent, received: bytes to and from the broker.
     """
 
     name: str
     nbytes: int
     peer: int
     at: int
+    group: tuple[int, ...] = ()
+    started: int = -1
+    waited: int | None = None
+    sent: int = 0
+    received: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +97,11 @@ class Evidence:
         peak: most bytes at one time of tensors that came to be on the way.
         order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
             times the length of the sum, `wait` for a communication that was started before.
+        places: for each step of `order`, how many operations of torch the rank had done.
+        alive: bytes of tensors that came to be on the way and are still there, without what was returned.
+        marks: (text, number in the order of all ranks) of what a drive has marked.
+        launches: of kernels, as the judge's own process counted them (`kernel_service`).
+        memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
     """
 
     calls: tuple[Call, ...] = ()
@@ -86,6 +110,11 @@ class Evidence:
     largest: int = 0
     peak: int = 0
     order: tuple[tuple[str, int], ...] = ()
+    places: tuple[int, ...] = ()
+    alive: int = 0
+    marks: tuple[tuple[str, int], ...] = ()
+    launches: tuple[dict[str, Any], ...] = ()
+    memory: dict[str, Any] | None = None
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -103,14 +132,48 @@ class Evidence:
             "largest": self.largest,
             "peak": self.peak,
             "order": [list(step) for step in self.order],
+            "places": list(self.places),
+            "alive": self.alive,
+            "marks": [list(mark) for mark in self.marks],
+            "launches": list(self.launches),
+            "memory": self.memory,
         }
 
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Evidence:
-        calls = tuple(Call(*call) for call in data["calls"])
+        calls = tuple(dataclasses.replace(one, group=tuple(one.group)) for one in (Call(*c) for c in data["calls"]))
         events = tuple(trace.Event(*event) for event in data["events"])
         order = tuple((str(what), int(much)) for what, much in data["order"])
-        return cls(calls, events, data["ops"], data["largest"], data["peak"], order)
+        places, marks = tuple(data["places"]), tuple((text, number) for text, number in data["marks"])
+        return cls(
+            calls, events, data["ops"], data["largest"], data["peak"], order, places, data["alive"], marks,
+            tuple(data["launches"]), data["memory"],
+        )  # fmt: skip
+
+    def with_log(self, log: Sequence[Sequence[Any]], places: Sequence[int]) -> Evidence:
+        """The same with the communications that the broker has seen in place of those that the rank has.
+
+        Args:
+            log: entries of this rank (`transport_log.Entry`, as lists).
+            places: the ranks that take part; a rank's number here is its place among them.
+        """
+        entries = [Entry(*entry) for entry in log]
+        here = {rank: place for place, rank in enumerate(places)}
+        calls = tuple(
+            Call(e.name, max(e.sent, e.received), e.peer, e.at, tuple(here.get(r, -1) for r in e.group), e.started,
+                 e.waited, e.sent, e.received)
+            for e in entries if e.name != "mark"
+        )  # fmt: skip
+        seen = zip(self.places, self.order, strict=False)
+        steps = [(at, -1, step) for at, step in seen if step[0] == "matmul"]  # it comes before what says `at`
+        for entry in entries:
+            steps.append((entry.at, entry.started, (entry.name, max(entry.sent, entry.received))))
+            if entry.waited is not None:
+                steps.append((entry.waited_at, entry.waited, ("wait", 0)))
+        steps.sort(key=lambda step: step[:2])
+        marks = tuple((entry.op, entry.started) for entry in entries if entry.name == "mark")
+        order, at = tuple(step for _, _, step in steps), tuple(place for place, _, _ in steps)
+        return dataclasses.replace(self, calls=calls, order=order, places=at, marks=marks)
 
 
 class OpRecorder(TorchDispatchMode):
@@ -125,6 +188,7 @@ class OpRecorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self.order: list[tuple[str, int]] = []
+        self.places: list[int] = []
         self.ops = self.largest = self.peak = self._held = 0
         self._storages: dict[int, int] = {}  # those alive, by address; 0 bytes for what was there before
         self._wait: Callable[..., Any] = Work.wait
@@ -174,6 +238,7 @@ class OpRecorder(TorchDispatchMode):
     def _note(self, what: str, much: int) -> None:
         if len(self.order) < _MAX_CALLS:
             self.order.append((what, much))
+            self.places.append(self.ops)
 
     def _hold(self, tensor: torch.Tensor, given: bool = False) -> None:
         """Count a storage until it dies; one that is first seen as an input came from outside."""
@@ -192,9 +257,19 @@ class OpRecorder(TorchDispatchMode):
     def _release(self, address: int) -> None:
         self._held -= self._storages.pop(address, 0)
 
-    def evidence(self) -> Evidence:
-        log = tuple(self._log.events)
-        return Evidence(tuple(self.calls), log, self.ops, self.largest, self.peak, tuple(self.order))
+    def alive(self, *returned: Any) -> int:
+        """Bytes of tensors that came to be on the way and are still there, without those that were returned."""
+        mine = set[int]()
+        for tensor in _tensors(returned):
+            with contextlib.suppress(NotImplementedError):
+                mine.add(tensor.untyped_storage()._cdata)
+        if any(nbytes and address not in mine for address, nbytes in self._storages.items()):
+            gc.collect()  # what only a cycle holds is not kept by the program
+        return sum(nbytes for address, nbytes in self._storages.items() if address not in mine)
+
+    def evidence(self, alive: int = 0) -> Evidence:
+        log, order = tuple(self._log.events), tuple(self.order)
+        return Evidence(tuple(self.calls), log, self.ops, self.largest, self.peak, order, tuple(self.places), alive)
 
 
 Witness = OpRecorder  # its name in the labs
@@ -213,8 +288,8 @@ def _multiply_adds(name: str, args: Any, result: Any) -> int:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)
 
 

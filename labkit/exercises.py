@@ -193,9 +193,14 @@ class Exercise:
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
         hint: where no mistake is recognised.
         seconds: for one case, from the moment its ranks have started.
-        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried.
+        kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
+            launched in the judge's process: `evidence.launches`.
+        memory: names of inputs that stay in the judge's process; `drive` reaches them by a `labkit.hbm.JudgedMemory`,
+            what is moved is in `evidence.memory`. Of exercises that run alone.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
+        spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
+            from them meanwhile, and is computed afterwards, is wrong.
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
             None for all of them together}. A drive gets it by this name.
         axis: the same, as `minimegatron.comm.axis.Axis`.
@@ -212,9 +217,11 @@ class Exercise:
     hint: str = ""
     seconds: float = 20.0
     kernels: bool = False
+    memory: Sequence[str] = ()
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()
+    spoil: Sequence[str] = ()
     group: Groups = ""
     axis: Groups = ""
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
@@ -255,7 +262,7 @@ class Exercise:
         """
         if self.drive is None:
             return None
-        names = sorted(_outside(self.drive.__code__))
+        names = sorted(_outside(self.drive.__code__) - {"mark"})  # transport_group.mark, which the player gives it
         if names:
             raise ConfigError(
                 f"drive uses {', '.join(names)} from outside of itself",

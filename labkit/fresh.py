@@ -31,7 +31,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.nursery import SHARED, Limits
+from labkit.nursery import Limits
 from labkit.replies import Answers, Process, Reply, ends, held, used
 from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
@@ -104,7 +104,6 @@ class Nursery:
         try:
             server = self.warm_up()
             folder = Path(tempfile.mkdtemp(dir=server.folder))
-            (folder / SHARED).mkdir()
             job = _Job(server, folder, limits, path)
             with job.processes:
                 return job.run(function, jobs, beside)

@@ -17,6 +17,7 @@ It fails closed. No answer, a late answer, half an answer, an answer that cannot
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import sys
 import traceback
@@ -24,13 +25,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from labkit import cuda, player
+from labkit import cuda, player, transport
+from labkit.beside import run as beside_run
 from labkit.compare import difference
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Failed, Limits
 from labkit.settings import PLAIN, Trial, place, trials
+from labkit.transport_log import Entry
 from labkit.verdict import Row, Verdict
 from minimegatron.errors import MinimegatronError, ranges
 from minimegatron.kernels.build import KernelsUnavailable
@@ -38,6 +41,7 @@ from minimegatron.kernels.build import KernelsUnavailable
 Plain = dict[str, Any] | None
 _OWN = Limits(seconds=120.0)  # for the course's own code
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
+_NAME = [field.name for field in dataclasses.fields(Entry)].index("name")
 _NOT_TRIED = "not tried after that"
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
 
@@ -122,14 +126,27 @@ def _play(
     libraries: Plain,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """An outcome for each trial of a case, up to the first that fails."""
-    common = {
+    common: dict[str, Any] = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
-        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "libraries": libraries,
+        "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
+        "services": [],
     }  # fmt: skip
     limits = Limits(seconds=asked.seconds)
     if not drawn[0]["world"]:
-        job = {**common, **drawn[0], "trials": [trial["inputs"] for trial in drawn]}
-        return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
+        services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory)
+        given = [{k: v for k, v in trial["inputs"].items() if k not in asked.memory} for trial in drawn]
+        job = {**common, **drawn[0], "inputs": given[0], "trials": given, "services": services}
+        if not services:
+            return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
+        stays = [{name: trial["inputs"][name] for name in asked.memory} for trial in drawn]
+        beside = {"libraries": libraries, "memory": stays if asked.memory else None, "hidden": hidden,
+                  "seconds": asked.seconds}  # fmt: skip
+        reply, judged = nursery.call(player.play, [job], limits, beside=(beside_run, beside))
+        played = _outcomes([reply], [], len(drawn), asked, sources)
+        if judged.ended or not isinstance(judged.value, dict):
+            return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}"}]
+        _witnessed(played, judged.value)
+        return played
     outcomes: list[dict[str, Any]] = []
     for trial in drawn:
         if outcomes and "answers" not in outcomes[-1]:
@@ -137,8 +154,38 @@ def _play(
         jobs = [{**common, **trial, "trials": []} for _ in range(trial["world"])]
         for rank, inputs in zip(trial["members"], trial["inputs"], strict=True):
             jobs[rank]["trials"] = [inputs]
-        outcomes += _outcomes(nursery.call(player.play, jobs, limits), trial["members"], 1, asked, sources)
+        *replies, heard = nursery.call(player.play, jobs, limits, beside=(transport.listen, None))
+        outcomes += [_with_log(one, heard, trial["members"])
+                     for one in _outcomes(replies, trial["members"], 1, asked, sources)]  # fmt: skip
     return outcomes
+
+
+def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int]) -> dict[str, Any]:
+    """An outcome on ranks with what the broker has heard: `log`, of each member; or the reason why it is wrong."""
+    if "answers" not in outcome:
+        return outcome
+    if heard.ended:
+        return {"error": f"no answer: the judge's broker {heard.ended}"}
+    if heard.value["out_of_step"]:
+        return {"error": heard.value["out_of_step"]}
+    logs = [_of_the_call(heard.value["entries"][rank]) for rank in members]
+    return {**outcome, "log": logs, "members": members}
+
+
+def _of_the_call(entries: list[list[Any]]) -> list[list[Any]]:
+    """What a rank did after the first mark, which is the player's own: the learner's code was not imported before."""
+    first = next((i for i, entry in enumerate(entries) if entry[_NAME] == "mark"), len(entries))
+    return entries[first + 1 :]
+
+
+def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:
+    """Put what the judge's own process saw in the place of what a learner's says about itself."""
+    launches, moved = said.get("kernels", []), said.get("memory", [])
+    for index, outcome in enumerate(outcomes):
+        for one in outcome.get("evidence", []):
+            if isinstance(one, dict):
+                one["launches"] = launches[index] if index < len(launches) else []
+                one["memory"] = moved[index] if index < len(moved) else None
 
 
 def _outcomes(
@@ -154,6 +201,8 @@ def _outcomes(
     together = [
         {key: [one.get(name) for one in ranks] for key, name in _SENT.items()} for ranks in zip(*done, strict=False)
     ]
+    for outcome in together:
+        _witnessed([outcome], {})
     return [*together[: trials - 1], failed] if failed else together
 
 
@@ -173,9 +222,8 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
     if errors:
         rank = min(errors)[2]
         same = [r for r, one in enumerate(said) if one.get("error") == said[rank]["error"]]
-        line = _line(source, said[rank].get("line"))
-        text = f"{_who(same, len(said))}{said[rank]['error']}{f' ({line})' if line else ''}"
-        return {"error": text, "late": True} if said[rank].get("hangs") else {"error": text}
+        text = f"{_who(same, len(said))}{said[rank]['error']}{_at([said[r].get('line') for r in same], same, source)}"
+        return {"error": text}
     if any(reply.ended == "late" for reply in replies):
         where = _waiting(replies, asked.name, source)
         return {"error": f"no answer within {asked.seconds:g} s{where}", "late": True}
@@ -192,6 +240,14 @@ def _who(ranks: list[int], world: int) -> str:
     if len(ranks) == world:
         return "every rank: "
     return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}: "
+
+
+def _at(numbers: list[Any], ranks: list[int], source: str) -> str:
+    """The lines in which an error was raised, where they are known; one for all ranks, or of each."""
+    lines = [_line(source, number) for number in numbers]
+    if len(set(lines)) > 1:
+        return f" ({'; '.join(f'rank {rank}: {line}' for rank, line in zip(ranks, lines, strict=True) if line)})"
+    return f" ({lines[0]})" if lines[0] else ""
 
 
 def _line(source: str, number: Any) -> str:
@@ -285,7 +341,11 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
         evidence = [Evidence.from_plain(one) for one in outcome["evidence"]]
-        changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(asked.changes)
+        if on_ranks:
+            evidence = [e.with_log(log, outcome["members"]) for e, log in zip(evidence, outcome["log"], strict=True)]
+        changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
+            asked.changes, asked.spoil
+        )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 

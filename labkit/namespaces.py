@@ -149,16 +149,6 @@ def _unshare(what: int) -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def loopback() -> None:
-    """Let ranks talk over loopback."""
-    import fcntl
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # up, running
-        fcntl.ioctl(any_socket, 0x8914, request)  # SIOCSIFFLAGS
-
-
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     _call("mount", *words, flags, None if data is None else data.encode())

@@ -29,7 +29,6 @@ from typing import Any
 from labkit import channel, plain, sandbox, seccomp
 from minimegatron.launch.fork_server import obey
 
-SHARED = "shared"  # folder beside those of the ranks, in which they meet
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
 

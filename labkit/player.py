@@ -9,21 +9,22 @@ job, by rank::
     drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
     trials     keyword arguments of each call, one after the other; on ranks there is one
     strided    hand tensors over as views that are not contiguous
-    world      number of ranks, each with an initialised process group (gloo), or 0 for a plain call in one process
+    world      number of ranks, whose default process group goes over the line to the judge's broker
+               (`transport_group`), or 0 for a plain call in one process
     members    ranks that call; the others only stand beside
     groups     what they get beside the inputs: [name, whether it is an `Axis`, lists of places in members]
-    seconds    timeout of the process group
+    spoil      inputs that are overwritten with NaN when the first wait begins
+    seconds    that a call may take
     hidden     folder of the checks, closed to this process
-    libraries  {digest: bytes} of the exercise's kernels, compiled beforehand; None where it has none
+    services   names of the judge's services beside it (`beside`) that are told when a trial begins
 
 It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
 with `{"todo": exercise}` where a stub raised NotImplementedError, or `{"error": text, "line": n, "peer": whether it is
-only another rank's failure seen from here, "hangs": whether the next case would hang, too}`, and the trials before it.
+only another rank's failure seen from here}`, and the trials before it.
 """
 
 from __future__ import annotations
 
-import datetime
 import random
 import sys
 import traceback
@@ -31,16 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from labkit import cuda, plain, sandbox
+from labkit import channel, cuda, plain, sandbox, transport_group
 from labkit.evidence import OpRecorder
-from labkit.nursery import SHARED, Failed
-from labkit.placing import Meeting, OutOfStep, digests, groups_of, strided
+from labkit.nursery import Failed
+from labkit.placing import digests, groups_of, strided
 from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
 
 STUB = "your code here"
+BEGIN = "the call begins"  # a mark of each rank, before the learner's code is imported
 
 
 def rehearse() -> None:
@@ -60,12 +61,9 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    shared = Path.cwd().parent / SHARED
-    ranks = bool(job["world"])
-    sandbox.enter(Path.cwd(), network=ranks, hidden=(Path(job["hidden"]),), shared=shared if ranks else None)
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),))
     _install(job["sources"])
-    if job["libraries"] is not None:
-        cuda.install(job["libraries"], Path.cwd() / "kernels")
+    cuda.Kernel.judged = "kernels" in job.get("services", ())
     done: list[dict[str, Any]] = []
     try:
         if not job["world"]:
@@ -74,24 +72,19 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
             for inputs, was in zip(job["trials"], before, strict=True):
                 done.append(_call(exercise, job, inputs, {}, was, 0))
             return {"trials": done}
-        dist.init_process_group(
-            "gloo", init_method=f"file://{shared}/rendezvous", rank=rank, world_size=world,
-            timeout=datetime.timedelta(seconds=job["seconds"] + 10),
-        )  # fmt: skip
-        meeting, given = Meeting(job["seconds"]), groups_of(job, rank)
-        meeting.begin()
-        if rank in job["members"]:
+        transport_group.connect(channel.mine(), rank, world)
+        given, calls = groups_of(job, rank), rank in job["members"]
+        transport_group.mark(BEGIN)
+        if calls:
             [inputs] = job["trials"]
             was = digests(inputs)
             done.append(_call(_import(job), job, inputs, given, was, job["members"].index(rank)))
-        meeting.end(given)
+        transport_group.finish(took_part=calls)
         return {"trials": done}
     except NotImplementedError as error:
         todo = {"todo": _exercise_of(error) or job["exercise"]}
         said = todo if STUB in str(error) else _error(error, job["exercise"])
         raise Failed({**said, "trials": done}) from None
-    except OutOfStep as error:
-        raise Failed({"error": str(error), "hangs": error.hangs, "trials": done}) from None
     except BaseException as error:
         raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
 
@@ -107,12 +100,18 @@ def _call(
     torch.manual_seed(place)
     random.seed(place)
     mine = strided(inputs) if job["strided"] else inputs
+    transport_group.spoil([mine[name] for name in job["spoil"]])
+    for name in job.get("services", ()):
+        channel.mine().ask({"to": name, "do": "trial"})
     with OpRecorder(place) as recorder:
+        transport_group.watch(lambda: recorder.ops)
         value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
+    alive = recorder.alive(value)
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
     return {
-        "value": plain.loads(plain.dumps(value)), "evidence": recorder.evidence().to_plain(), "changed": changed,
+        "value": plain.loads(plain.dumps(value)), "changed": changed,
+        "evidence": recorder.evidence(alive).to_plain(),
     }  # fmt: skip
 
 
@@ -127,10 +126,10 @@ def _install(sources: dict[str, str]) -> None:
 def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:
     if job["drive"] is None:
         return getattr(exercise, job["function"])(**inputs)
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"mark": transport_group.mark}
     # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)
-    drive = next(value for name, value in namespace.items() if name != "__builtins__")
+    drive = next(value for name, value in namespace.items() if name not in ("__builtins__", "mark"))
     return drive(exercise, **inputs)
 
 
@@ -151,6 +150,8 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
             line = frame.lineno
     if isinstance(error, SyntaxError):
         line = error.lineno
-    first = text.strip().splitlines()[0][:200] if text.strip() else ""
+    if isinstance(error, cuda.LaunchError):
+        line = error.line or line  # of the CUDA statement
+    first = text.strip().splitlines()[0][:400] if text.strip() else ""
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
             "line": line, "peer": is_consequence(error)}  # fmt: skip

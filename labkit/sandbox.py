@@ -58,8 +58,8 @@ def begin(scratch: str) -> None:
     global _rooted
     _found[:] = _elsewhere(readable())
     _rooted = namespaces.begin(readable(), scratch)
-    if _rooted or namespaces.without_network():
-        namespaces.loopback()
+    if not _rooted:
+        namespaces.without_network()
 
 
 def readable(programs: bool = False) -> list[str]:
@@ -126,46 +126,38 @@ def room(disk: int) -> None:
     _disk = disk
 
 
-def enter(
-    folder: Path, *, network: bool = False, hidden: tuple[Path, ...] = (), programs: bool = False,
-    shared: Path | None = None, extra: tuple[Path, ...] = (),
-) -> None:  # fmt: skip
+def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False, extra: tuple[Path, ...] = ()) -> None:
     """Give up, for the rest of this process, all that a check does not need. Only the main thread may exist yet.
 
     Its working directory is then an empty folder, the only one in which it may write.
 
     Args:
         folder: an empty folder.
-        network: whether its ranks talk over loopback.
         hidden: folders that it may not read, beside `HIDDEN`.
         programs: whether it may start programs: for our own code that calls a compiler, never for a learner's.
-        shared: where its ranks meet.
         extra: what it may read as well.
     """
     sys.dont_write_bytecode = True
     closed = tuple(one for one in (*HIDDEN, *hidden) if one not in _ROOT.parents and one != _ROOT)
-    restrict(folder, network=network, hidden=closed, programs=programs, shared=shared, extra=extra)
+    restrict(folder, hidden=closed, programs=programs, extra=extra)
     if not programs:
         _audit(Path.cwd(), closed)
 
 
 def restrict(
-    folder: Path, *, network: bool = False, hidden: tuple[Path, ...] = HIDDEN, programs: bool = False,
-    shared: Path | None = None, extra: tuple[Path, ...] = (),
-) -> None:  # fmt: skip
+    folder: Path, *, hidden: tuple[Path, ...] = HIDDEN, programs: bool = False, extra: tuple[Path, ...] = ()
+) -> None:
     """The kernel's part of `enter`."""
-    rooted, closed = _rooted and shared is None, [os.fspath(one) for one in hidden]
-    read = [*readable(programs), *map(os.fspath, extra), *(("/sys", "/proc/sys") if network else ())]
+    read, closed = [*readable(programs), *map(os.fspath, extra)], [os.fspath(one) for one in hidden]
     if sys.platform == "linux":
-        if rooted:
+        if _rooted:
             namespaces.own_root(read, closed, os.fspath(folder), _disk)
             read, closed = ["/"], []
         if not programs:
             _limit_threads()
         _drop_capabilities()
-        write = [os.getcwd(), os.devnull, *([os.fspath(shared)] if shared else [])]
-        landlock.restrict(read, write, closed, run=programs, network=network)
-        seccomp.restrict(network=network, programs=programs, attributes=rooted)
+        landlock.restrict(read, [os.getcwd(), os.devnull], closed, run=programs)
+        seccomp.restrict(programs=programs, attributes=_rooted)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = os.getcwd()
 
 

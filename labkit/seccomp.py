@@ -27,10 +27,11 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "mount_setattr": (442, 442), "chroot": (161, 51), "pivot_root": (155, 41), "open_by_handle_at": (304, 265),
     "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143), "setresuid": (117, 147),
     "setresgid": (119, 149), "setfsuid": (122, 151), "setfsgid": (123, 152), "setgroups": (116, 159),
-    # memory that is no address space, and rings of calls that no filter sees
+    # memory that is no address space, rings of calls that no filter sees, sockets
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_setup": (206, 0), "bpf": (321, 280), "fanotify_init": (300, 262),
+    "socket": (41, 198), "socketpair": (53, 199),
     # the machine
     "reboot": (169, 142), "init_module": (175, 105), "finit_module": (313, 273), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "settimeofday": (164, 170), "clock_settime": (227, 112),
@@ -45,7 +46,6 @@ _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "setxattrat": (463, 463), "removexattrat": (466, 466),
 }  # fmt: skip
 _TO_START = ("fork", "vfork", "execve")  # what a compiler needs to call its parts
-_SOCKETS: dict[str, tuple[int | None, int | None]] = {"socket": (41, 198), "socketpair": (53, 199)}
 _CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT, _PRCTL = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261), (157, 167)
 _ALLOW, _EPERM, _ENOSYS, _KILL_PROCESS = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _IF_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
@@ -53,18 +53,17 @@ _LOAD, _IF_EQUAL, _IF_ANY_BIT, _IF_ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
-def restrict(*, network: bool, programs: bool, attributes: bool) -> bool:
+def restrict(*, programs: bool, attributes: bool) -> bool:
     """Forbid the calls.
 
     Args:
-        network: whether sockets may be opened.
         programs: whether programs may be started.
         attributes: whether modes, owners and times of files may be changed.
 
     Returns:
         Whether the kernel has it.
     """
-    program = [*_head(), *_program(network, programs, attributes), (_RETURN, 0, 0, _ALLOW)]
+    program = [*_head(), *_program(programs, attributes), (_RETURN, 0, 0, _ALLOW)]
     return _install(program) if platform.machine() in ("x86_64", "aarch64") else False
 
 
@@ -91,13 +90,11 @@ def _number(pair: tuple[int | None, int | None]) -> int | None:
     return pair[0 if platform.machine() == "x86_64" else 1]
 
 
-def _program(network: bool, programs: bool, attributes: bool) -> list[Instruction]:
+def _program(programs: bool, attributes: bool) -> list[Instruction]:
     own, program = os.getpid(), list[Instruction]()
     for name, pair in (_FORBIDDEN | ({} if attributes else _ATTRIBUTES)).items():
         program += [] if programs and name in _TO_START else _refuse(_number(pair))
     program += _refuse(_number(_CLONE3), _ENOSYS)  # glibc then takes clone, whose flags a filter can read
-    for pair in _SOCKETS.values() if not network else ():
-        program += _refuse(_number(pair))
     if not programs:
         program += _unless(_CLONE, _IF_ANY_BIT, 0x10000)  # a thread, not a process
     program += _unless(_KILL, _IF_EQUAL, own)

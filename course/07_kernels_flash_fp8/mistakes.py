@@ -24,11 +24,11 @@ WRONG: dict[str, list[Edit]] = {
         Edit("sum / cols + eps", "sum + eps", told="divide the sum by cols"),
         Edit("rsqrtf(sum / cols + eps)", "sqrtf(sum / cols) + eps", told="divide by the root"),
         Edit(" * gamma[i]", "", told="without gamma"),
-        Edit("sum += v * v;", "sum += v * v", told="line 12: sum += v * v"),
+        Edit("sum += v * v;", "sum += v * v", told="expected `;`"),
         Edit("float sum = 0;", "", told="was not declared"),
         Edit("* gamma[i];", "* gamma[i] + 0 * x[row * cols + cols - 1 - i];", told="2 are enough"),
         Edit("grid=(rows + 63) // 64", "grid=rows // 64", told="is"),
-        Edit("for (int i = 0; i < cols; ++i) {", "for (int i = 0; i < cols; ) {", told="no answer within"),
+        Edit("for (int i = 0; i < cols; ++i) {", "for (int i = 0; i < cols; ) {", told="stuck"),
         # no kernel at all
         Edit(
             """    kernel(x, gamma, y, rows, cols, eps, grid=(rows + 63) // 64, block=64)
@@ -42,19 +42,19 @@ WRONG: dict[str, list[Edit]] = {
             """  __syncthreads();
   float rstd""",
             "  float rstd",
-            told="__syncthreads() is missing",
+            told="a race",
         ),
         Edit(
             """    __syncthreads();
     if""",
             "    if",
-            told="__syncthreads",
+            told="a race",
         ),
         Edit(
             """    __syncthreads();
     if (threadIdx.x < s) parts""",
             "    if (threadIdx.x < s) __syncthreads(), parts",
-            told="y[",
+            told="all threads must meet the same one",
         ),
         Edit(
             """int i = threadIdx.x; i < cols; i += blockDim.x) {
@@ -76,15 +76,43 @@ WRONG: dict[str, list[Edit]] = {
             "parts[64]",
             ("block=256", "block=64"),
             ("s = blockDim.x / 2", "s = blockDim.x / 4"),
-            told="wrong",
+            told="expected",
         ),
+        # one thread adds up
+        Edit(
+            """for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }""",
+            """__syncthreads();
+  if (threadIdx.x == 0) for (int i = 1; i < 256; ++i) parts[0] += parts[i];""",
+            told="in a tree",
+        ),
+        # all threads add to one number, at once
+        Edit(
+            """for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }""",
+            """__syncthreads();
+  if (threadIdx.x > 0) parts[0] += sum;""",
+            told="a race",
+        ),
+        Edit(
+            "    __syncthreads();\n    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];",
+            "    if (threadIdx.x < s) { __syncthreads(); parts[threadIdx.x] += parts[threadIdx.x + s]; }\n"
+            "    else __syncthreads();",
+            told="all threads must meet the same one",
+        ),
+        Edit("parts[256];", "parts[200];", told="it has 200 numbers"),
+        Edit("  __syncthreads();\n  float", "  if (threadIdx.x == 0) __syncthreads();\n  float", told="a race"),
     ],
     "norm_warp": [
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
-        Edit("  __syncthreads();\n", "", told="shared memory starts as NaN"),
-        Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="shared memory starts as NaN"),
-        Edit("int o = 16", "int o = 8", told="is wrong"),
+        Edit("  __syncthreads();\n", "", told="a race"),
+        Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="never written"),
+        Edit("int o = 16", "int o = 8", told="expected"),
         Edit(
             "  __syncthreads();\n",
             """  __syncthreads();
@@ -262,14 +290,16 @@ RIGHT: dict[str, list[Edit]] = {
   }""",
             ),
         ),
-        # one thread adds up
+        # groups of 16 threads, then one of 16
         Edit(
             """for (int s = blockDim.x / 2; s > 0; s /= 2) {
     __syncthreads();
     if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
   }""",
             """__syncthreads();
-  if (threadIdx.x == 0) for (int i = 1; i < 256; ++i) parts[0] += parts[i];""",
+  if (threadIdx.x % 16 == 0) for (int i = 1; i < 16; ++i) parts[threadIdx.x] += parts[threadIdx.x + i];
+  __syncthreads();
+  if (threadIdx.x == 0) for (int i = 16; i < 256; i += 16) parts[0] += parts[i];""",
         ),
     ],
     "norm_warp": [

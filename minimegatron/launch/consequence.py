@@ -10,6 +10,7 @@ import re
 _LOST = re.compile(
     r"Connection (closed by peer|reset by peer|refused)|Broken pipe|caused pair closure|remote process (exited|has)"
     r"|NCCL communicator was aborted|failed to recv, got 0 bytes|Could not connect to|TCPStore|recvValue failed"
+    r"|ranks? [\d, -]+ (has|have) ended"
 )
 _TIMED_OUT = re.compile(
     r"Timed out waiting|[Ww]ait timeout|Socket Timeout|timed out after \d+ *ms|collective operation timeout"

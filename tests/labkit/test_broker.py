@@ -140,3 +140,17 @@ def test_frames_take_messages_out_of_any_cut() -> None:
     assert [(head["n"], t.tolist()) for head, [t] in found] == [(n, [float(n)] * n) for n in range(5)]
     with pytest.raises(DataError):
         list(Frames().feed(b"\x7f" + bytes(8)))
+
+
+def test_what_was_sent_before_the_end_is_heard() -> None:
+    """A rank that tells and then answers: the order to end comes by another way, and may be seen first."""
+    mine, theirs = socket.socketpair()
+    control, far = socket.socketpair()
+    adder = Adder()
+    for number in range(3):
+        mine.sendall(pack({"to": "add", "do": "later", "id": number}))
+    control.sendall(b".")
+    serve([theirs], far, {"add": adder})
+    assert len(adder.later) == 3
+    for one in (mine, theirs, control, far):
+        one.close()

@@ -11,8 +11,10 @@ from labkit.checks import busy_during, in_order, peak_at_most
 from labkit.evidence import Evidence, Witness
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
+from labkit.judge import _of_the_call
 from labkit.nursery import Limits
 from labkit.player import play
+from labkit.transport import listen
 
 TALK = """
 import torch, torch.distributed as dist
@@ -47,13 +49,21 @@ class Mean(torch.autograd.Function):
 """
 
 
-def test_every_communication_is_seen(nursery: Nursery) -> None:
+def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any], ranks: int = 2) -> list[Evidence]:
+    """The evidence of each rank of a call, as the judge puts it together."""
     job: dict[str, Any] = {
-        "sources": {"talk": TALK}, "exercise": "talk", "function": "talk", "drive": None, "seconds": 10, "ranks": 2,
-        "inputs": {"x": torch.ones(4)}, "hidden": "/nowhere", "libraries": None,
+        "sources": {"talk": source}, "exercise": "talk", "function": function, "drive": None, "seconds": 10,
+        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": False, "spoil": [], "trials": [inputs],
+        "hidden": "/nowhere", "libraries": None,
     }  # fmt: skip
-    replies = nursery.call(play, [job, job], Limits(seconds=10))
-    first, second = (Evidence.from_plain(reply.value["evidence"]) for reply in replies)
+    *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
+    logs = [_of_the_call(log) for log in heard.value["entries"]]
+    said = [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
+    return [one.with_log(log, range(ranks)) for one, log in zip(said, logs, strict=True)]
+
+
+def test_every_communication_is_seen(nursery: Nursery) -> None:
+    first, second = played(nursery, TALK, "talk", {"x": torch.ones(4)})
     assert [call.name for call in first.calls] == [
         "all_reduce", "send", "send", "recv", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier",
         "all_reduce",
@@ -107,15 +117,9 @@ def functionally(x, w):
 
 
 def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
-    inputs = {"x": torch.ones(4), "w": torch.ones(3, 3)}
-    seen, work = {}, 27
-    for name in ("overlapped", "waiting", "never_waited", "functionally"):
-        job: dict[str, Any] = {
-            "sources": {"overlap": OVERLAP}, "exercise": "overlap", "function": name, "drive": None, "seconds": 10,
-            "ranks": 2, "inputs": inputs, "hidden": "/nowhere", "libraries": None,
-        }  # fmt: skip
-        replies = nursery.call(play, [job, job], Limits(seconds=10))
-        seen[name] = [Evidence.from_plain(reply.value["evidence"]) for reply in replies]
+    inputs, work = {"x": torch.ones(4), "w": torch.ones(3, 3)}, 27
+    names = ("overlapped", "waiting", "never_waited", "functionally")
+    seen = {name: played(nursery, OVERLAP, name, inputs) for name in names}
     assert seen["overlapped"][0].order == (("all_reduce", 16), ("matmul", work), ("wait", 0))
     assert seen["waiting"][1].order == (("all_reduce", 16), ("wait", 0), ("matmul", work))
     assert seen["functionally"][0].order == seen["overlapped"][0].order

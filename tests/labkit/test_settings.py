@@ -174,7 +174,9 @@ def test_what_is_wrong_everywhere_is_not_laid_on_a_setting(nursery: Nursery) -> 
 def test_a_group_that_is_ignored_hangs_in_the_smaller_one_only(nursery: Nursery) -> None:
     verdict = check(nursery, "total", TOTAL.replace(", group=group", ""))
     assert [row.points for row in verdict.rows] == [1, 1, 1, 0]
-    assert notes(verdict)[3].startswith("with a group smaller than the world: no answer within 5 s"), verdict
+    said = "with a group smaller than the world: every rank: RuntimeError: all_reduce of group [0, "
+    assert notes(verdict)[3].startswith(said)
+    assert "has no part in this call (line " in notes(verdict)[3]
 
 
 def test_a_group_that_only_its_members_make_is_found(nursery: Nursery) -> None:
@@ -187,4 +189,3 @@ def test_a_communication_that_one_rank_starts_alone_is_found(nursery: Nursery) -
     alone = "    if dist.get_rank() == 0:\n        dist.barrier(async_op=True)\n    return x"
     verdict = check(nursery, "own_group", OWN.replace("    return x", alone))
     assert verdict.points == 0 and "no longer meet in the world" in notes(verdict)[0]
-    assert notes(verdict)[1] == "not tried after that"

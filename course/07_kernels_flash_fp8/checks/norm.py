@@ -1,11 +1,13 @@
 """Checks of lab 07, first part: what a norm moves, the roofline, and RMSNorm in CUDA C++ up a ladder.
 
-A kernel is judged by what it returns, in several orders of its threads, and by what it did to memory, as the emulator
-counted it: how often x was read, how many of the served bytes were asked for, how wide a load was, how many barriers.
+A kernel is judged by what it wrote, in several orders of its threads, and by what it did to memory, as the emulator in
+the judge's process counted it: how often x was read, how many of the served bytes were asked for, how wide a load was,
+how many barriers. One launch must do it, from x and gamma as they were given.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -88,15 +90,6 @@ AT_BEST = Exercise(
 # ----------------------------------------------------------------------------------------------------------- kernels
 
 
-def _drive(exercise: Any, x: Any, gamma: Any, eps: float, orders: Any) -> dict[str, Any]:
-    ys, wrote = [], []
-    for order in orders:
-        exercise.kernel.order = order
-        ys.append(exercise.norm(x, gamma, eps))
-        wrote.append(exercise.kernel.outputs.get("y"))
-    return {"ys": ys, "wrote": wrote, "counts": exercise.kernel.counts}
-
-
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
     """In float64."""
     x = x.double()
@@ -120,47 +113,97 @@ def _close(got: torch.Tensor, want: torch.Tensor) -> bool:
     return torch.allclose(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
-def _right(answer: Answer) -> str | None:
-    """y is right in every order of the threads, and a kernel wrote each element of it once."""
-    inputs, ys, counts = answer.inputs, answer.value["ys"], answer.value["counts"]
-    x, gamma, eps = inputs["x"], inputs["gamma"], inputs["eps"]
-    want = rms_norm(x, gamma, eps)
-    if not counts:
+def _launch(answer: Answer) -> dict[str, Any]:
+    return answer.evidence[0].launches[0]
+
+
+def _given(answer: Answer) -> str | None:
+    """One launch, of x, gamma and eps as norm got them: so what is in y came into being in the kernel."""
+    launches = answer.evidence[0].launches
+    if not launches:
         return "no kernel ran: norm must call it"
-    for y in ys:
-        if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
-            return f"norm must return a tensor {list(x.shape)} of float32"
-    for y, wrote in zip(ys, answer.value["wrote"], strict=True):
-        if not isinstance(wrote, torch.Tensor) or not torch.equal(y.nan_to_num(), wrote.nan_to_num()):
-            return "norm must return what the kernel wrote into y"
-    if any(_close(y, want) for y in ys) and not all(_close(y, want) for y in ys):
-        return ("in another order of its threads y differs: one reads shared memory before it is written, or while "
-                "another still adds to it. A __syncthreads() is missing")  # fmt: skip
-    if not _close(ys[0], want):
-        if found := next((why for y, why in _wrong_formulas(x, gamma, eps) if _close(ys[0], y)), None):
-            return found
-        bad = (~torch.isclose(ys[0].double(), want, rtol=1e-4, atol=1e-5)).nonzero()[0].tolist()
-        if not ys[0].isfinite().all():
-            return (
-                f"y[{bad[0]}, {bad[1]}] is no number (shared memory starts as NaN: who reads it must have written it)"
-            )
-        return f"y[{bad[0]}, {bad[1]}] is wrong"
-    times = counts["y"]["written"] / ys[0].nbytes
+    if failed := next((one for one in launches if one["error"]), None):
+        return f"{failed['error']}"
+    if len(launches) > 1:
+        return f"norm launches {len(launches)} kernels; one launch computes all rows"
+    x, gamma, eps = (answer.inputs[name] for name in ("x", "gamma", "eps"))
+    launch = launches[0]
+    for name, array in launch["arrays"].items():
+        if name not in launch["writes"] and not (_same(array, x) or _same(array, gamma)):
+            return f"the kernel gets {name}, which is neither x nor gamma: it computes all from these two"
+    if not any(_same(array, x) for name, array in launch["arrays"].items() if name not in launch["writes"]):
+        return "the kernel does not get x: it computes y from x"
+    known = [eps, 1 / x.shape[1], *map(float, x.shape)]
+    for name, number in launch["numbers"].items():
+        fits = abs(number) <= 4 * x.numel() if isinstance(number, int) else any(
+            abs(number - one) <= 1e-6 * abs(one) for one in known)  # fmt: skip
+        if not fits and float(number) not in known:
+            return f"the kernel gets {name} = {number:.6g}, which is neither eps nor a size"
+    return None
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, in any shape."""
+    return one.dtype == other.dtype and one.numel() == other.numel() and torch.equal(
+        one.flatten().view(torch.int32), other.contiguous().flatten().view(torch.int32))  # fmt: skip
+
+
+def _right(answer: Answer) -> str | None:
+    """y is right in every order of the threads, and one launch of a kernel wrote each element of it once."""
+    if sentence := _given(answer):
+        return sentence
+    y, launch = answer.value, _launch(answer)
+    x, gamma, eps = (answer.inputs[name] for name in ("x", "gamma", "eps"))
+    if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        return f"norm must return a tensor {list(x.shape)} of float32"
+    first = launch["outputs"][0]
+    name = next((name for name in first if _same(first[name].nan_to_num(), y.nan_to_num())), None)
+    if name is None:
+        return "norm must return what the kernel wrote into y"
+    writes = launch["writes"][name].view(x.shape)
+    if not writes.all():
+        row, col = (writes == 0).nonzero()[0].tolist()
+        return f"y[{row}, {col}] was never written, and {(writes == 0).sum()} of {y.numel()} numbers in all"
+    want = rms_norm(x, gamma, eps)
+    right = [_close(outputs[name].view(x.shape), want) for outputs in launch["outputs"]]
+    if any(right) and not all(right):
+        return "in another order of its threads y differs: one reads what another has not written yet, or overwrites it"
+    if not right[0]:
+        return _what_is_wrong(answer, y, want)
+    times = launch["counts"][name]["written"] / y.nbytes
     if times != 1:
         return f"it writes y {times:.4g} times; once is enough: do several threads do the same work?"
     return None
 
 
+def _what_is_wrong(answer: Answer, y: torch.Tensor, want: torch.Tensor) -> str:
+    note = _launch(answer)["note"]
+    if found := next((why for other, why in _wrong_formulas(**answer.inputs) if _close(y, other)), None):
+        return found
+    row, col = (~torch.isclose(y.double(), want, rtol=1e-4, atol=1e-5)).nonzero()[0].tolist()
+    got = "no number" if y[row, col].isnan() else f"{y[row, col]:.6g}"
+    return f"y[{row}, {col}] is {got}, expected {want[row, col]:.6g}{f' ({note})' if note else ''}"
+
+
 def _reads(most: float) -> Accept:
     def accept(answer: Answer) -> str | None:
-        times = answer.value["counts"]["x"]["read"] / answer.inputs["x"].nbytes
+        read = sum(of["read"] for of in _counts_of(answer, "x"))
+        times = read / answer.inputs["x"].nbytes
         return f"it reads x {times:.4g} times; {most:g} are enough" if times > most else None
 
     return accept
 
 
+def _counts_of(answer: Answer, what: str) -> list[dict[str, Any]]:
+    """The counts of the arrays that hold an input."""
+    launch = _launch(answer)
+    names = [name for name, array in launch["arrays"].items() if name not in launch["writes"]]
+    return [launch["counts"][name] for name in names if _same(launch["arrays"][name], answer.inputs[what])]
+
+
 def _coalesced(answer: Answer) -> str | None:
-    share = answer.value["counts"]["x"]["share"]
+    counts = _counts_of(answer, "x")
+    share = sum(of["read"] for of in counts) / max(1, sum(of["served"] for of in counts))
     if share < 0.6:
         return (f"of the bytes that memory serves for x, {share:.0%} are asked for: neighbouring threads must read "
                 "neighbouring numbers")  # fmt: skip
@@ -168,45 +211,61 @@ def _coalesced(answer: Answer) -> str | None:
 
 
 def _wide(answer: Answer) -> str | None:
-    x, y = answer.value["counts"]["x"], answer.value["counts"]["y"]
-    width, out = x["read"] / max(1, x["loads"]), y["written"] / max(1, y["stores"])
+    counts, launch = _counts_of(answer, "x"), _launch(answer)
+    width = sum(of["read"] for of in counts) / max(1, sum(of["loads"] for of in counts))
+    stored = [launch["counts"][name] for name in launch["writes"]]
+    out = sum(of["written"] for of in stored) / max(1, sum(of["stores"] for of in stored))
     if width < 15.9:
         return f"a load of x brings {width:.3g} bytes; with float4 it brings 16 (cols is a multiple of 4 here)"
     return f"a store to y takes {out:.3g} bytes; with float4 it takes 16" if out < 15.9 else None
 
 
 def _few_barriers(answer: Answer) -> str | None:
-    met = answer.value["counts"]["barriers"]
+    met = _launch(answer)["counts"]["barriers"]
     return f"a thread meets __syncthreads {met:.3g} times; 2 are enough: a warp adds by shuffles" if met > 2 else None
 
 
-def _sizes(rows: tuple[int, int], cols: tuple[int, int], orders: tuple[int, ...], step: int = 1, off: int = 0) -> Any:
+def _tree(answer: Answer) -> str | None:
+    """No thread reads as many parts as a thread does that adds up all of them alone."""
+    launch = _launch(answer)
+    loads, threads = launch["counts"]["shared_loads"], launch["block"]
+    most = max(2 * math.ceil(math.log2(threads)) + 8, threads // 2)
+    if loads > most:
+        return (f"one thread reads shared memory {loads} times while others wait; in a tree of {threads} threads it is "
+                f"{2 * math.ceil(math.log2(threads)) + 1} times")  # fmt: skip
+    return None
+
+
+def _sizes(rows: tuple[int, int], cols: tuple[int, int], step: int = 1, off: int = 0) -> Any:
     def inputs(draw: Draw) -> dict[str, Any]:
         r, c = draw.integer(*rows), draw.integer(*cols) * step + off
-        return {
-            "x": draw.tensor(r, c) * draw.choice([0.03, 1.0, 5.0]), "gamma": 1 + draw.tensor(c) / 2, "eps": 1e-3,
-            "orders": list(orders),
-        }  # fmt: skip
+        x = draw.tensor(r, c) * draw.choice([0.03, 1.0, 5.0])
+        return {"x": x, "gamma": 1 + draw.tensor(c) / 2, "eps": 1e-3}
 
     return inputs
 
 
 _HAND = {
     "x": torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0]]), "gamma": torch.tensor([1.0, 2.0, 1.0, -1.0]),
-    "eps": 0.0, "orders": [0],
+    "eps": 0.0,
 }  # fmt: skip
-_ANY = (0, 1, 2, 3, 4)
 
 NORM_ROWS = Exercise(
     "norm_rows",
-    drive=_drive,
+    function="norm",
     kernels=True,
     accept=[_right],
     cases=[
         Case("2 rows of 4", _HAND),
-        Case("one row, one column", _sizes((1, 1), (1, 1), (0,)), hidden=True),
-        Case("rows that do not fill the last block", _sizes((65, 90), (3, 40), (0, 1)), hidden=True, points=2),
-        Case("x is read twice at most", _sizes((3, 40), (3, 40), (0,)), hidden=True, accept=[_reads(2)]),
+        Case("one row, one column", _sizes((1, 1), (1, 1)), hidden=True),
+        Case(
+            "rows that do not fill the last block",
+            _sizes((65, 90), (3, 40)),
+            hidden=True,
+            points=2,
+            fixed=[_sizes((64, 64), (3, 3)), _sizes((129, 129), (2, 2))],
+        ),
+        Case("x is read twice at most", _sizes((3, 40), (3, 40)), hidden=True, accept=[_reads(2)]),
     ],
     hint="row = blockIdx.x * blockDim.x + threadIdx.x; return if row >= rows. A loop over cols adds the squares; then "
     "rsqrtf(sum / cols + eps); a second loop writes y.",
@@ -214,16 +273,18 @@ NORM_ROWS = Exercise(
 
 NORM_BLOCK = Exercise(
     "norm_block",
-    drive=_drive,
+    function="norm",
     kernels=True,
     accept=[_right],
     cases=[
         Case("2 rows of 4", _HAND),
-        Case("fewer columns than threads, and more", _sizes((2, 6), (40, 700), (0,)), hidden=True, points=2),
-        Case("in any order of the threads", _sizes((2, 4), (260, 600), _ANY), hidden=True, points=2),
-        Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (300, 600), (0,)), hidden=True, accept=[
+        Case("fewer columns than threads, and more", _sizes((2, 6), (40, 700)), hidden=True, points=2, fixed=[
+            _sizes((2, 2), (9, 9)), _sizes((3, 3), (256, 256)), _sizes((2, 2), (300, 600))]),
+        Case("the parts come together in a tree, not in one thread", _sizes((2, 4), (260, 600)), hidden=True, points=2,
+             accept=[_tree]),
+        Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (520, 600)), hidden=True, accept=[
             _coalesced]),
-        Case("x is read twice at most", _sizes((3, 6), (100, 500), (0,)), hidden=True, accept=[_reads(2)]),
+        Case("x is read twice at most", _sizes((3, 6), (100, 500)), hidden=True, accept=[_reads(2)]),
     ],
     hint="Thread t takes columns t, t + blockDim.x, ... It puts its sum into parts[t]. Then, with a __syncthreads() "
     "before each step: for s = blockDim.x / 2, /4, ..., 1 the threads below s add parts[t + s] to parts[t].",
@@ -231,16 +292,26 @@ NORM_BLOCK = Exercise(
 
 NORM_WARP = Exercise(
     "norm_warp",
-    drive=_drive,
+    function="norm",
     kernels=True,
     accept=[_right, _reads(2)],
     cases=[
         Case("2 rows of 4", _HAND),
-        Case("columns that are no multiple of 4", _sizes((2, 6), (10, 170), (0,), 4, 1), hidden=True),
-        Case("columns that are", _sizes((2, 6), (10, 260), (0,), 4), hidden=True),
-        Case("in any order of the threads", _sizes((2, 4), (65, 140), _ANY, 4), hidden=True),
-        Case("two barriers at most", _sizes((2, 4), (65, 140), (0,), 4), hidden=True, accept=[_few_barriers]),
-        Case("16 bytes a load and a store", _sizes((2, 4), (65, 140), (0,), 4), hidden=True, points=2, accept=[_wide]),
+        Case(
+            "columns that are no multiple of 4",
+            _sizes((2, 6), (10, 170), 4, 1),
+            hidden=True,
+            fixed=[_sizes((2, 2), (1, 1), 1, 2), _sizes((2, 2), (150, 150), 4, 3)],
+        ),
+        Case("columns that are", _sizes((2, 6), (10, 260), 4), hidden=True),
+        Case(
+            "one column to more than 1024",
+            _sizes((2, 3), (257, 300), 4),
+            hidden=True,
+            fixed=[_sizes((2, 2), (1, 1)), _sizes((1, 1), (1, 1), 4)],
+        ),
+        Case("two barriers at most", _sizes((2, 4), (65, 140), 4), hidden=True, accept=[_few_barriers]),
+        Case("16 bytes a load and a store", _sizes((2, 4), (65, 140), 4), hidden=True, points=2, accept=[_wide]),
     ],
     hint="A warp: for o = 16, 8, 4, 2, 1: v += __shfl_xor_sync(0xffffffff, v, o). Lane 0 of each warp writes "
     "parts[warp]; one __syncthreads(); then every warp adds up parts in the same way, lanes beyond the warps with 0. "

@@ -9,6 +9,7 @@
 //   shared memory                  poisoned with 0xff (NaN) before every block, so reading what nobody wrote shows
 //   missing barriers               a warp runs as far ahead of the others as barriers let it; `mm_emulator_order` chooses
 //                                  who goes first (0 forward, 1 backward, n > 1 a shuffle by seed): races give other results
+//   masks of a warp's waits        lanes that wait with one mask go on when all its live lanes wait with it
 //   deadlock                       some wait at one barrier, some at another: the launch returns 702 with a message
 //   stack overflow of a thread     a canary below each stack: 719
 //
@@ -76,6 +77,13 @@ struct State {
   std::mutex one_kernel;
   char message[256] = "";
   long long counters[4] = {0, 0, 0, 0};             // blocks, block barriers, warp waits, atomics; all threads together
+  bool running = false;
+  int error = 0;                                    // of `stop`
+  int (*met)() = nullptr;                           // asked before a barrier of the block opens; an error ends the launch
+  long long serial = 0;                             // blocks since the library was loaded
+  long long block_epoch = 0, warp_epochs[32] = {};  // barriers that have opened in this block
+  unsigned masks[1024];                             // of the wait of each lane
+  int lines[1024] = {}, sites[1024] = {};           // where each thread waits, if its text says so
 };
 inline State S;
 alignas(128) inline char dynamic_shared[227 * 1024];  // what a block of an H100 can have
@@ -86,6 +94,10 @@ struct Poisoned {  // a static shared array: poisoned now, when the first thread
 
 inline void leave(Fiber& f) {                       // back to the scheduler, until it is this fiber's turn again
   if (!_setjmp(f.here)) _longjmp(S.scheduler, 1);
+}
+[[noreturn]] inline void stop(int error) {          // a thread ends the launch
+  S.error = error;
+  _longjmp(S.scheduler, 1);
 }
 inline void wait(Wait why) {
   Fiber& f = S.fibers[S.current];
@@ -105,7 +117,11 @@ inline void resume(Fiber& f) {
   if (_setjmp(S.scheduler)) return;
   if (f.started) _longjmp(f.here, 1);
   f.started = true;
-  if (!f.stack) f.stack = (char*)mmap(nullptr, SLACK + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + SLACK;
+  if (!f.stack) {
+    char* memory = (char*)mmap(nullptr, SLACK + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(memory, 64 * 1024, PROT_NONE);         // who goes deeper ends the process, and reaches nothing
+    f.stack = memory + SLACK;
+  }
   std::memcpy(f.stack, &CANARY, sizeof CANARY);
   getcontext(&f.context);
   f.context.uc_stack.ss_sp = f.stack, f.context.uc_stack.ss_size = STACK, f.context.uc_link = nullptr;
@@ -116,32 +132,47 @@ inline int fail(int error) {                        // threads that hang in the 
   for (auto& f : S.fibers) f.started = false, f.done = true;
   return error;
 }
+inline bool live(int i) { return i < S.threads && !S.fibers[i].done; }
+// Let lanes go on that wait for each other: all live ones that a mask names wait, with this mask.
+inline bool open_warp(int first) {
+  bool opened = false;
+  for (int i = first; i < first + 32 && i < S.threads; ++i) {
+    if (!live(i) || S.fibers[i].wait != WARP) continue;
+    const unsigned mask = S.masks[i] | 1u << (i - first);
+    auto waits = [&](int j) { return live(j) && S.fibers[j].wait == WARP && (S.masks[j] | 1u << (j - first)) == mask; };
+    bool all = true;
+    for (int lane = 0; lane < 32 && all; ++lane) all = !(mask >> lane & 1) || !live(first + lane) || waits(first + lane);
+    if (!all) continue;
+    for (int j = i; j < first + 32; ++j)
+      if (waits(j)) S.fibers[j].wait = RUN;
+    opened = true;
+  }
+  S.warp_epochs[first / 32] += opened;
+  return opened;
+}
 // Run a warp until each of its live lanes waits for other warps. Returns 0, or an error.
 inline int run_warp(int first, bool& ran) {
-  for (;;) {
-    int alive = 0, waiting = 0;
+  do {
     for (int lane : S.lanes) {
       int i = first + lane;
-      if (i >= S.threads || S.fibers[i].done) continue;
-      if (S.fibers[i].wait == RUN) {
-        ran = true, S.current = i;
-        resume(S.fibers[i]);
-        if (std::memcmp(S.fibers[i].stack, &CANARY, sizeof CANARY)) {
-          std::snprintf(S.message, sizeof S.message, "thread %d needs more than %zu bytes of stack", i, STACK);
-          return fail(719);
-        }
+      if (i >= S.threads || S.fibers[i].done || S.fibers[i].wait != RUN) continue;
+      ran = true, S.current = i;
+      resume(S.fibers[i]);
+      if (std::memcmp(S.fibers[i].stack, &CANARY, sizeof CANARY)) {
+        std::snprintf(S.message, sizeof S.message, "thread %d needs more than %zu bytes of stack", i, STACK);
+        return fail(719);
       }
-      alive += !S.fibers[i].done, waiting += !S.fibers[i].done && S.fibers[i].wait == WARP;
+      if (S.error) return fail(S.error);
     }
-    if (!alive || alive != waiting) return 0;
-    for (int i = first; i < std::min(S.threads, first + 32); ++i) S.fibers[i].wait = RUN;
-  }
+  } while (open_warp(first));
+  return 0;
 }
 inline int run_block() {
   std::memset(dynamic_shared, 0xff, S.dynamic_bytes);
   for (auto& s : S.shared) std::memset(s.first, 0xff, s.second);
   for (int i = 0; i < S.threads; ++i) S.fibers[i].done = false, S.fibers[i].wait = RUN;
-  ++S.counters[0];
+  ++S.counters[0], ++S.serial;
+  S.block_epoch = 0, std::memset(S.warp_epochs, 0, sizeof S.warp_epochs);
   for (;;) {
     bool ran = false;
     for (int warp : S.warps)
@@ -150,6 +181,8 @@ inline int run_block() {
     for (int i = 0; i < S.threads; ++i) alive += !S.fibers[i].done, at_block += !S.fibers[i].done && S.fibers[i].wait == BLOCK;
     if (!alive) return 0;
     if (alive == at_block) {
+      if (int error = S.met ? S.met() : 0) return fail(error);
+      ++S.block_epoch;
       for (int i = 0; i < S.threads; ++i) S.fibers[i].wait = RUN;
     } else if (!ran) {
       std::snprintf(S.message, sizeof S.message,
@@ -173,6 +206,8 @@ int launch(dim3 grid, dim3 block, size_t smem, F&& body) {
     std::snprintf(S.message, sizeof S.message, "%lld blocks of %lld threads with %zu bytes of shared memory", blocks, threads, smem);
     return 9;                                       // cudaErrorInvalidConfiguration
   }
+  struct Running { Running() { S.running = true; } ~Running() { S.running = false; } } while_running;
+  S.error = 0, std::memset(S.masks, 0xff, sizeof S.masks);
   S.grid = grid, S.block = block, S.threads = (int)threads, S.dynamic_bytes = smem, S.body = body;
   if ((long long)S.fibers.size() < threads) S.fibers.resize(1024);
   S.slots.assign(1024, ~0ull);

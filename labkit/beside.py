@@ -1,0 +1,62 @@
+"""The judge's own process beside a learner's: the memory and the emulator that a check counts in.
+
+The problem in a sentence: what a learner's process says about itself can be forged; that a launch happened, or that a
+tile was loaded, is evidence only where the learner's code is not.
+
+    learner's process                        judge's process
+      kernel(x, y, n, grid=.., block=..) --->  kernels   launches, counts, keeps   (`kernel_service`)
+      memory.load("k", 0, 64)            --->  memory    copies rows, counts       (`hbm`)
+                                              -- evidence ------------------------------> decide
+
+`run` is what the nursery starts (`Nursery.call(beside=...)`). It gives up files, network and programs before the first
+native code of a learner's runs in it, and dies without taking a verdict along: then the judge says how it ended.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit import sandbox
+from labkit.broker import Service, serve
+from labkit.hbm import MemoryService
+from labkit.kernel_service import KernelService
+
+MEMORY = 4 << 30  # bytes of address space above what it starts with
+
+
+def run(lines: Sequence[socket.socket], control: socket.socket, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Serve one learner's process until the judge has its answer.
+
+    Args:
+        job: `libraries`, {digest: what `cuda.compile_cell` made of a text}, or None; `memory`, the tensors of each
+            trial by name, or None; `hidden`, a folder that stays closed; `seconds`.
+
+    Returns:
+        {"kernels": the launches of each trial, "memory": what was moved in each trial}, as far as they were asked for.
+    """
+    torch.set_num_threads(1)
+    services: dict[str, Service] = {}
+    if job["libraries"] is not None:
+        _limit(job["seconds"])
+        sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),))
+        folder = Path.cwd() / "kernels"
+        folder.mkdir()
+        services["kernels"] = KernelService(job["libraries"], folder)
+    if job["memory"] is not None:
+        services["memory"] = MemoryService(job["memory"])
+    return serve(lines, control, services)
+
+
+def _limit(seconds: float) -> None:
+    soft = int(2 * seconds) + 5
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, soft))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        size = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY,) * 2)

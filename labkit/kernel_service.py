@@ -1,0 +1,140 @@
+"""Launches of a learner's kernels in the judge's process: asked for over a line, counted and kept where they happen.
+
+The problem in a sentence: an object in place of `Kernel`, torch behind a kernel that copies, counts that Python wrote:
+all look the same to a check that asks the learner's process what its kernel did.
+
+The learner's process says which text, with which arguments, on how many threads. What it gets back is the contents of
+the arrays that are not const. The judge gets, of each launch, what it was given and what came of it:
+
+| entry       | what                                                                                              |
+|-------------|---------------------------------------------------------------------------------------------------|
+| `name`      | of the kernel; `text`, the digest of its text                                                     |
+| `arrays`    | {parameter: tensor as it was given}; `numbers`: {parameter: int or float}                         |
+| `grid`      | and `block`                                                                                       |
+| `outputs`   | for each order of the threads that was tried: {parameter that is not const: tensor}               |
+| `writes`    | {parameter that is not const: how often each number was written}                                  |
+| `counts`    | as `Kernel.counts`                                                                                |
+| `note`      | what explains a wrong result; `error` and `line`: why the launch failed                           |
+
+Arrays that are not const hold NaN before a launch, whatever the learner put there: a kernel writes them, and what was
+in them before can be no answer. Each launch is run in several orders of its threads, from the same start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.broker import Letter
+from labkit.cuda_text import Parameter
+from labkit.emulator import CHECKED_TURNS, Emulator, LaunchError, fitting
+from minimegatron.kernels.launch import KernelError
+
+ORDERS = (0, 1, 2, 3)
+_MAX_LAUNCHES = 256  # in one trial
+_MAX_NUMBERS = 1 << 22  # in all arrays of all launches
+
+
+class KernelService:
+    """A `broker.Service`.
+
+    Args:
+        libraries: {digest: {"library": bytes as a tensor, "name": str, "parameters": [[kind, name], ...]}}.
+        folder: where libraries are put to be loaded.
+    """
+
+    def __init__(self, libraries: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+        self._known: dict[str, tuple[Path, str, list[Parameter]]] = {}
+        self._loaded: dict[str, Emulator] = {}
+        for digest, one in libraries.items():
+            path = folder / f"{digest}.so"
+            path.write_bytes(one["library"].numpy().tobytes())
+            self._known[digest] = path, one["name"], [Parameter(*pair) for pair in one["parameters"]]
+        self._trials: list[list[dict[str, Any]]] = []
+        self._numbers = 0
+
+    def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
+        """`{"do": "trial"}` begins a trial; `{"do": "launch", "text", "numbers", "grid", "block"}` launches.
+
+        Raises:
+            KernelError: there is no such text, or its arguments do not fit.
+        """
+        number = header["id"]
+        if header["do"] == "trial":
+            self._trials.append([])
+            return [(rank, {"id": number}, ())]
+        text = header["text"]
+        if text not in self._known:
+            raise KernelError('this kernel was not compiled before the check: write its text in Kernel(r"""...""")')
+        _, name, parameters = self._known[text]
+        args = _arguments(parameters, tensors, list(header["numbers"]))
+        grid, block = header["grid"], header["block"]
+        fitting(name, parameters, args, grid, block)
+        self._numbers += sum(tensor.numel() for tensor in tensors)
+        if not self._trials or len(self._trials[-1]) >= _MAX_LAUNCHES or self._numbers > _MAX_NUMBERS:
+            raise KernelError("so many launches, or such large arrays, are none that a check of a kernel needs")
+        record = self._launched(text, args, grid, block)
+        self._trials[-1].append(record)
+        if record["error"]:
+            return [(rank, {"id": number, "failed": record["error"], "line": record["line"]}, ())]
+        first = record["outputs"][0]
+        return [(rank, {"id": number, "counts": record["counts"]}, [first[name] for name in first])]
+
+    def _launched(self, text: str, args: list[Any], grid: int, block: int) -> dict[str, Any]:
+        path, name, parameters = self._known[text]
+        if text not in self._loaded:
+            self._loaded[text] = Emulator(path, name, parameters)
+        named = list(zip(parameters, args, strict=True))
+        record: dict[str, Any] = {
+            "name": name, "text": text, "grid": grid, "block": block, "outputs": [], "writes": {}, "counts": {},
+            "note": "", "error": "", "line": 0,
+            "arrays": {p.name: value.clone() for p, value in named if "*" in p.kind},
+            "numbers": {p.name: value for p, value in named if "*" not in p.kind},
+        }  # fmt: skip
+        for order in ORDERS:
+            fresh = [_before(p, value) for p, value in named]
+            try:
+                done = self._loaded[text].launch(fresh, grid, block, order=order, turns=CHECKED_TURNS, quiet=True)
+            except LaunchError as error:
+                record.update(error=error.what, line=error.line)
+                return record
+            if order == 0:
+                record.update(counts=done.counts, writes=done.writes)
+            record["note"] = record["note"] or done.note
+            record["outputs"].append({p.name: a for p, a in zip(parameters, fresh, strict=True) if _is_written(p)})
+        return record
+
+    def gone(self, rank: int) -> Iterable[Letter]:
+        return []
+
+    def idle(self) -> Iterable[Letter]:
+        return []
+
+    def evidence(self) -> list[list[dict[str, Any]]]:
+        """The launches of each trial."""
+        return self._trials
+
+
+def _is_written(parameter: Parameter) -> bool:
+    return parameter.kind in ("float*", "int*")
+
+
+def _before(parameter: Parameter, value: Any) -> Any:
+    """What the kernel gets for an argument."""
+    if "*" not in parameter.kind:
+        return value
+    if not _is_written(parameter):
+        return value.clone()
+    return torch.full_like(value, torch.nan if value.dtype.is_floating_point else -(1 << 31))
+
+
+def _arguments(parameters: list[Parameter], tensors: list[torch.Tensor], numbers: list[Any]) -> list[Any]:
+    """Arguments in the order of the parameters."""
+    arrays = sum("*" in p.kind for p in parameters)
+    if len(tensors) != arrays or len(numbers) != len(parameters) - arrays:
+        raise KernelError(f"the kernel takes {arrays} tensors and {len(parameters) - arrays} numbers")
+    of_tensors, of_numbers = iter(tensors), iter(numbers)
+    return [next(of_tensors) if "*" in p.kind else next(of_numbers) for p in parameters]
