@@ -66,7 +66,7 @@ class Call:
     Attributes:
         name: `all_reduce`, `send`, ... as in torch.distributed.
         nbytes: the larger of what goes in and what comes out, as `trace` counts.
-        peer: the other rank of a send or receive, within the group; -1 otherwise.
+        peer: the other rank of a send or receive, its place in the case whatever the group; -1 otherwise.
         at: how many operations of torch came before it on this rank.
         group: global ranks of its group; in a check on some ranks of a larger world, their places among those.
         started: its number in the order of all starts, waits and marks of all ranks; -1 where no broker was there.
@@ -161,8 +161,12 @@ class Evidence:
         """
         entries = [Entry(*entry) for entry in log]
         here = {rank: place for place, rank in enumerate(places)}
+
+        def peer_of(entry: Entry) -> int:
+            return here.get(entry.group[entry.peer], -1) if entry.peer >= 0 else -1
+
         calls = tuple(
-            Call(e.name, max(e.sent, e.received), e.peer, e.at, tuple(here.get(r, -1) for r in e.group), e.started,
+            Call(e.name, max(e.sent, e.received), peer_of(e), e.at, tuple(here.get(r, -1) for r in e.group), e.started,
                  e.waited, e.sent, e.received, e.waited_at)
             for e in entries if e.name != "mark"
         )  # fmt: skip

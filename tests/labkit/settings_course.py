@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from labkit.checks import to_the_next
 from labkit.exercises import Case, Draw, Exercise, Lab
 
 Inputs = list[dict[str, Any]]
@@ -29,6 +30,10 @@ def row_of(ranks: Inputs) -> list[dict[str, Any]]:
     return [{"dp": total, "edp": sum(ranks[p]["x"] for p in range(r % 2, len(ranks), 2))} for r in range(len(ranks))]
 
 
+def from_before(ranks: Inputs) -> list[torch.Tensor]:
+    return [ranks[r - 1]["x"] for r in range(len(ranks))]
+
+
 def two_axes(exercise: Any, x: Any, dp: Any, edp: Any) -> dict[str, Any]:
     return {"dp": exercise.over(x, dp), "edp": exercise.over(x, edp)}
 
@@ -46,6 +51,7 @@ LAB = Lab(
         Exercise("total", reference=summed, cases=HIDDEN, group="group", seconds=5),
         Exercise("over", reference=row_of, drive=two_axes, cases=HIDDEN, seconds=5,
                  axis={"dp": None, "edp": by_parity}),
+        Exercise("pass_on", reference=from_before, cases=HIDDEN, seconds=5, axis="cp", accept=[to_the_next]),
         Exercise("own_group", reference=summed, cases=HIDDEN, seconds=5),
         Exercise("into", function="into", reference=lambda x, out: 2 * x, changes=("out",), seconds=2,
                  cases=[Case("into out", {"x": torch.ones(2), "out": torch.zeros(2)})]),

@@ -39,6 +39,16 @@ def own_group(x):
     dist.all_reduce(x, group=group)
     return x
 """
+PASS_ON = """
+import torch
+import torch.distributed as dist
+def pass_on(x, cp):
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sent = dist.isend(x.contiguous(), cp.ranks[(cp.rank + 1) % cp.size])
+    dist.recv(y, cp.ranks[cp.rank - 1])
+    sent.wait()
+    return y
+"""
 PLUS = "def plus(x, n):\n    return x + n\n"
 
 
@@ -50,7 +60,9 @@ def notes(verdict: Verdict) -> list[str]:
     return [row.note for row in verdict.rows]
 
 
-@pytest.mark.parametrize(("exercise", "source"), [("total", TOTAL), ("over", OVER), ("own_group", OWN), ("plus", PLUS)])
+@pytest.mark.parametrize(
+    ("exercise", "source"), [("total", TOTAL), ("over", OVER), ("own_group", OWN), ("plus", PLUS), ("pass_on", PASS_ON)]
+)
 def test_what_is_right_in_every_setting_passes(nursery: Nursery, exercise: str, source: str) -> None:
     verdict = check(nursery, exercise, source)
     assert verdict.state == "passed", verdict
@@ -164,6 +176,14 @@ def test_only_the_setting_is_wrong(nursery: Nursery) -> None:
     global_rank = check(nursery, "total", own)
     assert [row.points for row in global_rank.rows] == [1, 1, 1, 0], global_rank
     assert notes(global_rank)[3].startswith("with a group smaller than the world: wrong")
+
+
+@pytest.mark.parametrize("group", ["", ", group=cp.group"])
+def test_neighbours_are_those_of_the_case_whatever_the_group(nursery: Nursery, group: str) -> None:
+    """In the smaller group the next rank of the ring is not the next of the world."""
+    source = PASS_ON.replace("% cp.size])", f"% cp.size]{group})").replace("rank - 1])", f"rank - 1]{group})")
+    verdict = check(nursery, "pass_on", source)
+    assert verdict.state == "passed", verdict
 
 
 def test_what_is_wrong_everywhere_is_not_laid_on_a_setting(nursery: Nursery) -> None:
