@@ -21,7 +21,8 @@
 | `nursery`, `replies`    | how they live; what becomes of them                                       |
 | `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
 | `hbm`                   | a memory that counts                                                      |
-| `sandbox`               | what such a process may do to the machine: compute                        |
+| `sandbox`               | what such a process may do to the machine: compute; `namespaces`,         |
+|                         | `landlock`, `seccomp`: by which means; `promises`: whether they hold here |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `build`                 | one source for the lab and its solution                                   |

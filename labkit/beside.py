@@ -43,11 +43,11 @@ def run(lines: Sequence[socket.socket], control: socket.socket, job: Mapping[str
     torch.set_num_threads(1)
     services: dict[str, Service] = {}
     if job["libraries"] is not None:
+        _limit(job["seconds"])
+        sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),))
         folder = Path.cwd() / "kernels"
         folder.mkdir()
         services["kernels"] = KernelService(job["libraries"], folder)
-        _limit(job["seconds"])
-        sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),))
     if job["memory"] is not None:
         services["memory"] = MemoryService(job["memory"])
     return serve(lines, control, services)

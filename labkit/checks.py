@@ -86,13 +86,13 @@ def in_order(*steps: str) -> Accept:
 def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
     """While a communication `name` travels, each rank computes matrix products of so many multiply-adds in all.
 
-    It travels from its start to the next `wait`; one that is not waited for counts as not travelling.
+    It travels from its start to the first wait for it; one that is not waited for counts as not travelling.
     """
 
     def accept(answer: Answer) -> str | None:
         bound = multiply_adds(answer.inputs)
         for rank, one in enumerate(answer.evidence):
-            done = sum(_between(list(one.order), name))
+            done = _during(one, name)
             if done < bound:
                 return (f"rank {rank} computes {done} multiply-adds while {name} travels, of {int(bound)} that could "
                         "be done meanwhile")  # fmt: skip
@@ -101,18 +101,11 @@ def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
     return accept
 
 
-def _between(order: list[tuple[str, int]], name: str) -> list[int]:
-    """Multiply-adds of every product between a start of `name` and the wait after it."""
-    found: list[int] = []
-    meanwhile: list[int] | None = None
-    for what, much in order:
-        if what == name and meanwhile is None:
-            meanwhile = []
-        elif what == "wait" and meanwhile is not None:
-            found, meanwhile = found + meanwhile, None
-        elif what == "matmul" and meanwhile is not None:
-            meanwhile.append(much)
-    return found
+def _during(one: Evidence, name: str) -> int:
+    """Multiply-adds of every product between a start of `name` and the first wait for it."""
+    times = [(call.at, call.waited_at) for call in one.calls if call.name == name and call.waited is not None]
+    products = [(at, much) for at, (what, much) in zip(one.places, one.order, strict=True) if what == "matmul"]
+    return sum(much for at, much in products if any(start < at <= end for start, end in times))
 
 
 def started_before(mark: str, name: str, times: Callable[[Any], int]) -> Accept:

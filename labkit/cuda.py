@@ -218,7 +218,7 @@ def compile_cell(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
     """
     from labkit import sandbox
 
-    sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),), programs=True)
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),), programs=True, extra=(Path(job["header"]),))
     try:
         found = texts(job["cell"])
         if any(todo(source) for source, _ in found):

@@ -72,6 +72,7 @@ class Call:
         started: its number in the order of all starts, waits and marks of all ranks; -1 where no broker was there.
         waited: number of the first wait for it in the same order; None when it was never waited for.
         sent, received: bytes to and from the broker.
+        waited_at: as `at`, when it was first waited for.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Call:
     waited: int | None = None
     sent: int = 0
     received: int = 0
+    waited_at: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Evidence:
         here = {rank: place for place, rank in enumerate(places)}
         calls = tuple(
             Call(e.name, max(e.sent, e.received), e.peer, e.at, tuple(here.get(r, -1) for r in e.group), e.started,
-                 e.waited, e.sent, e.received)
+                 e.waited, e.sent, e.received, e.waited_at)
             for e in entries if e.name != "mark"
         )  # fmt: skip
         seen = zip(self.places, self.order, strict=False)

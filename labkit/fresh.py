@@ -31,8 +31,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.nursery import SHARED, Limits
-from labkit.replies import Answers, Process, Reply, ends, used
+from labkit.nursery import Limits
+from labkit.replies import Answers, Process, Reply, ends, held, used
+from labkit.sandbox import THREADS
 from minimegatron.errors import DeadlineError, RankError
 from minimegatron.launch.fork_server import ENVIRONMENT, REPLY_SECONDS, START_SECONDS, ForkServer
 
@@ -42,9 +43,14 @@ _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRU
 
 
 class Nursery:
-    """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it."""
+    """The server that forks. It starts at its first use, or at `warm_up`; `close`, or leaving `with`, ends it.
 
-    def __init__(self) -> None:
+    Args:
+        without: calls that the kernel shall not allow it, as another machine's; for tests.
+    """
+
+    def __init__(self, without: Sequence[str] = ()) -> None:
+        self._without = without
         self._server: ForkServer | None = None
         self._over = False
 
@@ -60,7 +66,7 @@ class Nursery:
             raise RankError("the run was interrupted")
         if self._server is None or self._server.process.poll() is not None:
             self.close()
-            self._server = ForkServer("labkit.nursery", environment=_environment(), cwd="/")
+            self._server = ForkServer("labkit.nursery", *self._without, environment=_environment(), cwd="/")
         return self._server
 
     def close(self) -> None:
@@ -98,7 +104,6 @@ class Nursery:
         try:
             server = self.warm_up()
             folder = Path(tempfile.mkdtemp(dir=server.folder))
-            (folder / SHARED).mkdir()
             job = _Job(server, folder, limits, path)
             with job.processes:
                 return job.run(function, jobs, beside)
@@ -181,17 +186,23 @@ class _Job:
         while answers.waiting.intersection(ranks) and (left := deadline - time.monotonic()) > 0:
             if time.monotonic() - looked > _LOOK_SECONDS:
                 looked = time.monotonic()
-                if self._is_full():
+                if self.server.process.poll() is not None:
+                    raise ConnectionError("it was killed")
+                if self._too_much(ranks):
                     break
             answers.read(min(left, _LOOK_SECONDS))
             if not running and len(answers.started) == len(self.started):
                 running, deadline = True, time.monotonic() + self.limits.seconds
         late = sorted(answers.waiting.intersection(ranks))
-        why = f"wrote more than {self.limits.disk >> 20} MiB of files"
-        return dict.fromkeys(late, why) if late and self._is_full() else {}
+        why = self._too_much(ranks) if late else ""
+        return dict.fromkeys(late, why) if why else {}
 
-    def _is_full(self) -> bool:
-        return used(self.folder, self.limits.disk) > self.limits.disk
+    def _too_much(self, ranks: Collection[int]) -> str:
+        """What the ranks have taken beyond their limits, or ""."""
+        unnamed, threads = zip(*(held(self.started[rank].pid) for rank in ranks), strict=True)
+        if used(self.folder, self.limits.disk) + sum(unnamed) > self.limits.disk:
+            return f"wrote more than {self.limits.disk >> 20} MiB of files"
+        return f"started more than {THREADS} threads" if max(threads) > THREADS else ""
 
 
 def _environment() -> dict[str, str]:

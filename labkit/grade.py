@@ -12,6 +12,7 @@ Notebooks are never run as a whole and their outputs are not read. Each exercise
 | `marks`, `report`    | what is written                                                     |
 | `regrade`            | the same run again, or what has changed since                       |
 | `sandbox`, `fresh`   | what a submission can do to the machine                             |
+| `promises`           | whether that holds on this machine                                  |
 
 Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed, or this program, or
 the machine has no compiler for what was handed in, or marks are not those of the run that is repeated; 2 the command
@@ -22,13 +23,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import os
 import pkgutil
 import re
 import secrets
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,11 @@ from typing import Any
 from tqdm import tqdm
 
 from labkit import marks as files
-from labkit import regrade, report, sandbox
+from labkit import promises, regrade, report
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.grading import Course, Mark, grade
 from labkit.handed_in import passed_over
-from labkit.nursery import Limits
 from labkit.shown import clean
 from labkit.submissions import collect
 from minimegatron.errors import ConfigError, did_you_mean
@@ -91,7 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         nurseries = [stack.enter_context(Nursery()) for _ in range(min(options.jobs, len(submissions)))]
         for nursery in nurseries:
             nursery.warm_up()
-        run["prevented"] = _prevented(nurseries[0])
+        run["prevented"] = promises.tried(nurseries[0], [options.submissions])
+        run["trusted"] = options.trust
+        if not options.trust:
+            promises.required(run["prevented"])
         bar = stack.enter_context(tqdm(total=len(submissions), unit="submission", disable=options.quiet or None))
 
         def on_mark(mark: Mark) -> None:
@@ -102,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             submissions, courses, seed=run["seed"], nurseries=nurseries, only=only, on_mark=on_mark
         )
     run["complete"] = not interrupted
+    marks = [_remarked(mark, run["prevented"]) for mark in marks]
     _write(options, marks, run)
     print(f"{summary(marks)}\nseed of the hidden cases: {run['seed']}")
     if interrupted:
@@ -162,6 +166,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="NAME,...", help="these exercises only")
     parser.add_argument("--jobs", type=int, default=1, help="submissions at once (1); an exercise takes up to 4 ranks")
     parser.add_argument("--seed", default="", help="of the hidden cases; by default a new secret one, kept in --json")
+    parser.add_argument("--trust", action="store_true", help="grade although this machine does not keep submissions "
+                        "apart; the marks say so")  # fmt: skip
     parser.add_argument("--regrade", type=Path, metavar="JSON", help="grade as in the run that wrote this --json: "
                         "the same marks, byte for byte, or what has changed since")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -212,11 +218,12 @@ def _choose_exercises(wanted: str, labs: Sequence[Lab]) -> tuple[str, ...]:
     return names
 
 
-def _prevented(nursery: Nursery) -> dict[str, bool]:
-    """{what a submission might do: whether this machine prevents it}, tried."""
-    with tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
-        [reply] = nursery.call(sandbox.probe, [{"outside": f"{folder}/probe"}], Limits(seconds=20))
-    return dict(reply.value) if isinstance(reply.value, dict) else {}
+def _remarked(mark: Mark, prevented: Mapping[str, bool]) -> Mark:
+    """A mark that was given on trust says what the submission could have done."""
+    could = [name for name, held in prevented.items() if not held]
+    remarks = (f"on trust: it could {', '.join(could)}",) if could else ()
+    submission = dataclasses.replace(mark.submission, remarks=(*mark.submission.remarks, *remarks))
+    return dataclasses.replace(mark, submission=submission)
 
 
 def _write(options: argparse.Namespace, marks: Sequence[Mark], run: Mapping[str, Any]) -> None:

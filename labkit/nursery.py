@@ -26,10 +26,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from labkit import channel, plain, sandbox
+from labkit import channel, plain, sandbox, seccomp
 from minimegatron.launch.fork_server import obey
 
-SHARED = "shared"  # folder beside those of the ranks, in which they meet
 _PRELOAD = "labkit.player"  # imports all that a rank needs; its `rehearse` loads what torch loads late
 
 
@@ -64,10 +63,18 @@ class Failed(Exception):
         self.value = value
 
 
-def serve(sock: socket.socket, folder: str, _: list[str]) -> None:
-    """Import torch, leave the network, then fork ranks until the caller hangs up."""
+def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
+    """Import torch, leave the network, then fork ranks until the caller hangs up.
+
+    Args:
+        refused: calls to the kernel that fail, as on a machine that does not allow them; for tests.
+    """
     importlib.import_module(_PRELOAD).rehearse()
-    sandbox.leave_network()
+    if refused:
+        seccomp.refuse(*refused)
+    scratch = tempfile.mkdtemp(dir=folder)
+    sandbox.begin(scratch)
+    os.rmdir(scratch)
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
     obey(sock, folder, live)
@@ -87,6 +94,7 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
     limits = Limits(**order["limits"])
     os.chdir(order["folder"])
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = order["folder"]
+    sandbox.room(limits.disk // order["world"])
     faulthandler.enable(stack)
     _limit(limits, beside=order["rank"] is None)
     with open(job, "rb") as text:

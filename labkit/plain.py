@@ -27,6 +27,7 @@ import decimal
 import fractions
 import json
 import math
+import sys
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
@@ -50,6 +51,8 @@ MAX_ITEMS = 100_000  # of an iterator, which may have no end
 MAX_BITS = 13_000  # of an int: Python's json reads 4300 digits
 MAX_TENSOR = 256 << 20
 _MAX_KEY = 1 << 60  # larger ints can be chosen so that all have one hash, and a dict of them takes hours
+_WORD = 1 << 64
+_ATOMS = {bool, int, float, str, type(None)}
 _BYTES = str | bytes | bytearray | memoryview
 _WANTED = "return numbers, strings, lists, dicts or tensors"
 
@@ -119,6 +122,9 @@ class _Settling:
                 _key(self.settle(key, path, depth + 1)): self.settle(item, (*path, key), depth + 1)
                 for key, item in value.items()
             }
+        if type(value) in (list, tuple) and _is_flat(value) and self.values + len(value) <= (self.most or sys.maxsize):
+            self.values += len(value)
+            return list(value)
         if isinstance(value, Iterator):
             return self._read(value, path, depth)
         if isinstance(value, Sequence | KeysView | ValuesView | ItemsView) and not isinstance(value, _BYTES):
@@ -132,6 +138,12 @@ class _Settling:
                 raise DataError(f"{_place(path)} is a {type(values).__name__} of more than {MAX_ITEMS:,} items")
             found.append(self.settle(item, (*path, i), depth + 1))
         return found
+
+
+def _is_flat(values: Any) -> bool:
+    """Whether nothing in it needs to be looked at: numbers and texts of Python's own, none of them huge."""
+    kinds = set(map(type, values))
+    return kinds <= _ATOMS and (int not in kinds or all(-_WORD < item < _WORD for item in values if type(item) is int))
 
 
 def _place(path: tuple[Any, ...]) -> str:
@@ -167,7 +179,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {"tensor": _encode_tensor(value)}
     if isinstance(value, list):
-        return [_encode(item) for item in value]
+        return value if _is_flat(value) else [_encode(item) for item in value]
     if isinstance(value, dict):
         return {"dict": [[_encode(list(key) if isinstance(key, tuple) else key), _encode(item)]
                          for key, item in value.items()]}  # fmt: skip
@@ -211,7 +223,7 @@ def _decode(value: Any, depth: int) -> Any:
     if depth > 3 * _OWN_DEPTH:  # a dict is three levels of JSON
         raise ValueError("too deep")
     if isinstance(value, list):
-        return [_decode(item, depth + 1) for item in value]
+        return value if _is_flat(value) else [_decode(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     [(tag, content)] = value.items()

@@ -45,7 +45,11 @@ BEGIN = "the call begins"  # a mark of each rank, before the learner's code is i
 
 
 def rehearse() -> None:
-    """Load, before any fork, the modules that torch imports at its first operation under a dispatch mode (1 s)."""
+    """Before any fork, let torch load what it imports at its first operation under a dispatch mode (1 s).
+
+    And let it find out, from files that no rank sees, which instructions the processor has: it computes with them.
+    """
+    torch.backends.cpu.get_cpu_capability()
     with OpRecorder():
         torch.ones(1)
 
@@ -57,7 +61,7 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), network=False, hidden=(Path(job["hidden"]),))
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),))
     _install(job["sources"])
     cuda.Kernel.judged = "kernels" in job.get("services", ())
     done: list[dict[str, Any]] = []

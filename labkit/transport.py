@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -26,8 +27,9 @@ from typing import Any
 import torch
 
 from labkit.broker import Letter, serve
+from labkit.plain import DTYPES
 from labkit.transport_log import Log
-from labkit.transport_math import Part, results, whole
+from labkit.transport_math import Part, results, shown, whole
 from labkit.transport_store import Keys
 from labkit.transport_waits import Thing, Waits
 from minimegatron.errors import DataError, MinimegatronError
@@ -254,8 +256,8 @@ class Transport:
         thing.lacks, thing.any_of = others.copy, peer < 0
         thing.entry = self._log.start(rank, str(header["op"]), group.ranks, header.get("at"), peer)
         thing.entry.sent = nbytes if sends else 0
-        mine = _Message(source, target, tag, thing, nbytes, str(header.get("shown", ""))[:80],
-                        tensors[0] if sends else None)  # fmt: skip
+        dtype, shape = (tensors[0].dtype, list(tensors[0].shape)) if sends else _told(header, nbytes)
+        mine = _Message(source, target, tag, thing, nbytes, shown(dtype, shape), tensors[0] if sends else None)
         queue, waiting = (group.sends, group.receives) if sends else (group.receives, group.sends)
         for other in waiting:
             if _meet(mine, other):
@@ -316,6 +318,8 @@ class Transport:
 
     def _ask_keys(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> list[Letter]:
         thing = self._keys.asked(rank, header, tensors)
+        thing.entry = self._log.start(rank, "store", tuple(range(self.ranks)), header.get("at"))
+        thing.entry.sent = 8 + sum(tensor.nbytes for tensor in tensors)  # a key and a number tell something, too
         seconds = header.get("seconds")
         return self._waits.add(thing, header["id"], _threads(header),
                                float(seconds) if isinstance(seconds, int | float) else None)  # fmt: skip
@@ -337,6 +341,14 @@ def _lacking(group: _Group, call: _Call) -> list[int]:
 def _meet(one: _Message, other: _Message) -> bool:
     same = one.source == other.source or -1 in (one.source, other.source)
     return same and one.target == other.target and one.tag == other.tag
+
+
+def _told(header: dict[str, Any], nbytes: int) -> tuple[torch.dtype, list[int]]:
+    """The dtype and shape of a receiver's buffer, if they are those of so many bytes; another rank may be told them."""
+    dtype, shape = DTYPES[str(header["dtype"])], [whole(n) for n in list(header["shape"])[:16]]
+    if math.prod(shape) * dtype.itemsize != nbytes:
+        raise DataError(f"a buffer of {nbytes} bytes that is not of its dtype and shape")
+    return dtype, shape
 
 
 def _threads(header: dict[str, Any]) -> int:

@@ -380,7 +380,7 @@ class BrokerGroup(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> BrokerWork:
         [tensor] = tensors
         _contiguous(tensor)
-        return self._start("send", [tensor], [], peer=target, tag=tag, shown=_shown(tensor))
+        return self._start("send", [tensor], [], peer=target, tag=tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> BrokerWork:
         [tensor] = tensors
@@ -389,7 +389,9 @@ class BrokerGroup(dist.ProcessGroup):
         def put(given: list[Tensor]) -> None:
             _fill([tensor], given[0].view(tensor.dtype))
 
-        return self._start("recv", [], [tensor], put, peer=source, tag=tag, nbytes=tensor.nbytes, shown=_shown(tensor))
+        [[dtype, _]] = _named([tensor])
+        return self._start("recv", [], [tensor], put, peer=source, tag=tag, nbytes=tensor.nbytes, dtype=dtype,
+                           shape=list(tensor.shape))  # fmt: skip
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> BrokerWork:
         return self.recv(tensors, -1, tag)
@@ -433,6 +435,10 @@ def _units(tensors: Sequence[Tensor]) -> list[list[Any]]:
             raise RuntimeError("Invalid scalar type")
         if tensor.layout != torch.strided:
             raise RuntimeError("unsupported layout")
+    return _named(tensors)
+
+
+def _named(tensors: Sequence[Tensor]) -> list[list[Any]]:
     return [[str(tensor.dtype).removeprefix("torch."), tensor.numel()] for tensor in tensors]
 
 
@@ -457,10 +463,6 @@ def _root(opts: Any, more: dict[str, Any]) -> int:
 def _contiguous(tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise RuntimeError("input tensor has to be contiguous")
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -19,6 +19,7 @@ forms have several). A *unit* is what one rank has of one tensor: n numbers of a
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,8 +110,8 @@ class Part:
 
     def __str__(self) -> str:
         facts = [f"{_name(dtype)} [{n}]" for dtype, n in self.units[:2]] if self.op != "all_to_all" else []
-        if len(self.units) == 1 and self.shape:
-            facts = [f"{_name(self.units[0][0])} {list(self.shape)}"]
+        if len(self.units) == 1 and self.shape and math.prod(self.shape) == self.units[0][1]:
+            facts = [shown(self.units[0][0], self.shape)]
         facts += ["..."] if len(self.units) > 2 else []
         facts += [self.reduce] if self.reduce not in ("", "sum") else []
         facts += [f"root {self.root}"] if self.root >= 0 else []
@@ -189,6 +190,11 @@ def _exchanged(parts: Sequence[Part], ranks: Sequence[int]) -> list[Tensors]:
                 )
     sent_by = [part.tensors[0].split([n * part.units[0][1] for n in part.give]) for part in parts]
     return [[torch.cat([sent_by[i][j] for i in range(len(parts))])] for j in range(len(parts))]
+
+
+def shown(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """A tensor in a message that another rank may read, with nothing in it that the sender could choose freely."""
+    return f"{_name(dtype)} {list(shape) if math.prod(shape) else [0]}"
 
 
 def _name(dtype: torch.dtype) -> str:
