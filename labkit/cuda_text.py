@@ -61,7 +61,8 @@ def texts(cell: str) -> list[tuple[str, int]]:
 def translated(source: str, line: int, on_gpu: bool) -> str:
     """The whole file for a compiler: the kernel under the line numbers of the cell, then its launcher."""
     name, parameters, code = parsed(source, line)
-    arrays = [what for kind, what in parameters if "*" in kind]
+    pointers = [(kind, what) for kind, what in parameters if "*" in kind]
+    arrays = [what for _, what in pointers]
     declared = [
         *(f"{_C_TYPES.get(kind, 'void*')} a_{what}" for kind, what in parameters),
         *(f"int64_t n_{what}" for what in arrays), "int grid", "int block", "void* stream",
@@ -71,7 +72,10 @@ def translated(source: str, line: int, on_gpu: bool) -> str:
         launch = f"MM_LAUNCH({name}, (unsigned)grid, (unsigned)block, 0, stream, {passed})"
         body = f"  return {launch};\n"
     else:
-        known = "".join(f'  lab::array({i}, "{what}", a_{what}, n_{what});\n' for i, what in enumerate(arrays))
+        known = "".join(
+            f'  lab::array({i}, "{what}", a_{what}, n_{what}, {str(kind.startswith("const")).lower()});\n'
+            for i, (kind, what) in enumerate(pointers)
+        )
         passed = "".join(
             f", lab::Counted<{kind.removesuffix('*')}>({arrays.index(what)})" if "*" in kind else f", ({kind})a_{what}"
             for kind, what in parameters

@@ -132,6 +132,8 @@ def fitting(name: str, parameters: Sequence[Parameter], args: Sequence[Any], gri
                 raise KernelError(f"{name}: {what} wants a contiguous tensor of {want}, got {shown}"[:200])
         elif isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
             raise KernelError(f"{name}: {what} wants {kind}, got {value!r}"[:200])
+        elif isinstance(value, int) and abs(value) >= 1 << 1000:  # no double can hold it
+            raise KernelError(f"{name}: {what} is no number of C++"[:200])
         elif kind == "int" and not -(1 << 31) <= value < 1 << 31:
             raise KernelError(f"{name}: {what} is an int of 32 bits, got {value!r}"[:200])
     for what, value, most in (("grid", grid, (1 << 31) - 1), ("block", block, 1024)):

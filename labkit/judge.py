@@ -43,6 +43,7 @@ _OWN = Limits(seconds=120.0)  # for the course's own code
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 _NAME = [field.name for field in dataclasses.fields(Entry)].index("name")
 _NOT_TRIED = "not tried after that"
+_CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that call themselves too often?"}
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
 
 
@@ -144,7 +145,8 @@ def _play(
         reply, judged = nursery.call(player.play, [job], limits, beside=(beside_run, beside))
         played = _outcomes([reply], [], len(drawn), asked, sources)
         if judged.ended or not isinstance(judged.value, dict):
-            return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}"}]
+            cause = next((f" ({why})" for signal, why in _CAUSES.items() if signal in judged.ended), "")
+            return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}{cause}"}]
         _witnessed(played, judged.value)
         return played
     outcomes: list[dict[str, Any]] = []

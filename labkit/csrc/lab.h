@@ -45,6 +45,7 @@ struct Region {
   Kind kind = ARRAY;
   Word* words = nullptr;
   unsigned grain = 4;                                // bytes of a word
+  bool constant = false;
 };
 struct Counts { long long times[2], bytes[2], sectors[2]; };   // loads, stores
 struct Request { int n; uintptr_t sectors[32]; };
@@ -152,14 +153,16 @@ __attribute__((noinline)) inline char* touch(int id, unsigned generation, long l
   Region& r = L.regions[id];
   const char* verb = store ? "writes" : "reads";
   if (r.generation != generation) stop(700, line, "thread %d %s an array of a function that has ended", S.current, verb);
-  if (at < 0 || at + (long long)bytes > (long long)r.size)
+  if (at < 0 || at > (long long)r.size - (long long)bytes)  // no sum here: it could overflow
     stop(700, line, "thread %d of block %u %s %s[%lld]; it has %zu numbers", S.current, S.block_id.x, verb, r.name,
          (at < 0 ? at - (int)r.element + 1 : at) / (int)r.element, r.size / r.element);
-  if (at % bytes)
+  if ((uintptr_t)(r.begin + at) % bytes)
     stop(716, line, "thread %d of block %u %s %s[%lld] as float%zu: no multiple of %zu bytes", S.current, S.block_id.x, verb, r.name,
          at / r.element, bytes / 4, bytes);
   if (r.kind == ARRAY) {
     if (!store || atomic) count(id, at, bytes, false, site);
+    if ((!store || atomic) && !r.constant && !L.writes[id][at / 4])
+      note(line, "thread %d of block %u reads %s[%lld] before the kernel has written it", S.current, S.block_id.x, r.name, at / 4);
     if (store) {
       count(id, at, bytes, true, site);
       for (size_t i = at / 4; i < (at + bytes) / 4; ++i) L.writes[id][i] += L.writes[id][i] < 255;
@@ -567,9 +570,9 @@ inline void begin() {
   for (auto& writes : L.writes) writes.clear();
   S.met = met;
 }
-inline void array(int i, const char* name, void* begin, int64_t numbers) {
+inline void array(int i, const char* name, void* begin, int64_t numbers, bool constant) {
   Region& r = L.regions[i];
-  r.name = name, r.begin = (char*)begin, r.size = 4 * numbers, r.element = 4, r.kind = ARRAY;
+  r.constant = constant, r.name = name, r.begin = (char*)begin, r.size = 4 * numbers, r.element = 4, r.kind = ARRAY;
   L.writes[i].assign(numbers, 0);
 }
 inline int end(int error) { return next_block(), error; }

@@ -41,7 +41,7 @@ def test_the_stub_scores_nothing_and_the_solution_everything(nursery: Nursery, l
 @pytest.mark.parametrize("lab", LABS)
 def test_every_exercise_has_three_other_right_answers(lab: str) -> None:
     counted = Counter(answer.exercise for answer in LABS[lab].answers if answer.right)
-    assert counted == dict.fromkeys(LABS[lab].lab.exercises, 3)
+    assert {name: counted[name] for name in LABS[lab].lab.exercises if counted[name] < 3} == {}
 
 
 @pytest.mark.thorough

@@ -281,7 +281,7 @@ NORM_BLOCK = Exercise(
         Case("fewer columns than threads, and more", _sizes((2, 6), (40, 700)), hidden=True, points=2, fixed=[
             _sizes((2, 2), (9, 9)), _sizes((3, 3), (256, 256)), _sizes((2, 2), (300, 600))]),
         Case("the parts come together in a tree, not in one thread", _sizes((2, 4), (260, 600)), hidden=True, points=2,
-             accept=[_tree]),
+             accept=[_reads(2), _tree]),
         Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (520, 600)), hidden=True, accept=[
             _coalesced]),
         Case("x is read twice at most", _sizes((3, 6), (100, 500)), hidden=True, accept=[_reads(2)]),
