@@ -74,6 +74,7 @@ from labkit.evidence import Evidence
 from minimegatron.errors import ConfigError, did_you_mean
 
 Inputs = dict[str, Any] | list[dict[str, Any]]
+GIVEN = ("mark", "late")  # functions of `transport_group` that the player gives to a drive
 # The groups that the ranks of a case fall into, each a list of their places: `split(inputs) -> [[0, 2], [1, 3]]`.
 Split = Callable[[list[dict[str, Any]]], list[list[int]]]
 Groups = str | Mapping[str, Split | None]
@@ -199,6 +200,9 @@ class Exercise:
             what is moved is in `evidence.memory`. Of exercises that run alone.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
+        late: on ranks, an input, a list of numbers, that stays in the judge's process; `drive` gets them one by one
+            by `late(i)`, and each moment is in the evidence. What is computed with one comes later, whatever a
+            learner patches.
         spoil: inputs that are overwritten with NaN when a rank first waits for a communication: what should be computed
             from them meanwhile, and is computed afterwards, is wrong.
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
@@ -222,6 +226,7 @@ class Exercise:
     atol: float | None = None
     changes: Sequence[str] = ()
     spoil: Sequence[str] = ()
+    late: str = ""
     group: Groups = ""
     axis: Groups = ""
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
@@ -262,7 +267,7 @@ class Exercise:
         """
         if self.drive is None:
             return None
-        names = sorted(_outside(self.drive.__code__) - {"mark"})  # transport_group.mark, which the player gives it
+        names = sorted(_outside(self.drive.__code__) - set(GIVEN))
         if names:
             raise ConfigError(
                 f"drive uses {', '.join(names)} from outside of itself",

@@ -153,10 +153,12 @@ def _play(
     for trial in drawn:
         if outcomes and "answers" not in outcomes[-1]:
             break
-        jobs = [{**common, **trial, "trials": []} for _ in range(trial["world"])]
+        known = {key: value for key, value in trial.items() if key != "inputs"}  # each rank sees its own alone
+        jobs = [{**common, **known, "trials": []} for _ in range(trial["world"])]
         for rank, inputs in zip(trial["members"], trial["inputs"], strict=True):
-            jobs[rank]["trials"] = [inputs]
-        *replies, heard = nursery.call(player.play, jobs, limits, beside=(transport.listen, None))
+            jobs[rank]["trials"] = [{name: value for name, value in inputs.items() if name != asked.late}]
+        late = {rank: one.get(asked.late, ()) for rank, one in zip(trial["members"], trial["inputs"], strict=True)}
+        *replies, heard = nursery.call(player.play, jobs, limits, beside=(transport.listen, late))
         outcomes += [_with_log(one, heard, trial["members"])
                      for one in _outcomes(replies, trial["members"], 1, asked, sources)]  # fmt: skip
     return outcomes

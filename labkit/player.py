@@ -35,6 +35,7 @@ import torch
 
 from labkit import channel, cuda, plain, sandbox, transport_group
 from labkit.evidence import OpRecorder
+from labkit.exercises import GIVEN
 from labkit.nursery import Failed
 from labkit.placing import digests, groups_of, strided
 from minimegatron.errors import MinimegatronError
@@ -126,10 +127,10 @@ def _install(sources: dict[str, str]) -> None:
 def _drive(exercise: Any, job: dict[str, Any], inputs: dict[str, Any]) -> Any:
     if job["drive"] is None:
         return getattr(exercise, job["function"])(**inputs)
-    namespace: dict[str, Any] = {"mark": transport_group.mark}
+    namespace: dict[str, Any] = {name: getattr(transport_group, name) for name in GIVEN}
     # Its annotations stay unevaluated: compile inherits the future import of this file.
     exec(compile(job["drive"], "<how the check calls it>", "exec"), namespace)
-    drive = next(value for name, value in namespace.items() if name not in ("__builtins__", "mark"))
+    drive = next(value for name, value in namespace.items() if name not in ("__builtins__", *GIVEN))
     return drive(exercise, **inputs)
 
 

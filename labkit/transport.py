@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,10 +83,11 @@ class Transport:
 
     Args:
         ranks: of the check.
+        late: for each rank the numbers that it gets one by one.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, late: Mapping[int, Sequence[float]] | None = None) -> None:
+        self.ranks, self._late_numbers = ranks, late or {}
         self._log, self._waits, self._keys = Log(ranks), Waits(ranks, self._collected), Keys(ranks)
         self._forming: dict[str, _Group] = {}
         self._groups: dict[tuple[int, str], _Group] = {}
@@ -96,7 +97,7 @@ class Transport:
         self._made: dict[int, int] = {}  # groups, by rank, where it has returned
         self._do = {
             "group": self._join, "start": self._start, "wait": self._wait, "test": self._test, "mark": self._mark,
-            "keys": self._ask_keys, "done": self._finish,
+            "late": self._late, "keys": self._ask_keys, "done": self._finish,
         }  # fmt: skip
 
     def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
@@ -316,6 +317,13 @@ class Transport:
         self._log.start(rank, "mark", (), header.get("at"), op=str(header["name"])[:200])
         return []
 
+    def _late(self, rank: int, header: dict[str, Any], _: Any) -> list[Letter]:
+        """A number that the rank could not have before, so what is computed with it comes after this moment."""
+        index = whole(header["index"])
+        number = self._late_numbers[rank][index]
+        self._log.start(rank, "mark", (), header.get("at"), op=f"late {index}")
+        return [(rank, {"id": header["id"], "number": number}, ())]
+
     def _ask_keys(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> list[Letter]:
         thing = self._keys.asked(rank, header, tensors)
         thing.entry = self._log.start(rank, "store", tuple(range(self.ranks)), header.get("at"))
@@ -330,8 +338,8 @@ class Transport:
 
 
 def listen(lines: list[socket.socket], control: socket.socket, job: Any) -> dict[str, Any]:
-    """The broker's process of a check on ranks: `Nursery.call(..., beside=(listen, None))`."""
-    return serve(lines, control, {"transport": Transport(len(lines))})["transport"]
+    """The broker's process of a check on ranks: `Nursery.call(..., beside=(listen, {rank: late numbers}))`."""
+    return serve(lines, control, {"transport": Transport(len(lines), job)})["transport"]
 
 
 def _lacking(group: _Group, call: _Call) -> list[int]:

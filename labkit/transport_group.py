@@ -87,6 +87,15 @@ def mark(name: str) -> None:
         _Link.tell("mark", name=name)
 
 
+def late(index: int) -> float:
+    """The number `index` of the input that the exercise calls `late`, which only now leaves the judge.
+
+    Work that needs it comes after this moment, and what the broker has seen before came before it. A mark says the same
+    of a program that tells the truth. In the evidence it is the mark `late 3`.
+    """
+    return float(_Link.ask("late", index=index)[0]["number"])
+
+
 def finish(took_part: bool = True) -> None:
     """Tell the broker that this rank has returned and sends nothing more, and how many groups it has made."""
     if _Link.line is not None:

@@ -143,6 +143,15 @@ def ring(x):
     transport_group.mark(BEGIN)
     return x
 """,
+    "tensors of others in this process's memory": """
+import gc, torch
+def ring(x):
+    found = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and thing.shape == x.shape and thing.dtype == x.dtype:
+            found[tuple(thing.tolist())] = thing
+    return sum(found.values())
+""",
     "patches the recorder": """
 import torch, torch.distributed as dist
 from labkit import evidence, player, transport_group

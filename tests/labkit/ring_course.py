@@ -28,6 +28,16 @@ def in_two_steps(exercise: Any, x: Any) -> Any:
     return reducer.finish()
 
 
+def late_scale(exercise: Any, x: Any) -> Any:
+    reducer = exercise.Reducer(x)
+    factor = late(0)  # type: ignore[name-defined]  # noqa: F821  the player gives it
+    return {"sum": reducer.finish(), "scaled": factor * x}
+
+
+def scaled(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    return [{"sum": total, "scaled": r["factor"][0] * r["x"]} for r, total in zip(ranks, summed(ranks), strict=True)]
+
+
 LAB = Lab(
     "00_ring",
     [
@@ -39,5 +49,8 @@ LAB = Lab(
                  cases=[Case("two ranks", THREE[:2])],
                  accept=[started_before("backward ended", "all_reduce", lambda _: 1),
                          nothing_waits_until("backward ended")]),
+        Exercise("gated", reference=scaled, drive=late_scale, function="Reducer", late="factor", seconds=10,
+                 cases=[Case("two ranks", [{**one, "factor": [0.5 + i]} for i, one in enumerate(THREE[:2])])],
+                 accept=[started_before("late 0", "all_reduce", lambda _: 1), nothing_waits_until("late 0")]),
     ],
 )  # fmt: skip

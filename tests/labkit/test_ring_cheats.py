@@ -68,3 +68,16 @@ def test_a_moment_that_is_marked_has_a_place_in_the_order(nursery: Nursery) -> N
         "import torch,", "from labkit.transport_group import mark\nimport torch,"
     )
     assert "is not marked once" in str(check(nursery, "reducer", twice))
+
+
+def test_what_needs_a_late_number_comes_after_it(nursery: Nursery) -> None:
+    assert check(nursery, "gated", REDUCER).state == "passed"
+    lazy = REDUCER.replace("        self.work = dist.all_reduce(self.x, async_op=True)\n", "").replace(
+        "        self.work.wait()", "        dist.all_reduce(self.x)"
+    )
+    assert "had started 0 of 1 all_reduce when late 0" in str(check(nursery, "gated", lazy))
+    patched = "from labkit import transport_group\nreal, transport_group.late = transport_group.late, lambda i: 1.0\n"
+    lying = patched + lazy.replace(
+        "        dist.all_reduce", "        dist.all_reduce(self.x); real(0); dist.all_reduce"
+    )
+    assert check(nursery, "gated", lying).points == 0
