@@ -16,7 +16,8 @@ Notebooks are never run as a whole and their outputs are not read. Each exercise
 
 Exit status: 0 all submissions were graded, however bad they are; 1 a check of the course failed, or this program, or
 the machine has no compiler for what was handed in, or marks are not those of the run that is repeated; 2 the command
-line; 4 nothing to grade; 5 the machine could not start processes; 130 interrupted, and the marks so far are written.
+line, or a machine that does not keep submissions apart; 4 nothing to grade; 5 the machine could not start processes;
+130 interrupted, and the marks so far are written.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ Examples:
   minimegatron grade submitted/ --only ring_all_reduce,overlap --seed 6f0c...   # the same questions again
   minimegatron grade submitted/ --regrade marks.json --out again.csv            # a complaint: the same run again
 
-Exit status: 0 graded, 1 a check of the course failed, 2 wrong command line, 4 nothing to grade, 130 interrupted (the
-marks so far are written).
+Exit status: 0 graded, 1 a check of the course failed, 2 wrong command line, or a machine that does not keep submissions
+apart, 4 nothing to grade, 130 interrupted (the marks so far are written).
 """
 
 

@@ -22,6 +22,7 @@ Sources: man 7 capabilities, 2 setrlimit; PEP 578.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import resource
 import site
@@ -41,9 +42,23 @@ THREADS = 128  # of all ranks together, where the kernel counts them so; else of
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _PROGRAMS = ("/bin", "/usr", "/etc/alternatives", "/opt/rh")
 
-_rooted = False  # whether processes forked from this one can have a root of their own
-_disk = 64 << 20  # bytes that a process may write
-_found: list[str] = []  # where packages lie that no usual place holds
+
+@dataclasses.dataclass
+class _Here:
+    """What this process knows before it is closed.
+
+    Attributes:
+        rooted: whether processes forked from this one can have a root of their own.
+        disk: bytes that it may write.
+        packages: where those lie that no usual place holds.
+    """
+
+    rooted: bool = False
+    disk: int = 64 << 20
+    packages: list[str] = dataclasses.field(default_factory=list)
+
+
+_HERE = _Here()
 
 
 # -------------------------------------------------------------------------------------------- before the first fork
@@ -55,10 +70,9 @@ def begin(scratch: str) -> None:
     Args:
         scratch: an empty folder.
     """
-    global _rooted
-    _found[:] = _elsewhere(readable())
-    _rooted = namespaces.begin(readable(), scratch)
-    if not _rooted:
+    _HERE.packages = _elsewhere(readable())
+    _HERE.rooted = namespaces.begin(readable(), scratch)
+    if not _HERE.rooted:
         namespaces.without_network()
 
 
@@ -70,7 +84,7 @@ def readable(programs: bool = False) -> list[str]:
     places += [*_PROGRAMS, *prefixes] if programs else []
     places += [str(_ROOT / name) for name in ("minimegatron", "labkit")]
     found = [os.path.abspath(place) for place in places if os.path.lexists(place)]
-    return list(dict.fromkeys(found + _found))
+    return list(dict.fromkeys(found + _HERE.packages))
 
 
 def _elsewhere(places: list[str]) -> list[str]:
@@ -122,8 +136,7 @@ def _audit(folder: Path, hidden: tuple[Path, ...]) -> None:
 
 def room(disk: int) -> None:
     """Before `enter`: bytes that this process may write."""
-    global _disk
-    _disk = disk
+    _HERE.disk = disk
 
 
 def enter(folder: Path, *, hidden: tuple[Path, ...] = (), programs: bool = False, extra: tuple[Path, ...] = ()) -> None:
@@ -150,14 +163,14 @@ def restrict(
     """The kernel's part of `enter`."""
     read, closed = [*readable(programs), *map(os.fspath, extra)], [os.fspath(one) for one in hidden]
     if sys.platform == "linux":
-        if _rooted:
-            namespaces.own_root(read, closed, os.fspath(folder), _disk)
+        if _HERE.rooted:
+            namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk)
             read, closed = ["/"], []
         if not programs:
             _limit_threads()
         _drop_capabilities()
         landlock.restrict(read, [os.getcwd(), os.devnull], closed, run=programs)
-        seccomp.restrict(programs=programs, attributes=_rooted)
+        seccomp.restrict(programs=programs, attributes=_HERE.rooted)
     os.environ["HOME"] = os.environ["TMPDIR"] = tempfile.tempdir = os.getcwd()
 
 

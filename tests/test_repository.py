@@ -74,6 +74,7 @@ READS_ENVIRONMENT = {
     "labkit/magics.py": "nbgrader says so when it runs a notebook, and reads the points off a cell's output",
     "labkit/fresh.py": CLEAN,
     "labkit/nursery.py": CLEAN,
+    "labkit/sandbox.py": CLEAN,
 }
 # file -> why it may rebind a global.
 GLOBALS = {"launch/workers.py": "a process has at most one fork server, and a fork of it has none yet"}

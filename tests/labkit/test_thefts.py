@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import platform
 import socket
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from labkit import sandbox
+from labkit.exercises import load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
 from labkit.nursery import Limits
@@ -84,7 +86,9 @@ APART = ("threads", "disk, without names")
 
 def attempt(nursery: Nursery, thefts: Iterable[str], here: dict[str, Any], function: Any = steal) -> Reply:
     job = {"sources": {name: THEFTS[name] for name in thefts}, "here": here}
-    rank, _ = nursery.call(function, [job, {**job, "inputs": "inputs-of-others, and more"}], Limits(10, disk=2 * DISK))
+    rank, _ = nursery.call(
+        function, [job, {**job, "inputs": "-".join(("inputs", "of", "others", "too"))}], Limits(10, disk=2 * DISK)
+    )
     return rank
 
 
@@ -125,14 +129,16 @@ def bubble(p, m):
     word = "".join(reversed("-ro-dees-eht"))
     for thing in gc.get_objects():
         for one in gc.get_referents(thing):
-            if isinstance(one, (str, bytes)) and word in str(one) and len(one) > len(word):
+            if isinstance(one, str) and word in one and len(one) > len(word):
                 return (p - 1) / (m + p - 1)
     return -1.0
 """
 
 
-def test_a_rank_has_neither_the_seed_nor_the_text_of_others(nursery: Nursery) -> None:
+def test_a_rank_has_neither_the_seed_nor_the_text_of_others(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     course = "tests.labkit.mini_course"
+    patient = {"bubble": dataclasses.replace(load_lab(course)["bubble"], seconds=60)}
+    monkeypatch.setattr("labkit.judge.load_lab", lambda course: patient)
     judge(nursery, course, "bubble", {"bubble": "'the-seed-or-text of another'\n" + "bubble = lambda p, m: 1"})
     assert judge(nursery, course, "bubble", {"bubble": FINDS}, seed="the-seed-or-text").points == 0
     planted = f"kept = 'the-seed-or-text'\n{FINDS}"
