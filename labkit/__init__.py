@@ -20,7 +20,13 @@
 | `bounded_json`, `shown` | what a stranger sends: parsed at a bounded cost, and shown clean          |
 | `nursery`, `replies`    | how they live; what becomes of them                                       |
 | `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
+| `cuda_lex`,             | its words; its types and expressions; its statements: what a kernel may   |
+| `cuda_expressions`,     | say, and C++ for the emulator made of it                                  |
+| `cuda_parse`            |                                                                           |
+| `emulator`              | a compiled kernel, launched: what it did to each array, and what failed   |
 | `hbm`                   | a memory that counts                                                      |
+| `beside`,               | the judge's own process beside a learner's: launches and memory happen    |
+| `kernel_service`        | there                                                                     |
 | `sandbox`               | what such a process may do to the machine: compute; `namespaces`,         |
 |                         | `landlock`, `seccomp`: by which means; `promises`: whether they hold here |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |

@@ -16,8 +16,9 @@ In the cell the kernel is a text, as it would stand in a `.cu` file::
 
 | where            | what is compiled                                                                              |
 |------------------|-----------------------------------------------------------------------------------------------|
-| tensors on a CPU | the text with `const float*` read as `Counted<const float>` (`csrc/lab.h`), by g++, on the    |
-|                  | package's emulator of threads; each access is counted and held against its array's bounds     |
+| tensors on a CPU | what a grammar has understood of the text (`cuda_parse`), with `const float*` read as         |
+|                  | `Counted<const float>` (`csrc/lab.h`), by g++, on the package's emulator of threads; each     |
+|                  | access is counted and held against its array's bounds                                         |
 | tensors on a GPU | the text as it is, by nvcc                                                                    |
 
 The compiler's messages name lines of the cell. A library is built once for each text (`kernels/build.py`); the header,
@@ -25,9 +26,9 @@ which most of the time goes into, is compiled beforehand.
 
 **In a check** the learner's process may start no program. So the text is compiled before it, in a process of its own
 that knows the text alone: `compile_cell`, under the sandbox and its limits, with one freedom more, to start the
-compiler. It runs nothing of the learner's; what it sends back is a library, which the learner's process then loads.
-A kernel that was not in the cell as a plain text was not compiled, and is refused: it fails closed. A learner's native
-code can forge its own counts, as a learner's Python can: grade strangers with care (SECURITY.md).
+compiler. It runs nothing of the learner's; what it sends back is a library, which a process of the judge's loads beside
+the learner's (`beside`, `kernel_service`). A launch is a message to it: there it happens and is counted. A kernel that
+was not in the cell as a plain text was not compiled, and is refused: it fails closed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,7 +135,7 @@ def header(cache: Path | None = None) -> Path:
     program = build.compiler("emulated")
     if program is None:
         raise build.KernelsUnavailable("no g++ or clang++ on this machine", where="kernels", fix="install g++")
-    text = (CSRC / "lab.h").read_text()
+    text = re.sub(r'#include "(lab_\w+\.h)"', lambda part: (CSRC / part[1]).read_text(), (CSRC / "lab.h").read_text())
     others = "".join((build.CSRC / name).read_text() for name in ("device.h", "emulator.h"))
     parts = (text, others, build.compiler_version(program), *build.EMULATED_FLAGS, *_FAST)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
