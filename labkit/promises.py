@@ -6,7 +6,7 @@ were given there may be stolen. So `minimegatron grade` starts a process as it w
 | promise: it cannot ...          | tried by                                                                 |
 |---------------------------------|--------------------------------------------------------------------------|
 | read what others wrote          | listing the submissions, the checks, the solutions, the history          |
-| read the inputs of other ranks      | listing the folder that holds the ranks' folders                         |
+| read the inputs of other ranks  | listing the folder that holds the ranks' folders                         |
 | see other processes             | the command line of the process that started it                          |
 | reach the network               | a socket                                                                 |
 | write outside its folder        | making a file beside                                                     |
