@@ -6,7 +6,7 @@ were given there may be stolen. So `minimegatron grade` starts a process as it w
 | promise: it cannot ...          | tried by                                                                 |
 |---------------------------------|--------------------------------------------------------------------------|
 | read what others wrote          | listing the submissions, the checks, the solutions, the history          |
-| read another rank's inputs      | listing the folder that holds the ranks' folders                         |
+| read the inputs of other ranks  | listing the folder that holds the ranks' folders                         |
 | see other processes             | the command line of the process that started it                          |
 | reach the network               | a socket                                                                 |
 | write outside its folder        | making a file beside                                                     |
@@ -151,7 +151,7 @@ def _holds_memory(job: dict[str, Any]) -> bool:
 
 _TRIALS: dict[str, Callable[[dict[str, Any]], object]] = {
     "read what others wrote": lambda job: any(map(_readable, job["secrets"])),
-    "read another rank's inputs": lambda job: os.listdir(job["ranks"]),
+    "read the inputs of other ranks": lambda job: os.listdir(job["ranks"]),
     "see other processes": lambda job: sys.platform != "linux" or _readable(f"/proc/{os.getppid()}/cmdline"),
     "reach the network": _connects,
     "write outside its folder": _writes,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from labkit import grade as command
-from labkit import grading, submissions
+from labkit import grading, promises, submissions
 from labkit.fresh import Nursery
 from labkit.grading import Course, Mark, grade
 from labkit.judge import CourseError
@@ -169,6 +169,20 @@ def test_the_summary_is_a_line_a_learner(graded: Run) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_machine_that_keeps_nothing_apart_gives_marks_on_trust_only(
+    tmp_path: Path, warm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promises, "tried", lambda nursery, secrets: {"start processes": True, "read the rest": False})
+    hand_in(tmp_path / "in", {"ada.ipynb": notebook(SOLVED)})
+    refused = run(tmp_path, "--only", "bubble")
+    assert refused.status == 2 and "One could read the rest" in refused.complaints
+    assert not refused.rows["marks"]
+    trusted = run(tmp_path, "--only", "bubble", "--trust")
+    assert trusted.status == 0 and trusted.rows["trusted"] is True
+    [one] = trusted.rows["marks"]
+    assert one["points"] == 5 and one["remarks"] == ["on trust: it could read the rest"]
 
 
 def test_the_same_seed_asks_the_same_questions(tmp_path: Path, warm: None) -> None:

@@ -21,7 +21,7 @@ MACHINES = {
     "neither": ["unshare", "landlock_create_ruleset"],
 }
 BY_FILES = {
-    "read what others wrote", "read another rank's inputs", "see other processes", "write outside its folder",
+    "read what others wrote", "read the inputs of other ranks", "see other processes", "write outside its folder",
 }  # fmt: skip
 
 
