@@ -50,6 +50,8 @@ WAITS = {
     ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
+    ("labkit/transport_group.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
+    ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",
     ("parallel/pipeline.py", "wait"): MESSAGE,
     ("parallel/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",
