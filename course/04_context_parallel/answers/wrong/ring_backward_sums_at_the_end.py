@@ -7,7 +7,7 @@ from minimegatron.comm.ring import Shift
 
 def ring_backward(dout, q, k, v, out, lse, at, cp):
     dq, block = torch.zeros_like(q), torch.stack((k, v))
-    parts = torch.zeros(cp.size, *block.shape)
+    parts = block.new_zeros(cp.size, *block.shape)
     for step in range(cp.size):
         shift = Shift(block, cp) if step < cp.size - 1 else None
         owner = (cp.rank - step) % cp.size
