@@ -18,6 +18,7 @@ It fails closed. No answer, a late answer, half an answer, an answer that cannot
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 import sys
 import traceback
@@ -41,7 +42,7 @@ from minimegatron.kernels.build import KernelsUnavailable
 Plain = dict[str, Any] | None
 _OWN = Limits(seconds=120.0)  # for the course's own code
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
-_NAME = [field.name for field in dataclasses.fields(Entry)].index("name")
+_NAME, _OP = ([field.name for field in dataclasses.fields(Entry)].index(name) for name in ("name", "op"))
 _NOT_TRIED = "not tried after that"
 _CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that call themselves too often?"}
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
@@ -137,7 +138,7 @@ def _play(
     if not drawn[0]["world"]:
         services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory)
         given = [{k: v for k, v in trial["inputs"].items() if k not in asked.memory} for trial in drawn]
-        job = {**common, **drawn[0], "inputs": given[0], "trials": given, "services": services}
+        job = {**common, "world": 0, "strided": [False] * len(drawn), "trials": given, "services": services}
         if not services:
             return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
         stays = [{name: trial["inputs"][name] for name in asked.memory} for trial in drawn]
@@ -151,36 +152,50 @@ def _play(
         _witnessed(played, judged.value)
         return played
     outcomes: list[dict[str, Any]] = []
-    for trial in drawn:
-        if outcomes and "answers" not in outcomes[-1]:
-            break
-        known = {key: value for key, value in trial.items() if key != "inputs"}  # each rank sees its own alone
-        jobs = [{**common, **known, "trials": []} for _ in range(trial["world"])]
-        for rank, inputs in zip(trial["members"], trial["inputs"], strict=True):
-            jobs[rank]["trials"] = [{name: value for name, value in inputs.items() if name != asked.late}]
-        late = {rank: one.get(asked.late, ()) for rank, one in zip(trial["members"], trial["inputs"], strict=True)}
-        *replies, heard = nursery.call(player.play, jobs, limits, beside=(transport.listen, late))
-        outcomes += [_with_log(one, heard, trial["members"])
-                     for one in _outcomes(replies, trial["members"], 1, asked, sources)]  # fmt: skip
+    for _, alike in itertools.groupby(drawn, key=lambda trial: (trial["world"], trial["members"], trial["groups"])):
+        if not outcomes or "answers" in outcomes[-1]:
+            outcomes += _play_on_ranks(nursery, asked, sources, list(alike), common)
     return outcomes
 
 
-def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int]) -> dict[str, Any]:
+def _play_on_ranks(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], drawn: list[dict[str, Any]], common: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Outcomes of trials on the same ranks, one after the other in the same processes, up to the first that fails."""
+    world, members = drawn[0]["world"], drawn[0]["members"]
+    place = {key: drawn[0][key] for key in ("world", "members", "groups")}
+    jobs = [{**common, **place, "strided": [], "trials": []} for _ in range(world)]
+    late: dict[int, list[Any]] = {rank: [] for rank in members}
+    for trial in drawn:
+        for rank, inputs in zip(members, trial["inputs"], strict=True):  # each rank sees its own alone
+            jobs[rank]["trials"].append({name: value for name, value in inputs.items() if name != asked.late})
+            jobs[rank]["strided"].append(trial["strided"])
+            late[rank].append(inputs.get(asked.late, ()))
+    *replies, heard = nursery.call(player.play, jobs, Limits(seconds=asked.seconds), beside=(transport.listen, late))
+    outcomes = _outcomes(replies, members, len(drawn), asked, sources)
+    return [_with_log(one, heard, members, index, index == len(drawn) - 1) for index, one in enumerate(outcomes)]
+
+
+def _with_log(outcome: dict[str, Any], heard: Reply, members: list[int], index: int, last: bool) -> dict[str, Any]:
     """An outcome on ranks with what the broker has heard: `log`, of each member; or the reason why it is wrong."""
     if "answers" not in outcome:
         return outcome
     if heard.ended:
         return {"error": f"no answer: the judge's broker {heard.ended}"}
-    if heard.value["out_of_step"]:
+    if last and heard.value["out_of_step"]:
         return {"error": heard.value["out_of_step"]}
-    logs = [_of_the_call(heard.value["entries"][rank]) for rank in members]
+    logs = [_of_the_call(heard.value["entries"][rank], index, last) for rank in members]
     return {**outcome, "log": logs, "members": members}
 
 
-def _of_the_call(entries: list[list[Any]]) -> list[list[Any]]:
-    """What a rank did after the first mark, which is the player's own: the learner's code was not imported before."""
-    first = next((i for i, entry in enumerate(entries) if entry[_NAME] == "mark"), len(entries))
-    return entries[first + 1 :]
+def _of_the_call(entries: list[list[Any]], index: int, last: bool) -> list[list[Any]]:
+    """What a rank did between the player's marks of this trial and the next; in the last, all that follows.
+
+    A learner's code can set such a mark too: then what it does before the player's own counts in the next trial.
+    """
+    marks = {one[_OP]: at for at, one in reversed([*enumerate(entries)]) if one[_NAME] == "mark"}  # the first of each
+    end = None if last else marks.get(player.begins(index + 1))
+    return entries[marks.get(player.begins(index), -1) + 1 : end]
 
 
 def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ job, by rank::
     function   the function in it
     drive      source of a function `drive(exercise, **inputs)` that calls it in its own way, or None
     trials     keyword arguments of each call, one after the other; on ranks there is one
-    strided    hand tensors over as views that are not contiguous
+    strided    of each trial: hand tensors over as views that are not contiguous
     world      number of ranks, whose default process group goes over the line to the judge's broker
                (`transport_group`), or 0 for a plain call in one process
     members    ranks that call; the others only stand beside
@@ -42,7 +42,11 @@ from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
 
 STUB = "your code here"
-BEGIN = "the call begins"  # a mark of each rank, before the learner's code is imported
+
+
+def begins(trial: int) -> str:
+    """The mark of each rank when a trial begins; before the first, no code of the learner's has been imported."""
+    return f"trial {trial} begins"
 
 
 def rehearse() -> None:
@@ -70,16 +74,17 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         if not job["world"]:
             before = [digests(inputs) for inputs in job["trials"]]
             exercise = _import(job)
-            for inputs, was in zip(job["trials"], before, strict=True):
-                done.append(_call(exercise, job, inputs, {}, was, 0))
+            for number, was in enumerate(before):
+                done.append(_call(exercise, job, number, {}, was, 0))
             return {"trials": done}
         transport_group.connect(channel.mine(), rank, world)
         given, calls = groups_of(job, rank), rank in job["members"]
-        transport_group.mark(BEGIN)
-        if calls:
-            [inputs] = job["trials"]
-            was = digests(inputs)
-            done.append(_call(_import(job), job, inputs, given, was, job["members"].index(rank)))
+        before = [digests(inputs) for inputs in job["trials"]]
+        transport_group.mark(begins(0))
+        for number, was in enumerate(before):
+            if number:
+                transport_group.mark(begins(number))
+            done.append(_call(_import(job), job, number, given, was, job["members"].index(rank)))
         transport_group.finish(took_part=calls)
         return {"trials": done}
     except NotImplementedError as error:
@@ -95,13 +100,14 @@ def _import(job: dict[str, Any]) -> Any:
 
 
 def _call(
-    exercise: Any, job: dict[str, Any], inputs: dict[str, Any], groups: dict[str, Any], was: dict[str, str], place: int
+    exercise: Any, job: dict[str, Any], number: int, groups: dict[str, Any], was: dict[str, str], place: int
 ) -> dict[str, Any]:
     """One call, by the rank at `place` of the members: the answer, what happened, and which inputs it changed."""
     torch.manual_seed(place)
     random.seed(place)
-    mine = strided(inputs) if job["strided"] else inputs
-    transport_group.spoil([mine[name] for name in job["spoil"]])
+    inputs = job["trials"][number]
+    mine = strided(inputs) if job["strided"][number] else inputs
+    transport_group.begin(number, [mine[name] for name in job["spoil"]])
     for name in job.get("services", ()):
         channel.mine().ask({"to": name, "do": "trial"})
     with OpRecorder(place) as recorder:

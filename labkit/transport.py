@@ -83,10 +83,10 @@ class Transport:
 
     Args:
         ranks: of the check.
-        late: for each rank the numbers that it gets one by one.
+        late: for each rank and trial the numbers that it gets one by one.
     """
 
-    def __init__(self, ranks: int, late: Mapping[int, Sequence[float]] | None = None) -> None:
+    def __init__(self, ranks: int, late: Mapping[int, Sequence[Sequence[float]]] | None = None) -> None:
         self.ranks, self._late_numbers = ranks, late or {}
         self._log, self._waits, self._keys = Log(ranks), Waits(ranks, self._collected), Keys(ranks)
         self._forming: dict[str, _Group] = {}
@@ -320,7 +320,7 @@ class Transport:
     def _late(self, rank: int, header: dict[str, Any], _: Any) -> list[Letter]:
         """A number that the rank could not have before, so what is computed with it comes after this moment."""
         index = whole(header["index"])
-        number = self._late_numbers[rank][index]
+        number = self._late_numbers[rank][whole(header["trial"])][index]
         self._log.start(rank, "mark", (), header.get("at"), op=f"late {index}")
         return [(rank, {"id": header["id"], "number": number}, ())]
 

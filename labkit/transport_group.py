@@ -50,6 +50,7 @@ class _Link:
     line: Line | None = None
     store: BrokerStore | None = None  # torch's C++ side keeps no Python object alive
     position: Callable[[], int] = staticmethod(lambda: 0)  # how many operations of torch this rank has done
+    trial = 0
     spoiled: Sequence[Tensor] = ()  # overwritten when the first wait begins
 
     @classmethod
@@ -76,9 +77,9 @@ def watch(position: Callable[[], int]) -> None:
     _Link.position = staticmethod(position)
 
 
-def spoil(tensors: Sequence[Tensor]) -> None:
-    """Overwrite these with NaN when the first wait begins: who reads them later should have done so before."""
-    _Link.spoiled = [tensor for tensor in tensors if tensor.is_floating_point()]
+def begin(trial: int, spoiled: Sequence[Tensor]) -> None:
+    """A trial begins. When its first wait does, these are overwritten with NaN: what needs them must come before."""
+    _Link.trial, _Link.spoiled = trial, [tensor for tensor in spoiled if tensor.is_floating_point()]
 
 
 def mark(name: str) -> None:
@@ -93,7 +94,7 @@ def late(index: int) -> float:
     Work that needs it comes after this moment, and what the broker has seen before came before it. A mark says the same
     of a program that tells the truth. In the evidence it is the mark `late 3`.
     """
-    return float(_Link.ask("late", index=index)[0]["number"])
+    return float(_Link.ask("late", trial=_Link.trial, index=index)[0]["number"])
 
 
 def finish(took_part: bool = True) -> None:

@@ -136,11 +136,24 @@ def ring(x):
     "a mark before": """
 import torch, torch.distributed as dist
 from labkit import transport_group
-from labkit.player import BEGIN
+from labkit.player import begins
 def ring(x):
     x = x.clone()
     dist.all_reduce(x)
-    transport_group.mark(BEGIN)
+    transport_group.mark(begins(0))
+    transport_group.mark(begins(1))
+    return x
+""",
+    "marks around": """
+import torch, torch.distributed as dist
+from labkit import transport_group
+from labkit.player import begins
+def ring(x):
+    x = x.clone()
+    for trial in (1, 2, 3):
+        transport_group.mark(begins(trial))
+    dist.all_reduce(x)
+    transport_group.mark(begins(0))
     return x
 """,
     "tensors of others in this process's memory": """
