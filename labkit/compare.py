@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from labkit.wanted import ANYTHING, OneOf
+
 # dtype -> (relative, absolute): wide enough for another order of summation, narrower than any wrong formula.
 TOLERANCES = {
     torch.float64: (1e-7, 1e-9), torch.float32: (1e-4, 1e-5), torch.bfloat16: (1.6e-2, 1e-3),
@@ -50,6 +52,11 @@ def _of_python(value: Any) -> Any:
 
 
 def _difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
+    if want is ANYTHING:
+        return None
+    if isinstance(want, OneOf):
+        phrases = [_difference(got, value, tolerance) for value in want.values]
+        return None if None in phrases else phrases[0]
     if isinstance(want, torch.Tensor):
         return _tensor_difference(got, want, tolerance)
     if isinstance(want, list | tuple | range):
@@ -141,9 +148,20 @@ def _list_difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
     one, other = _text(got), _text(want)
     if max(len(one), len(other)) <= _SHORT and one != other:
         return f"got {one}, expected {other}"
+    if all(isinstance(name, str) for name in (*got, *want)) and set(got) != set(want):
+        return _names_difference(set(got), set(want))
     if len(got) != len(want):
         return f"got {len(got)} items, expected {len(want)}"
     return f"at [{first[0]}]: {first[1]}" if first else None
+
+
+def _names_difference(got: set[str], want: set[str]) -> str:
+    """A name that is missing, and one that should not be there: lists of names are too long to be shown."""
+    said = []
+    for what, names in (("missing", want - got), ("not asked for", got - want)):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        said += [f"{what}: {min(names)[:_SHORT]}{more}"] if names else []
+    return "; ".join(said)
 
 
 def _dict_difference(got: dict[Any, Any], want: dict[Any, Any], tolerance: Tolerance) -> str | None:

@@ -46,6 +46,7 @@ _NAME, _OP = ([field.name for field in dataclasses.fields(Entry)].index(name) fo
 _NOT_TRIED = "not tried after that"
 _CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that call themselves too often?"}
 _WRONG = "wrong; the inputs and answers of this case stay hidden"
+Apart = tuple[str, str]  # how an answer departs from what was expected, and that where the case is hidden
 
 
 class CourseError(MinimegatronError):
@@ -368,13 +369,14 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         return "what it sent cannot be read", ""
 
-    def apart(function: Any) -> str | None:
+    def apart(function: Any) -> Apart | None:
         inputs = trial.inputs  # anew each time: the code that gets them may change them
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
             if phrase := difference(one, other, asked.rtol, asked.atol):
-                return f"rank {rank}: {phrase}" if on_ranks else phrase
+                who, part = f"rank {rank}: " if on_ranks else "", _part(phrase, other)
+                return f"{who}{phrase}", f"{who}{part} is {_WRONG}" if part else _WRONG
         return None
 
     def made(mistake: Mistake) -> bool:
@@ -391,7 +393,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", known or asked.hint
     if phrase:
-        return _WRONG if case.hidden else phrase, known or asked.hint
+        return phrase[case.hidden], known or asked.hint
     for accept in (*asked.accept, *case.accept):
         try:
             sentence = accept(Answer(value, trial.inputs, evidence))
@@ -400,3 +402,9 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         if sentence:
             return sentence, asked.hint
     return None, ""
+
+
+def _part(phrase: str, want: Any) -> str:
+    """The entry of a dict that a phrase is about, or ""."""
+    keys = [str(key) for key in want] if isinstance(want, dict) else []
+    return next((key for key in keys if phrase.startswith(f"{key}: ")), "")

@@ -370,7 +370,7 @@ class BrokerGroup(dist.ProcessGroup):
         if output.dtype != given.dtype:
             raise RuntimeError(f"output of {output.dtype}, input of {given.dtype}")
         give, take = (self._splits(list(splits), tensor) for splits, tensor in ((give, given), (take, output)))
-        return self._exchange([output], given, give, take, math.prod(given.shape[1:]))
+        return self._exchange([_as_it_lies(output)], given, give, take, math.prod(given.shape[1:]))
 
     alltoall_base = all_to_all_single
 
@@ -468,6 +468,11 @@ def _reduce(opts: Any, tensors: Sequence[Tensor]) -> str:
 
 def _root(opts: Any, more: dict[str, Any]) -> int:
     return int(more.get("root", getattr(opts, "rootRank", opts)))
+
+
+def _as_it_lies(output: Tensor) -> Tensor:
+    """The memory of an output, in its order: gloo's all-to-all writes there and asks nobody for the strides."""
+    return output if output.is_contiguous() else output.detach().as_strided((output.numel(),), (1,))
 
 
 def _contiguous(tensor: Tensor) -> None:

@@ -5,7 +5,8 @@
 | `checks/predicted` | bytes_per_layer, activation_bytes, partial_gradients, answers            |
 | `checks/linear`    | column_linear, row_linear, column_backward, initial_part                 |
 | `checks/heads`     | qkv_part, attention                                                      |
-| `checks/tokens`    | embedding, cross_entropy, sequence_pair                                  |
+| `checks/tokens`    | embedding, cross_entropy                                                 |
+| `checks/sequence`  | sequence_pair                                                            |
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from labkit.exercises import Lab
 from .checks.heads import ATTENTION, QKV
 from .checks.linear import COLUMN, INITIAL, OVERLAP, ROW
 from .checks.predicted import ACTIVATIONS, BYTES, PARTIAL, QUESTIONS
-from .checks.tokens import EMBEDDING, LOSS, SEQUENCE
+from .checks.sequence import SEQUENCE
+from .checks.tokens import EMBEDDING, LOSS
 
 LAB = Lab(
     "02_tensor_parallel",

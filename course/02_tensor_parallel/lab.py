@@ -101,7 +101,8 @@ weight_shards([Shards(name, layouts[name].shape, layouts[name].dim, layouts[name
 # compute dW. So it is gathered a second time.
 #
 # **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Rings, as in lab 01: an all-reduce
-# of n bytes sends `2n(t-1)/t`; an all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`.
+# of n bytes sends `2n(t-1)/t`; an all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not
+# round.
 
 # %%
 # %%exercise bytes_per_layer
@@ -141,7 +142,7 @@ check("bytes_per_layer")
 # Tensor parallelism divides what belongs to some heads or to some features of the MLP. The rest is whole on every rank.
 # Sequence parallelism then cuts the rest over the sequence. (Korthikanti et al. 2022, figure 5.)
 #
-# **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both.
+# **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both. Do not round.
 
 # %%
 # %%exercise activation_bytes
@@ -165,7 +166,11 @@ check("activation_bytes")
 # ## 3 · Implement
 #
 # Every function gets `tp`, the axis of ranks that share the layer: `tp.rank`, `tp.size`, and `tp.group` for
-# `torch.distributed`. Lab 01 built the conjugate pair; here you may take the package's:
+# `torch.distributed`. These ranks may be a part of the world, so say `group=tp.group`, and use `tp.rank`, not
+# `dist.get_rank()`. Inputs may be views that are not contiguous, or float64, and so is then what you return; they belong
+# to the caller: do not change them. Collectives want contiguous tensors.
+#
+# Lab 01 built the conjugate pair; here you may take the package's:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -358,7 +363,8 @@ check("embedding")
 #
 # $$\text{loss} = \log \sum_j e^{z_j - M} - (z_\text{target} - M), \qquad M = \max_j z_j$$
 #
-# The sum runs over all ranks; so does the maximum; the target's logit is on one rank. Three numbers a token.
+# The sum runs over all ranks; so does the maximum; the target's logit is on one rank. Three numbers a token, summed or
+# gathered.
 #
 # The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times what arrives from above. Every rank can compute
 # its columns of that by itself.
@@ -596,8 +602,9 @@ plt.show()
 #
 # Why does the gather's backward *sum*? For f's reason: each rank used the tokens for other features.
 #
-# **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`.
-# Inputs must be contiguous.
+# **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`,
+# or others that send as little. x, and the gradient that arrives, may be views; what the collectives get must be
+# contiguous.
 
 # %%
 # %%exercise sequence_pair
@@ -910,7 +917,8 @@ plt.show()
 # Only dx must be summed. dA needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dA while
 # it travels, then wait.
 #
-# **Exercise.** That. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events.
+# **Exercise.** That. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events: all
+# that dA is made of must be multiplied between start and wait, by operations of torch.
 
 # %%
 # %%exercise column_backward
@@ -1277,8 +1285,9 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 # * `payloads_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
 # * `logits_over_three`: bytes sent to all-gather the logits `[s, b, V]`, over those of all-reducing three numbers a
 #   token (the same bytes an element, rings);
-# * `zero3_sends_less_from`: tokens `b·s` per rank from which ZeRO-3 sends less. A layer has `12·h²` weights, which
-#   ZeRO-3 gathers twice and reduces once; tp sends `8·b·s·h`. Leave `(t-1)/t` out on both sides.
+# * `zero3_sends_less_from`: the tokens `b·s` per rank at which both send the same; from there on ZeRO-3 sends less. A
+#   layer has `12·h²` weights, which ZeRO-3 gathers twice and reduces once; tp sends `8·b·s·h`. Leave `(t-1)/t` out on
+#   both sides.
 
 # %%
 # %%exercise answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bytes_per_layer": [
@@ -160,7 +160,7 @@ WRONG: dict[str, list[Edit]] = {
             "    handle = dist.all_reduce(dx, group=tp.group, async_op=True)\n",
             "",
             ("    handle.wait()\n", ""),
-            told="sum it over ranks",
+            told="still this rank's share",
         ),
         Edit(
             "    handle.wait()\n",
@@ -175,7 +175,7 @@ WRONG: dict[str, list[Edit]] = {
             """    import time
     time.sleep(0.3)
 """,
-            told="Four steps in this order",
+            told="wait for the sum before",
         ),
     ],
     "initial_part": [
@@ -250,5 +250,33 @@ RIGHT: dict[str, list[Edit]] = {
             "list(dict.fromkeys(q * groups // heads for q in queries))",
         ),
         Edit("3 * 12 * hidden**2 / (8 * hidden)", "4.5 * hidden", ("vocab / (2 * 3)", "vocab / 3 / 2")),
+    ],
+}
+
+_ANY = "with one query a group, enable_gqa changes nothing"
+_MASKED = "the row that is looked up there is masked afterwards"
+_GLOO = "gloo takes views, too; NCCL would not"
+_DIVIDES = "it divides without rest, and 8.0 is as good as 8"
+EQUIVALENT = {
+    "qkv_part": [Same("line 6: rounded up for down", "a matrix has whole heads: d divides its rows")],
+    "attention": [Same("line 12: 0 for 1", _ANY), Same("line 12: `>=` for `>`", _ANY)],
+    "embedding": [Same("line 11: 1 for 0", _MASKED)],
+    "cross_entropy": [Same("line 15: 1 for 0", _MASKED)],
+    "sequence_pair": [
+        Same("line 29: `.contiguous()` dropped", _GLOO),
+        Same("line 34: rounded up for down", _DIVIDES),
+        Same("line 35: `.contiguous()` dropped", _GLOO),
+    ],
+    "initial_part": [Same("line 8: `.contiguous()` dropped", "a view has the same numbers")],
+    "answers": [
+        Same("line 5: rounded up for down", _DIVIDES),
+        Same("line 5: rounded up for down (2)", _DIVIDES),
+        Same("line 8: `/` for `//` (2)", _DIVIDES),
+        Same("line 8: rounded up for down (2)", _DIVIDES),
+        Same("line 9: `/` for `//`", _DIVIDES),
+        Same("line 9: `/` for `//` (2)", _DIVIDES),
+        Same("line 9: rounded up for down", _DIVIDES),
+        Same("line 9: rounded up for down (2)", _DIVIDES),
+        Same("line 12: `//` for `/`", "a model's hidden size is even"),
     ],
 }

@@ -3,7 +3,8 @@
 | part               | exercises                                                  |
 |--------------------|------------------------------------------------------------|
 | `checks/predicted` | work, bytes_per_layer, positions, answers                  |
-| `checks/attention` | attend, merge, piece_backward                              |
+| `checks/attention` | attend                                                     |
+| `checks/pieces`    | merge, piece_backward                                      |
 | `checks/forward`   | ring_forward, ulysses                                      |
 | `checks/backward`  | ring_backward, blocks_used                                 |
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 from labkit.exercises import Lab
 
-from .checks.attention import ATTEND, MERGE, PIECE
+from .checks.attention import ATTEND
 from .checks.backward import BACK, USED
 from .checks.forward import RING, ULYSSES
+from .checks.pieces import MERGE, PIECE
 from .checks.predicted import BYTES, POSITIONS, QUESTIONS, WORK
 
 LAB = Lab(

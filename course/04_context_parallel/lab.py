@@ -134,7 +134,7 @@ for c in (2, 4, 8):
 #
 # Tensors here have no batch: q, k, v are `[a, n, d]`, heads, tokens, width. Each comes with the *places* of its
 # tokens in the whole sequence. The rule is the same for every cut: **a query at place i sees a key at place j when j
-# ≤ i.**
+# ≤ i.** Inputs belong to the caller: do not change them. What you return has their dtype, float64 included.
 #
 # ### Softmax, block by block
 #
@@ -144,10 +144,12 @@ for c in (2, 4, 8):
 # $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
 # O \leftarrow O\,e^{m-m'} + P\,V$$
 #
-# At the end out = O/l, and **lse** = m + log l, the log of the row's sum of exponentials.
+# They start as m = -∞, l = 0, O = 0. At the end out = O/l, and **lse** = m + log l, the log of the row's sum of
+# exponentials.
 #
-# **Exercise.** Go through the keys in blocks of `block`, and never hold all scores of a head. Skip a block that no
-# query sees. A query that sees nothing has out 0 and lse -∞.
+# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter), and never hold all scores of a head,
+# not in pieces either: the check measures torch's memory, so compute with torch. Skip a block that no query sees;
+# places come in any order. A query that sees nothing has out 0 and lse -∞.
 
 # %%
 # %%exercise attend
@@ -265,6 +267,10 @@ display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).
 #
 # A block leaves before the work on it begins, and is waited for after. `Shift(x, cp)` starts to send x to the next rank
 # and to receive from the one before; `.wait()` returns what has come.
+#
+# `cp` is the axis of ranks that share the sequence: `cp.rank`, `cp.size`, `cp.group`. They may be a part of the world:
+# `cp.ranks[j]` is the rank in the world of rank j of `cp`. `Shift` knows that; with `dist.isend` of your own say
+# `group=cp.group`. Inputs may be views that are not contiguous; what travels must be contiguous.
 #
 # **Exercise.** `at[j]` are the places of rank j's tokens. Let K and V travel in one tensor. The check looks at bytes
 # and at the order of events.
@@ -386,6 +392,9 @@ check("ring_backward")
 # `all_to_all_single` cuts dim 0 into C pieces, sends piece j to rank j, and stacks what comes, by rank. Let dim 0 be
 # the heads: rank r gets its a/C heads of everybody's tokens. But they arrive rank by rank, and rank r holds chunks r
 # and 2C-1-r. Four ranks: chunks 0 7 1 6 2 5 3 4. Ordinary attention wants them in order.
+#
+# It copies memory as it lies: both of its tensors must be contiguous, and x need not be. (`torch.empty_like` of a view
+# that is not contiguous is not contiguous either.) Say `group=cp.group`.
 #
 # **Exercise.** Both ways. The second undoes the first; it is also its backward pass, since both only move numbers.
 
@@ -963,7 +972,8 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 # * `ring_over_ulysses`: bytes of the ring over bytes of Ulysses, forward;
 # * `largest_ulysses`: the largest cp for Ulysses without copies, when tp has already shared the heads (tp divides
 #   `groups`);
-# * `sequence_multiple`: what s must be a multiple of, with zigzag over cp and sequence parallelism over tp;
+# * `sequence_multiple`: what s must be a multiple of, with zigzag over cp, when sequence parallelism over tp cuts each
+#   *chunk* evenly, as Megatron asks;
 # * `tokens_to_hide`: tokens *per rank* from which the forward ring is hidden: a step of zigzag computes for as long
 #   as a block travels. `flops` a second, `bandwidth` in bytes a second; a multiply-add is two operations.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bytes_per_layer": [
@@ -25,12 +25,13 @@ WRONG: dict[str, list[Edit]] = {
             told="j <= i only",
         ),
         Edit("total * shrink", "total", ("out * shrink", "out"), told="shrinks by exp"),
+        Edit("out * shrink", "out", told="O shrinks by exp"),
         Edit(
             """        if at.min() > q_at.max():
             continue
 """,
             "",
-            told="are hidden",
+            told="not computed and masked",
         ),
         Edit("total.masked_fill(total == 0, 1.0)", "total", told="A query that sees nothing"),
     ],
@@ -241,5 +242,45 @@ import torch.distributed as dist
         Edit("(2 * cp - 1) / cp", "2 - 1 / cp"),
         # to within a token
         Edit("(2 * cp - 1) / cp", "cp * (s * (s // cp) - (s // cp) ** 2 / 2) / (s * s / 2)"),
+    ],
+}
+
+_WHOLE = "2C divides s"
+_NEGATIVE = "Python counts a negative index from the end"
+_IN_ORDER = "messages of two ranks arrive in the order in which they were sent"
+_A_HOP = "K and V may go round C times, as their gradients do"
+EQUIVALENT = {
+    "work": [
+        Same("line 3: rounded up for down", _WHOLE),
+        Same("line 4: 3 for 2", "chunks that no rank has"),
+        Same("line 4: range's `2 * cp` + 1", "a chunk that no rank has"),
+    ],
+    "bytes_per_layer": [
+        Same("line 3: `/` for `//`", _WHOLE),
+        Same("line 3: rounded up for down", _WHOLE),
+    ],
+    "attend": [
+        Same("line 9: `ones_like` for `zeros_like`", "what stood there shrinks to nothing at the first visible block"),
+        Same("line 18: 2.0 for 1.0", "0 is divided by it"),
+    ],
+    "ring_forward": [
+        Same("line 12: rounded up for down", "2 divides a rank's tokens"),
+        Same("line 13: `ones_like` for `zeros_like`", "with an lse of -inf it has no weight"),
+        Same("line 17: `% cp.size` dropped", _NEGATIVE),
+    ],
+    "ring_backward": [
+        Same("line 14: 0 for 1", _A_HOP),
+        Same("line 14: `+` for `-`", _A_HOP),
+        Same("line 14: `<=` for `<`", _A_HOP),
+        Same("line 14: always `Shift(block, cp)`", _A_HOP),
+        Same("line 15: `% cp.size` dropped", _NEGATIVE),
+        Same("line 21: 0 for 1", _IN_ORDER),
+        Same("line 21: 2 for 1", "another number for the same"),
+        Same("line 21: `tag` dropped", _IN_ORDER),
+    ],
+    "blocks_used": [Same("line 12: `% len(ks)` dropped", _NEGATIVE)],
+    "answers": [
+        Same("line 8: `/` for `//`", "tp divides groups"),
+        Same("line 8: rounded up for down", "tp divides groups"),
     ],
 }

@@ -73,6 +73,14 @@ def of_no_numbers(rank: int, world: int) -> Any:
 
 
 @talk
+def all_to_all_into_a_view(rank: int, world: int) -> Any:
+    """The numbers go where the view's memory lies, not where its strides say."""
+    out = torch.zeros(3, 2 * world).t()
+    dist.all_to_all_single(out, _x(rank, 2 * world, 3))
+    return out.contiguous()
+
+
+@talk
 def of_one_number(rank: int, world: int) -> Any:
     x = torch.tensor(1.0 + rank)
     dist.all_reduce(x)

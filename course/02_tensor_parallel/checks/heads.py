@@ -7,6 +7,8 @@ whole groups. `_heads` is attention by the formula, with what can go wrong as ar
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,11 +36,12 @@ def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
     return {**weights, "d": 1, "tp_rank": rank, "tp_size": t}
 
 
-def _grouped(draw: Draw) -> dict[str, Any]:
-    t = draw.choice([2, 4])
-    g = t * draw.integer(1, 2)
-    a, d, h = g * draw.integer(2, 3), draw.integer(2, 4), draw.integer(2, 4)
-    weights = {name: draw.tensor(heads * d, h) for name, heads in (("wq", a), ("wk", g), ("wv", g))}
+def _grouped(draw: Draw, t: int = 0, g: int = 0, n: int = 0) -> dict[str, Any]:
+    """`g` groups of `n` queries each; by default more groups than ranks."""
+    t = t or draw.choice([2, 4])
+    g, n = g or t * draw.integer(2, 3), n or draw.integer(2, 3)
+    d, h = draw.shape(2, 2, 5)
+    weights = {name: draw.tensor(heads * d, h) for name, heads in (("wq", g * n), ("wk", g), ("wv", g))}
     return {**weights, "d": d, "tp_rank": draw.integer(0, t - 1), "tp_size": t}
 
 
@@ -49,7 +52,17 @@ QKV = Exercise(
         Case("4 query heads, 2 groups, rank 1 of 2", _rows(4, 2, 2, 1)),
         Case("8 query heads, 4 groups, rank 0 of 2", _rows(8, 4, 2, 0)),
         Case("fewer groups than ranks: rank 1 of 4 with one group", _rows(6, 1, 4, 1)),
-        Case("other heads and ranks", _grouped, points=2, hidden=True),
+        Case(
+            "other heads and ranks",
+            _grouped,
+            points=2,
+            hidden=True,
+            fixed=[
+                partial(_grouped, t=3, g=3, n=1),
+                partial(_grouped, t=4, g=2, n=4),
+                partial(_grouped, t=2, g=6, n=3),
+            ],
+        ),
     ],
     mistakes=[
         Mistake(
@@ -70,14 +83,12 @@ QKV = Exercise(
 
 
 def _drive_attention(
-    exercise: Any, x: Any, qkv: Any, proj: Any, d: int, queries_per_group: int, dy: Any
+    exercise: Any, x: Any, qkv: Any, proj: Any, d: int, queries_per_group: int, dy: Any, tp: Any
 ) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
     leaves = {"dx": x, "dqkv": qkv[0], "dqkv_bias": qkv[1], "dproj": proj[0], "dproj_bias": proj[1]}
     for leaf in leaves.values():
         leaf.requires_grad_()
-    y = exercise.attention(x, tuple(qkv), tuple(proj), d, queries_per_group, Axis.world("tp"))
+    y = exercise.attention(x, tuple(qkv), tuple(proj), d, queries_per_group, tp)
     y.backward(dy)
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
@@ -117,32 +128,34 @@ def _attention(ranks: Inputs, f: bool = True, g_bias: int = 1, **how: bool) -> l
     ]
 
 
-def _grouped_queries(draw: Draw, per_group: tuple[int, int] = (2, 3)) -> Inputs:
-    t, s, b, d = draw.integer(2, 3), draw.integer(3, 6), draw.integer(1, 2), 2 * draw.integer(1, 3)
-    g, n, h = draw.integer(2, 3), draw.integer(*per_group), draw.integer(4, 8)
-    x, dy, bias = draw.tensor(s, b, h), draw.tensor(s, b, h), draw.tensor(h)
-    out = []
-    for _ in range(t):
-        qkv = [draw.tensor(g * (n + 2) * d, h), draw.tensor(g * (n + 2) * d)]
-        proj = [draw.tensor(h, g * n * d), bias.clone()]
-        rest = {"d": d, "queries_per_group": n, "dy": dy.clone()}
-        out.append({"x": x.clone(), "qkv": qkv, "proj": proj, **rest})
-    return out
+def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
+    """On `t` ranks, by default 2 or 3. No size can stand for another: h is odd, s is not b, and both are above 1."""
 
+    def inputs(draw: Draw) -> Inputs:
+        (s, b), d, h = draw.shape(2, 2, 6), 2 * draw.integer(1, 3), draw.choice([5, 7, 9])
+        g, n = draw.integer(2, 3), per_group or draw.integer(2, 3)
+        x, dy, bias = draw.tensor(s, b, h), draw.tensor(s, b, h), draw.tensor(h)
+        out = []
+        for _ in range(t or draw.integer(2, 3)):
+            qkv = [0.5 * draw.tensor(g * (n + 2) * d, h), draw.tensor(g * (n + 2) * d)]
+            proj = [draw.tensor(h, g * n * d), bias.clone()]
+            rest = {"d": d, "queries_per_group": n, "dy": dy.clone()}
+            out.append({"x": x.clone(), "qkv": qkv, "proj": proj, **rest})
+        return out
 
-def _one_query(draw: Draw) -> Inputs:
-    return _grouped_queries(draw, (1, 1))
+    return inputs
 
 
 ATTENTION = Exercise(
     "attention",
     reference=_attention,
     drive=_drive_attention,
+    axis="tp",
     cases=[
-        Case("one query head for each key/value head", _one_query, hidden=True),
-        Case("grouped queries", _grouped_queries, points=2, hidden=True),
+        Case("3 ranks, one query head for each key/value head", _heads_of(3, per_group=1)),
+        Case("grouped queries", _heads_of(2), points=2, hidden=True),
         Case(
-            "one sum forward, one backward", _grouped_queries, hidden=True,
+            "the same, with one sum forward and one backward", _heads_of(), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
         ),
     ],

@@ -14,19 +14,18 @@ import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 
 # ----------------------------------------------------------------------------------------------- column and row
 
 
-def _drive_linear(exercise: Any, x: Any, weight: Any, bias: Any, dy: Any, kind: str) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
+def _drive_linear(exercise: Any, x: Any, weight: Any, bias: Any, dy: Any, kind: str, tp: Any) -> dict[str, Any]:
     leaves = {"dx": x, "dw": weight, **({} if bias is None else {"db": bias})}
     for leaf in leaves.values():
         leaf.requires_grad_()
-    y = getattr(exercise, kind)(x, weight, bias, Axis.world("tp"))
+    y = getattr(exercise, kind)(x, weight, bias, tp)
     y.backward(dy)
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
@@ -44,6 +43,11 @@ def _column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**p, "dx": total} for p in parts]
 
 
+def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
+    """The right answer, but that these parts may be anything."""
+    return lambda ranks: [{**one, **dict.fromkeys(parts, ANYTHING)} for one in right(ranks)]
+
+
 def _row(ranks: Inputs, bias_times: float = 1, gradient_times: float = 1) -> list[dict[str, torch.Tensor]]:
     parts = [_local_linear({**r, "bias": None}) for r in ranks]
     total, bias = torch.stack([p["y"] for p in parts]).sum(0), ranks[0]["bias"]
@@ -55,13 +59,25 @@ def _row(ranks: Inputs, bias_times: float = 1, gradient_times: float = 1) -> lis
     return out
 
 
-def _linear_inputs(kind: str, bias: bool = True) -> Callable[[Draw], Inputs]:
+def in_whole_numbers(inputs: Callable[[Draw], Inputs]) -> Callable[[Draw], Inputs]:
+    """The same with small whole numbers, for a case that is shown."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rounded(one) for one in value]
+        return (2 * value).round() + 0.0 if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return lambda draw: [{name: rounded(value) for name, value in one.items()} for one in inputs(draw)]
+
+
+def _linear_inputs(kind: str, t: int = 0, bias: bool = True) -> Callable[[Draw], Inputs]:
+    """On `t` ranks, by default 2 to 4; all sizes differ, so that none can stand for another."""
+
     def inputs(draw: Draw) -> Inputs:
-        t, s, b = draw.integer(2, 4), draw.integer(2, 5), draw.integer(1, 3)
-        i, o = draw.integer(2, 6), draw.integer(2, 6)
+        s, b, i, o = draw.shape(4, 2, 7)
         x, dy, shared = draw.tensor(s, b, i), draw.tensor(s, b, o), draw.tensor(o) if bias else None
         out = []
-        for _ in range(t):
+        for _ in range(t or draw.integer(2, 4)):
             mine = {"weight": draw.tensor(o, i), "kind": kind}
             if kind == "column_linear":
                 own = draw.tensor(o) if bias else None
@@ -78,11 +94,13 @@ COLUMN = Exercise(
     "column_linear",
     reference=_column,
     drive=_drive_linear,
+    axis="tp",
     cases=[
-        Case("y and all gradients", _linear_inputs("column_linear"), points=2, hidden=True),
-        Case("without a bias", _linear_inputs("column_linear", bias=False), hidden=True),
+        Case("y and all gradients", _linear_inputs("column_linear", 3), points=2, hidden=True),
+        Case("2 ranks, whole numbers, without a bias",
+             in_whole_numbers(_linear_inputs("column_linear", 2, bias=False))),
         Case(
-            "one message: dx", _linear_inputs("column_linear"), hidden=True,
+            "the same, and dx alone travels, once", _linear_inputs("column_linear"), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)],
         ),
     ],
@@ -100,11 +118,12 @@ ROW = Exercise(
     "row_linear",
     reference=_row,
     drive=_drive_linear,
+    axis="tp",
     cases=[
-        Case("y and all gradients", _linear_inputs("row_linear"), points=2, hidden=True),
-        Case("without a bias", _linear_inputs("row_linear", bias=False), hidden=True),
+        Case("y and all gradients", _linear_inputs("row_linear", 3), points=2, hidden=True),
+        Case("2 ranks, whole numbers, without a bias", in_whole_numbers(_linear_inputs("row_linear", 2, bias=False))),
         Case(
-            "one message: y", _linear_inputs("row_linear"), hidden=True,
+            "the same, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("y", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
@@ -123,43 +142,53 @@ ROW = Exercise(
 # ------------------------------------------------------------------------------------------------------ overlap
 
 
-def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool) -> dict[str, Any]:
+def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool, tp: Any) -> dict[str, Any]:
+    """Watched: each product of dy and x is marked with its number, and the answer says which of them dW is made of.
+
+    What a tensor is made of is known by its memory: of dy, of x, of numbered products of both. So a product may have
+    any form, `bmm` and a sum or many outer products, and one that is thrown away does not count.
+    """
     import torch
-    import torch.distributed as dist
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from minimegatron.comm.mesh import Axis
+    made_of: dict[int, set[Any]] = {}
+    alive: list[Any] = []  # all tensors, so that no address is used twice
+    products: list[int] = []
 
-    order = []
-    real = dist.all_reduce
+    def memory(tensor: Any) -> int:
+        alive.append(tensor)
+        return int(getattr(tensor, "elem", tensor).untyped_storage()._cdata)  # `elem`: of one that waits by itself
 
-    class Handle:
-        def __init__(self, work):
-            self.work = work
-
-        def wait(self, *args):
-            order.append("wait")
-            return self.work.wait(*args)
-
-    def all_reduce(*args, **kwargs):
-        order.append("start")
-        work = real(*args, **kwargs)
-        if work is None:
-            order.append("wait")
-        return None if work is None else Handle(work)
+    def tensors(values: Any) -> list[Any]:
+        nested = [tensors(value) if isinstance(value, list | tuple) else [value] for value in values]
+        return [one for some in nested for one in some if isinstance(one, torch.Tensor)]
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            parts = [made_of.get(memory(one), set()) for one in tensors([*args, *(kwargs or {}).values()])]
+            union = set().union(*parts)
+            if any("x" in a and "dy" in b and not {"x", "dy"} <= a & b for a in parts for b in parts):
+                products.append(len(products))
+                mark(f"product {products[-1]}")  # type: ignore[name-defined]  # noqa: F821
+                union.add(products[-1])
             out = func(*args, **(kwargs or {}))
-            name = func._schema.name
-            if name in ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm") and isinstance(out, torch.Tensor):
-                order.append({weight.numel(): "dw", x.numel(): "dx"}.get(out.numel(), "other"))
+            written = [
+                value
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ]
+            for one in tensors([out, *written]):
+                made_of[memory(one)] = made_of.get(memory(one), set()) | union
             return out
 
-    dist.all_reduce = all_reduce
+    if not watch:
+        dx, dw = exercise.column_backward(dy, x, weight, tp)
+        return {"dx": dx, "dw": dw}
+    made_of[memory(dy)], made_of[memory(x)] = {"dy"}, {"x"}
     with Watch():
-        dx, dw = exercise.column_backward(dy, x, weight, Axis.world("tp"))
-    return {"order": order} if watch else {"dx": dx, "dw": dw}
+        dx, dw = exercise.column_backward(dy, x, weight, tp)
+        dx.clone()  # waits for one that waits by itself
+    return {"products of dw": [number for number in products if number in made_of.get(memory(dw), ())]}
 
 
 def _gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -177,29 +206,30 @@ def _everything_summed(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"dx": one["dx"], "dw": total} for one in right]
 
 
-def _backward_inputs(watch: bool) -> Callable[[Draw], Inputs]:
+def _backward_inputs(watch: bool = False, t: int = 2) -> Callable[[Draw], Inputs]:
     def inputs(draw: Draw) -> Inputs:
-        s, b, i, o = draw.integer(2, 3), draw.integer(2, 3), draw.integer(3, 6), draw.integer(10, 14)  # o != s*b
-        x, shapes = draw.tensor(s, b, i), ((s, b, o), (o, i))
-        both = [[draw.tensor(*shape) for shape in shapes] for _ in range(2)]
-        return [{"dy": dy, "x": x.clone(), "weight": weight, "watch": watch} for dy, weight in both]
+        s, b, i, o = draw.shape(4, 2, 9)
+        x = draw.tensor(s, b, i)
+        own = [(draw.tensor(s, b, o), draw.tensor(o, i)) for _ in range(t)]
+        return [{"dy": dy, "x": x.clone(), "weight": weight, "watch": watch} for dy, weight in own]
 
     return inputs
 
 
 def _travels_while_computing(answer: Answer) -> str | None:
-    for rank, value in enumerate(answer.value):
-        order = value["order"]
-        if "start" not in order:
-            return f"rank {rank} starts no dist.all_reduce"
-        if "dw" not in order:
-            return f"rank {rank} computes no matrix product of the shape of dW"
-        start, dw = order.index("start"), order.index("dw")
-        if dw < start:
-            return f"rank {rank} computes dW before the all-reduce of dx has started"
-        if "wait" not in order:
+    for rank, (value, one) in enumerate(zip(answer.value, answer.evidence, strict=True)):
+        moments = dict(one.marks)
+        products = [moments[f"product {number}"] for number in value["products of dw"]]
+        sums = [call for call in one.calls if call.name == "all_reduce"]
+        if not sums:
+            return f"rank {rank} starts no all-reduce"
+        if not products:
+            return f"rank {rank}: the check cannot see where dW is computed from dy and x; use torch's operations"
+        if sums[0].waited is None:
             return f"rank {rank} never waits for the all-reduce"
-        if order.index("wait") < dw:
+        if min(products) < sums[0].started:
+            return f"rank {rank} computes dW before the all-reduce of dx has started"
+        if max(products) > sums[0].waited:
             return f"rank {rank} waits for the all-reduce before it computes dW"
     return None
 
@@ -207,15 +237,18 @@ def _travels_while_computing(answer: Answer) -> str | None:
 OVERLAP = Exercise(
     "column_backward",
     drive=_drive_overlap,
+    axis="tp",
     cases=[
-        Case("dx and dW", _backward_inputs(False), points=2, hidden=True, reference=_gradients),
-        Case("only dx travels", _backward_inputs(False), hidden=True, reference=_gradients,
+        Case("dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
+        Case("2 ranks, whole numbers; dx alone travels, once", in_whole_numbers(_backward_inputs()),
+             reference=_gradients,
              accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)]),
-        Case("dx travels while dW is computed", _backward_inputs(True), points=3, hidden=True,
+        Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
              accept=[_travels_while_computing]),
     ],
     mistakes=[
-        Mistake(_own_gradients, "dx is a share: sum it over ranks."),
+        Mistake(_own_gradients, "dx is still this rank's share: sum it over ranks, and wait for the sum before you "
+                "return."),
         Mistake(_everything_summed, "Each rank's dW belongs to its own rows: it is complete, do not sum it."),
     ],
     hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "

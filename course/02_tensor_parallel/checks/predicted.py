@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.wanted import OneOf
 
 # --------------------------------------------------------------------------------------------- bytes of a layer
 
@@ -21,9 +22,9 @@ def bytes_per_layer(s: int, b: int, h: int, t: int, element_size: int, sequence_
 
 def _a_layer(sequence_parallel: bool) -> Callable[[Draw], dict[str, Any]]:
     def sizes(draw: Draw) -> dict[str, Any]:
-        shape = {"s": 128 * draw.integer(1, 64), "b": draw.integer(1, 8), "h": 64 * draw.integer(8, 256)}
+        shape = {"s": 128 * draw.integer(1, 64), "b": draw.integer(2, 8), "h": 64 * draw.integer(8, 256)}
         return {
-            **shape, "t": draw.choice([2, 4, 8]), "element_size": draw.choice([2, 4]),
+            **shape, "t": draw.choice([2, 4, 8]), "element_size": draw.choice([1, 4]),
             "sequence_parallel": sequence_parallel,
         }  # fmt: skip
 
@@ -38,6 +39,7 @@ def _factor(plain: float, sequence: float) -> Callable[..., float]:
 
 
 _GPT3 = {"s": 2048, "b": 1, "h": 12288}
+_ODD = {"s": 100, "b": 2, "h": 70, "t": 3, "element_size": 4}  # t does not divide
 
 BYTES = Exercise(
     "bytes_per_layer",
@@ -46,8 +48,9 @@ BYTES = Exercise(
         Case("GPT-3 on 8 ranks, bf16", {**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": False}),
         Case("the same with sequence parallelism", {**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": True}),
         Case("one rank sends nothing", {**_GPT3, "t": 1, "element_size": 2, "sequence_parallel": True}),
-        Case("other layers", _a_layer(False), hidden=True),
-        Case("other layers, sequence parallelism", _a_layer(True), hidden=True),
+        Case("other layers", _a_layer(False), hidden=True, fixed=[{**_ODD, "sequence_parallel": False}]),
+        Case("other layers, sequence parallelism", _a_layer(True), hidden=True,
+             fixed=[{**_ODD, "sequence_parallel": True}]),
     ],
     mistakes=[
         Mistake(_factor(8, 8), "One gather is missing: x is stored cut, and the backward pass needs it whole for dW."),
@@ -91,12 +94,14 @@ def _a_model(sequence_parallel: bool) -> Callable[[Draw], dict[str, Any]]:
     def sizes(draw: Draw) -> dict[str, Any]:
         a = 8 * draw.integer(1, 16)
         return {
-            "s": 256 * draw.integer(1, 16), "b": draw.integer(1, 4), "h": 128 * a, "a": a,
+            "s": 256 * draw.integer(1, 16), "b": draw.integer(2, 4), "h": draw.choice([64, 96, 160]) * a, "a": a,
             "t": draw.choice([2, 4, 8]), "sequence_parallel": sequence_parallel,
         }  # fmt: skip
 
     return sizes
 
+
+_SMALL = {"s": 10, "b": 2, "h": 13, "a": 2, "t": 3}  # t does not divide
 
 ACTIVATIONS = Exercise(
     "activation_bytes",
@@ -105,8 +110,13 @@ ACTIVATIONS = Exercise(
         Case("GPT-3, one rank", {**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}),
         Case("GPT-3 on 8 ranks", {**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}),
         Case("GPT-3 on 8 ranks, sequence parallelism", {**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}),
-        Case("other models", _a_model(False), hidden=True),
-        Case("other models, sequence parallelism", _a_model(True), hidden=True),
+        Case("other models", _a_model(False), hidden=True, fixed=[{**_SMALL, "sequence_parallel": False}]),
+        Case(
+            "other models, sequence parallelism",
+            _a_model(True),
+            hidden=True,
+            fixed=[{**_SMALL, "sequence_parallel": True}],
+        ),
     ],
     mistakes=[
         Mistake(
@@ -140,6 +150,8 @@ NAMES = [
     "final_layernorm.weight", "final_layernorm.bias", "output_layer.weight",
 ]  # fmt: skip
 
+_HEAD_BIASES = [f"layers.0.self_attention.{which}_layernorm.bias" for which in "qk"]  # of LayerNorm, not of RMSNorm
+
 
 def _of_heads(name: str) -> bool:
     return "q_layernorm" in name or "k_layernorm" in name
@@ -164,13 +176,19 @@ def _some_names(draw: Draw) -> dict[str, Any]:
     return {"names": names, "sequence_parallel": sp}
 
 
+def _backwards(sequence_parallel: bool) -> dict[str, Any]:
+    """Layers of one digit and of two, the last name first, and norms of heads that have a bias."""
+    layers = [n.replace("layers.0", f"decoder.layers.{i}") for i in (3, 12) for n in (*NAMES, *_HEAD_BIASES)]
+    return {"names": list(dict.fromkeys(layers))[::-1], "sequence_parallel": sequence_parallel}
+
+
 PARTIAL = Exercise(
     "partial_gradients",
     reference=partial_gradients,
     cases=[
         Case("a GPT with sequence parallelism", {"names": NAMES, "sequence_parallel": True}, points=2),
         Case("the same without", {"names": NAMES, "sequence_parallel": False}),
-        Case("other names, in any order", _some_names, hidden=True),
+        Case("other names, in any order", _some_names, hidden=True, fixed=[_backwards(True), _backwards(False)]),
     ],
     mistakes=[
         Mistake(
@@ -212,12 +230,16 @@ def answers(
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
         "payloads_forward": 2 * layers + 1,
         "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 4.5 * hidden,
+        "zero3_sends_less_from": OneOf(4.5 * hidden, int(4.5 * hidden) + 1),  # where both send the same, or one more
     }
 
 
 def _equal_cut(groups: int, tp: int, rank: int, **_: int) -> list[int]:
     return list(range(rank * groups // tp, rank * groups // tp + groups // tp))
+
+
+def _cut_groups(groups: int, tp: int, rank: int, **_: int) -> list[int]:
+    return list(range(rank * groups // tp, (rank + 1) * groups // tp))
 
 
 def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
@@ -238,6 +260,11 @@ def _some_model(few: bool) -> Callable[[Draw], dict[str, Any]]:
     return inputs
 
 
+# More groups than ranks, and no multiple: a rank's queries use two or three groups, one of them with another rank.
+_UNEVEN = {"heads": 24, "groups": 6, "ffn": 1536, "tp": 4, "rank": 1, "layers": 7, "hidden": 1536, "vocab": 32000}
+_THREE_GROUPS = {**_UNEVEN, "heads": 48, "groups": 24, "tp": 8, "rank": 2, "hidden": 3072}
+_FEW = {"heads": 16, "groups": 2, "ffn": 4096, "tp": 8, "rank": 2, "layers": 12, "hidden": 1024, "vocab": 50304}
+
 QUESTIONS = Exercise(
     "answers",
     reference=answers,
@@ -245,12 +272,17 @@ QUESTIONS = Exercise(
         Case("Llama-3 70B, rank 5 of 8",
              {"heads": 64, "groups": 8, "ffn": 28672, "tp": 8, "rank": 5, "layers": 80, "hidden": 8192,
               "vocab": 128256}),
-        Case("other models", _some_model(few=False), hidden=True),
-        Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True),
+        Case("other models", _some_model(few=False), hidden=True, fixed=[_UNEVEN, _THREE_GROUPS]),
+        Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True,
+             fixed=[_FEW, {**_FEW, "rank": 6}]),
     ],
     mistakes=[
         Mistake(
             instead(answers, kv_heads=_equal_cut),
+            "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
+        ),
+        Mistake(
+            instead(answers, kv_heads=_cut_groups),
             "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
         ),
         Mistake(

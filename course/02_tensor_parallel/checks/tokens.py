@@ -1,12 +1,13 @@
-"""Lab 02, tokens over tp: rows of a cut table, a loss whose logits never meet, tokens gathered and scattered.
+"""Lab 02, the vocabulary over tp: rows of a cut table, and a loss whose logits never meet.
 
-Rank r of t owns the ids [r n, (r + 1) n), or the r-th of t equal parts of the sequence. What is judged beside numbers
-is what travels: the table and the logits never do.
+Rank r of t owns the ids [r n, (r + 1) n). What is judged beside numbers is what travels: the table and the logits never
+do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,17 +15,18 @@ import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
 from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
+
+from .linear import in_whole_numbers
 
 Inputs = list[dict[str, Any]]
 
 # ---------------------------------------------------------------------------------------------------- embedding
 
 
-def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
+def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> dict[str, Any]:
     weight.requires_grad_()
-    y = exercise.embedding(ids, weight, Axis.world("tp"))
+    y = exercise.embedding(ids, weight, tp)
     y.backward(dy)
     return {"y": y.detach(), "dw": weight.grad}
 
@@ -43,30 +45,38 @@ def _embedding(ranks: Inputs, masked: bool = True, summed: bool = True) -> list[
     return [{"y": total if summed else p["y"], "dw": p["dw"]} for p in parts]
 
 
-def _ids(draw: Draw) -> Inputs:
-    t, n, s, b, h = draw.integer(2, 4), draw.integer(8, 20), draw.integer(3, 6), draw.integer(1, 3), draw.integer(2, 4)
+def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
+    """Ids [s, b] of t * n words: first and last ones of the ranks, others, and the last row once more."""
     ids = torch.tensor([[draw.integer(0, t * n - 1) for _ in range(b)] for _ in range(s)])
-    dy = draw.tensor(s, b, h)
+    ids[0, :2], ids[1, :2] = torch.tensor([n - 1, n]), torch.tensor([0, t * n - 1])
+    ids[-1] = ids[-2]
+    return ids
+
+
+def _ids(draw: Draw, t: int = 0) -> Inputs:
+    (s, b), n, h = draw.shape(2, 3, 7), draw.integer(8, 20), 2
+    t = t or draw.integer(2, 4)
+    ids, dy = _with_borders(draw, t, n, s, b), draw.tensor(s, b, h)
     return [{"ids": ids.clone(), "weight": draw.tensor(n, h), "dy": dy.clone()} for _ in range(t)]
 
 
 def _borders(draw: Draw) -> Inputs:
-    out = _ids(draw)
-    t, n = len(out), out[0]["weight"].shape[0]
+    t, n, h = 3, draw.integer(8, 20), draw.integer(3, 5)
     ids = torch.tensor([[r * n] for r in range(t)] + [[r * n + n - 1] for r in range(t)])
-    dy = draw.tensor(2 * t, 1, out[0]["weight"].shape[1])
-    return [{"ids": ids.clone(), "weight": r["weight"], "dy": dy.clone()} for r in out]
+    dy = draw.tensor(2 * t, 1, h)
+    return [{"ids": ids.clone(), "weight": draw.tensor(n, h), "dy": dy.clone()} for _ in range(t)]
 
 
 EMBEDDING = Exercise(
     "embedding",
     reference=_embedding,
     drive=_drive_embedding,
+    axis="tp",
     cases=[
-        Case("the first and the last id of every rank", _borders, hidden=True),
-        Case("rows and their gradients", _ids, points=2, hidden=True),
+        Case("the first and the last id of each of 3 ranks", in_whole_numbers(_borders)),
+        Case("rows and their gradients", partial(_ids, t=2), points=2, hidden=True),
         Case(
-            "one sum of [s, b, h], nothing backward", _ids, hidden=True,
+            "the same, with one sum of [s, b, h], nothing backward", _ids, hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("s*b*h elements", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
@@ -84,11 +94,9 @@ EMBEDDING = Exercise(
 # ------------------------------------------------------------------------------------------------ cross entropy
 
 
-def _drive_loss(exercise: Any, logits: Any, target: Any, dloss: Any) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
+def _drive_loss(exercise: Any, logits: Any, target: Any, dloss: Any, tp: Any) -> dict[str, Any]:
     logits.requires_grad_()
-    loss = exercise.cross_entropy(logits, target, Axis.world("tp"))
+    loss = exercise.cross_entropy(logits, target, tp)
     loss.backward(dloss)
     return {"loss": loss.detach(), "dz": logits.grad}
 
@@ -136,34 +144,33 @@ def _not_the_target(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"loss": a["loss"], "dz": p} for a, p in zip(_cross_entropy(ranks), parts, strict=True)]
 
 
-def _logits(scale: float = 1.0) -> Callable[[Draw], Inputs]:
+def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
     def inputs(draw: Draw) -> Inputs:
-        t, n, s, b = draw.integer(2, 4), draw.integer(40, 60), draw.integer(2, 5), draw.integer(1, 3)
-        target = torch.tensor([[draw.integer(0, t * n - 1) for _ in range(b)] for _ in range(s)])
-        target[0, 0], target[1, 0] = n - 1, n
-        dloss = draw.tensor(s, b)
-        parts = [scale * draw.tensor(s, b, n) for _ in range(t)]
+        size, n, (s, b) = t or draw.integer(2, 4), draw.integer(40, 60), draw.shape(2, 3, 6)
+        target, dloss = _with_borders(draw, size, n, s, b), draw.tensor(s, b)
+        parts = [scale * draw.tensor(s, b, n) for _ in range(size)]
         return [{"logits": z, "target": target.clone(), "dloss": dloss.clone()} for z in parts]
 
     return inputs
 
 
 def _few_numbers(inputs: Inputs) -> float:
-    """Three fp32 numbers a token, or their gathered parts and two more; the logits would be forty a rank."""
-    return 4 * (len(inputs) + 2) * inputs[0]["target"].numel()
+    """Three fp32 numbers a token of every rank, as gathering them moves; the logits would be forty a rank."""
+    return 4 * 3 * len(inputs) * inputs[0]["target"].numel()
 
 
 LOSS = Exercise(
     "cross_entropy",
     reference=_cross_entropy,
     drive=_drive_loss,
+    axis="tp",
     dtypes=(torch.float32,),  # the loss is computed in float32, whatever the logits are
     cases=[
-        Case("loss and gradient", _logits(), points=2, hidden=True),
-        Case("logits in the hundreds", _logits(300.0), hidden=True),
+        Case("loss and gradient", _logits(t=3), points=2, hidden=True),
+        Case("2 ranks, logits in the hundreds", _logits(300.0, t=2)),
         Case(
-            "a few numbers a token travel, never the logits", _logits(), points=2, hidden=True,
-            accept=[at_most("the bound, t + 2 numbers a token,", _few_numbers)],
+            "the same, and three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
+            accept=[at_most("the bound, three numbers a token of every rank,", _few_numbers)],
         ),
     ],
     mistakes=[
@@ -182,80 +189,12 @@ LOSS = Exercise(
         ),
         Mistake(_upstream_lost, "The gradient that arrives, one number a token, multiplies dz."),
         Mistake(_not_the_target, "dz is softmax minus one at the target, on the rank that owns it."),
+        Mistake(
+            lambda ranks: [{"loss": one["loss"], "dz": ANYTHING} for one in _cross_entropy(ranks)],
+            "The loss is right, the gradient is not. dz is softmax minus one at the target, the one only on the rank "
+            "that owns it, times the gradient that arrives, one number a token. Nothing travels.",
+        ),
     ],
     hint="max over ranks of the local max; subtract; sum over ranks of exp(z).sum; sum over ranks of the target's "
     "logit, zero where it is not owned; log(sum) - target. Three numbers a token travel forward, none backward.",
 )  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------ sequence pair
-
-
-def _drive_sequence(exercise: Any, x: Any, w: Any, what: str) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
-    tp = Axis.world("tp")
-    x.requires_grad_()
-    if what == "gather":
-        y = exercise.gather_sequence(x, tp)
-    elif what == "reduce_scatter":
-        y = exercise.reduce_scatter_sequence(x, tp)
-    else:
-        y = exercise.reduce_scatter_sequence((exercise.gather_sequence(x, tp) * w).tanh(), tp)
-    (y if what == "pair" else y * w).sum().backward()
-    return {"y": y.detach(), "dx": x.grad}
-
-
-def _sequence(ranks: Inputs, gather_sums: bool = True, whole: bool = True) -> list[dict[str, torch.Tensor]]:
-    what, t = ranks[0]["what"], len(ranks)
-    ws = [r["w"] for r in ranks]
-    if what == "gather":
-        y, total = torch.cat([r["x"] for r in ranks]), torch.stack(ws).sum(0)
-        each = [total if gather_sums else w for w in ws]
-        return [{"y": y, "dx": d.chunk(t)[r]} for r, d in enumerate(each)]
-    if what == "reduce_scatter":
-        parts = torch.stack([r["x"] for r in ranks]).sum(0).chunk(t)
-        back = torch.cat(ws)
-        own = [torch.cat([w if i == r else torch.zeros_like(w) for i in range(t)]) for r, w in enumerate(ws)]
-        return [{"y": p, "dx": back if whole else own[r]} for r, p in enumerate(parts)]
-    xs = [r["x"].clone().requires_grad_() for r in ranks]
-    full = torch.cat(xs)
-    y = sum((full * w).tanh() for w in ws)
-    y.sum().backward()  # type: ignore[union-attr]
-    return [{"y": p.detach(), "dx": x.grad} for p, x in zip(y.chunk(t), xs, strict=True)]  # type: ignore[union-attr]
-
-
-def _tokens(what: str) -> Callable[[Draw], Inputs]:
-    def inputs(draw: Draw) -> Inputs:
-        t, n, h = draw.integer(2, 4), draw.integer(1, 4), draw.integer(1, 4)
-        rows = {"gather": (n, t * n), "reduce_scatter": (t * n, n), "pair": (n, t * n)}[what]
-        return [{"x": draw.tensor(rows[0], 2, h), "w": draw.tensor(rows[1], 2, h), "what": what} for _ in range(t)]
-
-    return inputs
-
-
-SEQUENCE = Exercise(
-    "sequence_pair",
-    reference=_sequence,
-    function="gather_sequence",
-    drive=_drive_sequence,
-    accept=[only("all_gather", "reduce_scatter")],
-    cases=[
-        Case("gather_sequence: forward and gradient", _tokens("gather"), points=2, hidden=True),
-        Case("reduce_scatter_sequence: forward and gradient", _tokens("reduce_scatter"), points=2, hidden=True),
-        Case("the pair around different work on each rank", _tokens("pair"), hidden=True),
-    ],
-    mistakes=[
-        Mistake(
-            lambda ranks: _sequence(ranks, gather_sums=False),
-            "Every rank used the gathered tokens for other work: their gradients must be summed, then cut "
-            "(reduce-scatter).",
-        ),
-        Mistake(
-            lambda ranks: _sequence(ranks, whole=False),
-            "Each rank's tokens are a sum over all ranks' inputs: the gradient of every token goes back to every rank "
-            "(all-gather).",
-        ),
-    ],
-    hint="The two are each other's mirror image: all-gather forward has reduce-scatter backward, and the other way "
-    "round, along dim 0. An all-reduce would send twice as much.",
-)

@@ -15,18 +15,18 @@ import torch
 from labkit.checks import at_most, only, to_the_next
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-from .attention import Triple, piece_backward
 from .forward import kv_bytes, ring, ring_inputs
+from .pieces import Triple, piece_backward
 
 Inputs = list[dict[str, Any]]
 
 # ----------------------------------------------------------------------------------------------- ring, backward
 
 
-def _drive_back(exercise: Any, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, at: Any) -> dict[str, Any]:
-    from minimegatron.comm.mesh import Axis
-
-    dq, dk, dv = exercise.ring_backward(dout, q, k, v, out, lse, list(at), Axis.world("cp"))
+def _drive_back(
+    exercise: Any, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, at: Any, cp: Any
+) -> dict[str, Any]:
+    dq, dk, dv = exercise.ring_backward(dout, q, k, v, out, lse, list(at), cp)
     return {"dq": dq, "dk": dk, "dv": dv}
 
 
@@ -70,8 +70,11 @@ def _not_home(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
     return answer
 
 
-def _back_inputs(draw: Draw, cp: int = 0) -> Inputs:
+def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
+    """`apart`: how much the keys and values of two ranks differ."""
     ranks = ring_inputs(draw, cp)
+    for r in ranks[1:]:
+        r.update({name: ranks[0][name] + apart * (r[name] - ranks[0][name]) for name in "kv"})
     for r, o in zip(ranks, ring(ranks), strict=True):
         r.update(dout=draw.tensor(*r["q"].shape), **o)
     return ranks
@@ -81,8 +84,9 @@ BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
     drive=_drive_back,
+    axis="cp",
     cases=[
-        Case("2 ranks", partial(_back_inputs, cp=2), hidden=True),
+        Case("2 ranks", partial(_back_inputs, cp=2)),
         Case("up to 4 ranks", _back_inputs, points=2, hidden=True),
         Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
              points=2, accept=[only("send", "recv"), to_the_next, at_most(
@@ -116,16 +120,19 @@ def blocks_used(dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: An
     return found
 
 
-def _case_of(order: Callable[[Draw, int, int], list[int]]) -> Callable[[Draw], dict[str, Any]]:
+def _case_of(
+    order: Callable[[Draw, int, int], list[int]], size: int = 0, rank: int = -1, apart: float = 1.0
+) -> Callable[[Draw], Any]:
+    """Which blocks a ring of `size` uses at `rank`; where they are little apart only the right mask tells them."""
+
     def inputs(draw: Draw) -> dict[str, Any]:
-        ranks = _back_inputs(draw, draw.integer(3, 4))
-        size = len(ranks)
-        rank = draw.integer(0, size - 1)
-        mine, at = ranks[rank], ranks[rank]["at"]
-        dqs = [_part(ranks, rank, (rank - i) % size, block)[0] for i, block in enumerate(order(draw, rank, size))]
+        ranks = _back_inputs(draw, size or draw.integer(3, 4), apart)
+        me = rank if rank >= 0 else draw.integer(0, len(ranks) - 1)
+        mine, at, blocks = ranks[me], ranks[me]["at"], order(draw, me, len(ranks))
+        dqs = [_part(ranks, me, (me - i) % len(ranks), block)[0] for i, block in enumerate(blocks)]
         return {
             "dqs": dqs, **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
-            "vs": [r["v"] for r in ranks], "at": at, "rank": rank,
+            "vs": [r["v"] for r in ranks], "at": at, "rank": me,
         }  # fmt: skip
 
     return inputs
@@ -135,14 +142,20 @@ def _shuffled(draw: Draw, rank: int, size: int) -> list[int]:
     return draw.random.sample(range(size), size)
 
 
+def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
+    return lambda draw, rank, size: list(used)
+
+
 USED = Exercise(
     "blocks_used",
     reference=blocks_used,
     cases=[
         Case("a ring that is right", _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])),
         Case("one that uses a single block", _case_of(lambda draw, r, size: [draw.integer(0, size - 1)] * size),
-             hidden=True),
-        Case("any blocks", _case_of(_shuffled), points=2, hidden=True),
+             hidden=True, fixed=[_case_of(_blocks(2, 2, 2), 3, 1), _case_of(_blocks(0, 0, 0, 0), 4, 2)]),
+        Case("any blocks", _case_of(_shuffled), points=2, hidden=True, fixed=[
+            _case_of(_blocks(1, 2, 3, 0), 4, 1), _case_of(_blocks(0, 2, 0), 3, 0),
+            _case_of(_blocks(2, 2, 1, 3), 4, 3), _case_of(_blocks(2, 1, 0, 3), 4, 1, apart=0.03)]),
     ],
     mistakes=[
         Mistake(

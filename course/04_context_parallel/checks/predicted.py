@@ -6,6 +6,7 @@ mask all work the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +33,15 @@ def _ulysses(nbytes: Callable[..., float]) -> Callable[..., dict[str, float]]:
 
 
 def _layer(draw: Draw) -> dict[str, Any]:
-    cp, per = draw.choice([2, 4, 8]), draw.integer(1, 4)
+    cp, per = draw.choice([2, 4, 8]), draw.integer(2, 4)
     groups = cp * draw.integer(1, 3)
     return {
-        "s": 1024 * cp * draw.integer(1, 8), "b": draw.integer(1, 3), "heads": groups * per, "groups": groups,
-        "d": 32 * draw.integer(1, 4), "cp": cp, "element_size": draw.choice([2, 4]),
+        "s": 1024 * cp * draw.integer(1, 8), "b": draw.integer(2, 3), "heads": groups * per, "groups": groups,
+        "d": 32 * draw.integer(1, 4), "cp": cp, "element_size": draw.choice([1, 4]),
     }  # fmt: skip
 
 
+_THREE = {"s": 48, "b": 3, "heads": 18, "groups": 6, "d": 10, "cp": 3, "element_size": 1}
 _SMALL = {"s": 16, "b": 1, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 2}
 
 BYTES = Exercise(
@@ -48,7 +50,7 @@ BYTES = Exercise(
     cases=[
         Case("16 tokens on 4 ranks", _SMALL),
         Case("one rank sends nothing", {**_SMALL, "cp": 1}),
-        Case("other layers", _layer, points=2, hidden=True),
+        Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
     mistakes=[
         Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step."),
@@ -95,8 +97,18 @@ WORK = Exercise(
     cases=[
         Case("8 tokens on 2 ranks, contiguous", {"s": 8, "cp": 2, "zigzag": False}),
         Case("8 tokens on 2 ranks, zigzag", {"s": 8, "cp": 2, "zigzag": True}),
-        Case("other sizes", _work_inputs, hidden=True),
-        Case("zigzag, other sizes", _zigzag_work, hidden=True),
+        Case(
+            "other sizes",
+            _work_inputs,
+            hidden=True,
+            fixed=[{"s": 36, "cp": 3, "zigzag": False}, {"s": 36, "cp": 3, "zigzag": True}],
+        ),
+        Case(
+            "zigzag, other sizes",
+            _zigzag_work,
+            hidden=True,
+            fixed=[{"s": 10, "cp": 5, "zigzag": True}, {"s": 6, "cp": 1, "zigzag": True}],
+        ),
     ],
     mistakes=[
         Mistake(
@@ -136,8 +148,9 @@ POSITIONS = Exercise(
     reference=positions,
     cases=[
         Case("16 tokens, rank 1 of 4", {"s": 16, "cp": 4, "rank": 1}),
-        Case("any rank", _a_rank, points=2, hidden=True),
-        Case("the last rank", _last_rank, hidden=True),
+        Case("any rank", _a_rank, points=2, hidden=True, fixed=[
+            {"s": 30, "cp": 3, "rank": 0}, {"s": 30, "cp": 3, "rank": 1}, {"s": 8, "cp": 4, "rank": 2}]),
+        Case("the last rank", _last_rank, hidden=True, fixed=[{"s": 30, "cp": 5, "rank": 4}]),
     ],
     mistakes=[
         Mistake(lambda s, cp, rank: positions(s, cp, rank, False), "This is the contiguous cut: the last rank works "
@@ -181,12 +194,16 @@ _LLAMA = {
     "s": 131072, "cp": 8, "tp": 2, "heads": 32, "groups": 8, "element_size": 2, "flops": 4e14, "bandwidth": 5e10,
 }  # fmt: skip
 
+_LAPTOPS = {
+    "s": 12288, "cp": 3, "tp": 2, "heads": 40, "groups": 10, "element_size": 1, "flops": 3e12, "bandwidth": 1e9,
+}  # fmt: skip
+
 QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
         Case("128 k tokens, heads and groups of Llama-3 8B, cp 8, tp 2", _LLAMA),
-        Case("another machine", _machine, points=3, hidden=True),
+        Case("another machine", _machine, points=3, hidden=True, fixed=[_LAPTOPS]),
     ],
     rtol=1e-3,
     mistakes=[
@@ -199,8 +216,12 @@ QUESTIONS = Exercise(
                     / bandwidth),
             "Keys and values have `groups` heads, the work has `heads`.",
         ),
-        Mistake(instead(answers, sequence_multiple=lambda cp, **_: 2 * cp), "Sequence parallelism cuts each rank's "
-                "tokens again, over tp."),
+        *(
+            Mistake(instead(answers, sequence_multiple=too_small),
+                    "Sequence parallelism cuts each of the 2C chunks again, over tp.")
+            for too_small in (lambda cp, **_: 2 * cp, lambda cp, tp, **_: cp * tp,
+                              lambda cp, tp, **_: math.lcm(2 * cp, cp * tp))
+        ),
         Mistake(instead(answers, largest_ulysses=lambda heads, tp, **_: heads // tp), "Keys and values have fewer "
                 "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
         Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "

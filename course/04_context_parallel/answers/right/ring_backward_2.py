@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from exercises.piece_backward import piece_backward
 def ring_backward(dout, q, k, v, out, lse, at, cp):
     r, h = cp.rank, q.shape[1] // 2
-    dq = torch.zeros_like(q)
+    k, v, dq = k.contiguous(), v.contiguous(), torch.zeros_like(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     def on(*ts):
         new = [torch.empty_like(t) for t in ts]

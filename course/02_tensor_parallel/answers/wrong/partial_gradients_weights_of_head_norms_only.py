@@ -1,0 +1,11 @@
+# told: 
+def partial_gradients(names, sequence_parallel):
+    def partial(name):
+        if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
+            return True
+        if "q_layernorm" in name or "k_layernorm" in name:
+            return False
+        row_bias = name.endswith(("linear_proj.bias", "linear_fc2.bias"))
+        return sequence_parallel and ("layernorm" in name or row_bias or "position_embeddings" in name)
+
+    return [name for name in names if partial(name)]

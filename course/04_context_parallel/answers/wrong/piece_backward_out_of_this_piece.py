@@ -1,0 +1,10 @@
+# told: 
+import torch
+
+
+def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
+    sigma = q.shape[-1] ** -0.5
+    scores = (q @ k.mT * sigma).masked_fill(k_at > q_at[:, None], -torch.inf)
+    p = torch.exp(scores - lse[..., None])
+    ds = p * (dout @ v.mT - (dout * (p @ v)).sum(-1, keepdim=True)) * sigma
+    return ds @ k, ds.mT @ q, p.mT @ dout

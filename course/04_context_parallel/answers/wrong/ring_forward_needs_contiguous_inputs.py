@@ -1,0 +1,24 @@
+# told: contiguous
+import torch
+import torch.distributed as dist
+from exercises.attend import attend
+from exercises.merge import merge
+
+
+def ring_forward(q, k, v, at, cp):
+    half, mine = q.shape[1] // 2, at[cp.rank]
+    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
+    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
+    for step in range(cp.size):
+        works, new = [], (torch.empty_like(k), torch.empty_like(v))
+        if step < cp.size - 1:
+            works = [dist.irecv(t, source, group=cp.group) for t in new]
+            works += [dist.isend(t, to, group=cp.group) for t in (k, v)]
+        owner = (cp.rank - step) % cp.size
+        for rows in (slice(0, half), slice(half, None)):
+            piece = attend(q[:, rows], k, v, mine[rows], at[owner], half)
+            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
+        for work in works:
+            work.wait()
+        k, v = new
+    return out, lse

@@ -1,0 +1,27 @@
+# told: 
+import torch
+import torch.distributed as dist
+from exercises.attend import attend
+from exercises.merge import merge
+
+
+def ring_forward(q, k, v, at, cp):
+    half, mine = q.shape[1] // 2, at[cp.rank]
+    to, source = cp.ranks[(cp.rank + 1) % cp.size], cp.ranks[cp.rank - 1]
+    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
+    for step in range(cp.size):
+        works = []
+        if step < cp.size - 1:
+            block = torch.stack((k, v))
+            new = torch.empty_like(block)
+            works = [dist.isend(block, to, group=cp.group), dist.irecv(new, source, group=cp.group)]
+        owner = (cp.rank - step) % cp.size
+        for rows in (slice(0, half), slice(half, None)):
+            piece = attend(q[:, rows], k, v, mine[rows], at[owner], half)
+            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
+        for work in works:
+            work.wait()
+        if works:
+            k.copy_(new[0])
+            v.copy_(new[1])
+    return out, lse

@@ -1,0 +1,237 @@
+"""Lab 04, pieces of an attention: two of them merged, and the gradient of one.
+
+A piece is attention over some of the keys, with the logarithm of its own sum; the gradient of a piece is a term of the
+whole one. As in `attention` references work by the formula in float64 and cast back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
+
+from .attention import Pair, dense, named, scores_of
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+# -------------------------------------------------------------------------------------------------------- merge
+
+
+def _drive_merge(exercise: Any, **pieces: Any) -> Any:
+    pair = exercise.merge(**pieces)
+    return dict(zip(("out", "lse"), pair, strict=True)) if isinstance(pair, tuple | list) else pair
+
+
+def merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
+    total = torch.logaddexp(lse.double(), more_lse.double())
+    finite = total.masked_fill(total == -torch.inf, 0.0)
+    a, b = (torch.exp(x.double() - finite).unsqueeze(-1) for x in (lse, more_lse))
+    return (a * out + b * more).to(out.dtype), total.to(lse.dtype)
+
+
+def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
+    a, b = lse.exp().unsqueeze(-1), more_lse.exp().unsqueeze(-1)
+    return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
+
+
+def _nothing_merged(**pieces: Any) -> Pair:
+    out, lse = merge(**pieces)
+    return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
+
+
+def _one_empty(side: str) -> Callable[..., Pair]:
+    """NaN where this piece has seen nothing."""
+
+    def answer(**pieces: Any) -> Pair:
+        empty = pieces[side] == -torch.inf
+        out, lse = merge(**pieces)
+        return out.masked_fill(empty.unsqueeze(-1), torch.nan), lse.masked_fill(empty, torch.nan)
+
+    return answer
+
+
+def _halves(scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        a, n, d = draw.shape(3, 2, 5)
+        return {
+            "out": draw.tensor(a, n, d), "lse": scale * draw.tensor(a, n), "more": draw.tensor(a, n, d),
+            "more_lse": scale * draw.tensor(a, n),
+        }  # fmt: skip
+
+    return inputs
+
+
+def _nothing_yet(draw: Draw) -> dict[str, Any]:
+    inputs = _halves()(draw)
+    inputs["out"], inputs["lse"] = torch.zeros_like(inputs["out"]), torch.full_like(inputs["lse"], -torch.inf)
+    inputs["more"][:, 0], inputs["more_lse"][:, 0] = 0.0, -torch.inf  # nothing in either
+    return inputs
+
+
+def _empty(side: str, lse: str) -> Callable[[Draw], dict[str, Any]]:
+    """One piece has seen nothing in some rows; the other has, everywhere."""
+
+    def inputs(draw: Draw) -> dict[str, Any]:
+        pieces = _halves(30.0)(draw)
+        pieces[side][:, ::2], pieces[lse][:, ::2] = 0.0, -torch.inf
+        return pieces
+
+    return inputs
+
+
+def _far_apart(draw: Draw) -> dict[str, Any]:
+    pieces = _halves()(draw)
+    far = torch.tensor([1000.0, -1000.0]).repeat(pieces["lse"].shape[1])[: pieces["lse"].shape[1]]
+    return {**pieces, "lse": pieces["lse"] + far, "more_lse": pieces["more_lse"] - far.abs()}
+
+
+_EVEN = {
+    "out": torch.tensor([[[1.0, 2.0]]]), "lse": torch.tensor([[0.0]]), "more": torch.tensor([[[3.0, 6.0]]]),
+    "more_lse": torch.tensor([[math.log(3.0)]]),
+}  # fmt: skip
+
+MERGE = Exercise(
+    "merge",
+    reference=lambda **i: named(merge(**i)),
+    drive=_drive_merge,
+    cases=[
+        Case("sums of 1 and 3", _EVEN),
+        Case("other pieces", _halves(), hidden=True, draws=2, fixed=[_halves(30.0)]),
+        Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
+        Case(
+            "pieces that saw nothing",
+            _nothing_yet,
+            hidden=True,
+            fixed=[_empty("out", "lse"), _empty("more", "more_lse")],
+        ),
+    ],
+    mistakes=[
+        Mistake(
+            lambda out, lse, more, more_lse: named(((out + more) / 2, merge(out, lse, more, more_lse)[1])),
+            "This is the average. Each piece counts with its share of the whole sum, exp(lse - lse_new).",
+        ),
+        Mistake(
+            lambda out, lse, more, more_lse: named((out + more, merge(out, lse, more, more_lse)[1])),
+            "Each piece is already divided by its own sum; weigh it with exp(lse - lse_new).",
+        ),
+        Mistake(
+            lambda **i: named(_nothing_merged(**i)),
+            "Where neither has seen anything, -inf minus -inf is no number: take 0 in its place, so that out stays 0.",
+        ),
+        Mistake(lambda **i: named(_one_empty("lse")(**i)), "The first piece may have seen nothing: its lse is -inf."),
+        Mistake(
+            lambda **i: named(_one_empty("more_lse")(**i)), "The second piece may have seen nothing: its lse is -inf."
+        ),
+        Mistake(
+            lambda **i: named(_naive_merge(**i)),
+            "exp(lse) overflows. Use differences: torch.logaddexp, then exp(lse - lse_new).",
+        ),
+        Mistake(
+            lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], lse + more_lse)),
+            "The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse)).",
+        ),
+    ],
+    hint="lse_new = logaddexp(lse, more_lse); out = exp(lse - lse_new) out + exp(more_lse - lse_new) more. Where "
+    "lse_new is -inf nothing was seen: take 0 in its place before you subtract.",
+)
+
+# ------------------------------------------------------------------------------------------------ a piece, back
+
+
+def _drive_piece(exercise: Any, **inputs: Any) -> Any:
+    three = exercise.piece_backward(**inputs)
+    return dict(zip(("dq", "dk", "dv"), three, strict=True)) if isinstance(three, tuple | list) else three
+
+
+def gradients(triple: Any) -> dict[str, Any]:
+    return dict(zip(("dq", "dk", "dv"), triple, strict=True))
+
+
+def piece_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any, *, delta: bool = True,
+    scaled: bool = True, own_lse: bool = False, causal: bool = True,
+) -> Triple:  # fmt: skip
+    """By the formula in float64, cast back."""
+    of, (dout, q, k, v, out, lse) = q.dtype, (t.double() for t in (dout, q, k, v, out, lse))
+    s = scores_of(q, k, q_at, k_at, causal=causal)
+    row = s.logsumexp(-1) if own_lse else lse
+    p = torch.exp(s - row.masked_fill(row == -torch.inf, torch.inf).unsqueeze(-1))
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True) * delta)
+    ds = ds / math.sqrt(q.shape[-1]) if scaled else ds
+    return (ds @ k).to(of), (ds.mT @ q).to(of), (p.mT @ dout).to(of)
+
+
+def _piece_of(draw: Draw, q_at: list[int], k_at: list[int], piece: list[int]) -> dict[str, Any]:
+    """Keys number `piece` of an attention, with the output and lse of all of them."""
+    a, d = draw.shape(2, 2, 4)
+    q, dout = draw.tensor(a, len(q_at), d), draw.tensor(a, len(q_at), d)
+    k, v = draw.tensor(a, len(k_at), d), draw.tensor(a, len(k_at), d)
+    at, keys_at = torch.tensor(q_at), torch.tensor(k_at)
+    out, lse = dense(q, k, v, at, keys_at)
+    return {
+        "dout": dout, "q": q, "k": k[:, piece].clone(), "v": v[:, piece].clone(), "out": out, "lse": lse, "q_at": at,
+        "k_at": keys_at[piece].clone(),
+    }  # fmt: skip
+
+
+def _some_keys(draw: Draw) -> dict[str, Any]:
+    n, m = draw.integer(3, 6), draw.integer(6, 9)
+    return _piece_of(draw, list(range(m - n + 1, m + 1)), list(range(m)), list(range(m // 3, m)))
+
+
+def _all_keys(draw: Draw) -> dict[str, Any]:
+    n = draw.integer(3, 6)
+    return _piece_of(draw, list(range(n)), list(range(n)), list(range(n)))
+
+
+def _zigzag_piece(draw: Draw) -> dict[str, Any]:
+    """The block of a later rank, which the early half does not see, in no order of places."""
+    return _piece_of(draw, [7, 0, 1, 6], [0, 5, 1, 2, 3, 7, 4, 6], [1, 3, 4, 6])
+
+
+def _two_tokens() -> dict[str, Any]:
+    q, k, v = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), torch.tensor([[[1.0, 1.0], [0.0, 1.0]]]), torch.eye(2)[None]
+    at = torch.arange(2)
+    out, lse = dense(q, k, v, at, at)
+    dout = torch.tensor([[[1.0, 0.0], [1.0, 2.0]]])
+    return {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "q_at": at, "k_at": at.clone()}
+
+
+def _back(**how: bool) -> Callable[..., Any]:
+    return lambda **inputs: gradients(piece_backward(**inputs, **how))
+
+
+PIECE = Exercise(
+    "piece_backward",
+    reference=_back(),
+    drive=_drive_piece,
+    cases=[
+        Case("two tokens, all keys: the gradient of attention", _two_tokens()),
+        Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
+             fixed=[_zigzag_piece, _all_keys]),
+    ],
+    mistakes=[
+        Mistake(_back(delta=False), "Softmax's gradient is P (dP - D), D = rowsum(dout*out)."),
+        Mistake(_back(scaled=False), "The scores were divided by sqrt(d); so are dS."),
+        Mistake(
+            _back(own_lse=True),
+            "P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
+        ),
+        Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
+        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "
+                "dQ = dS K."),
+        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dk": ANYTHING}, "dQ and dV are right, dK is not: "
+                "dK = dS^T Q."),
+        Mistake(lambda **i: {**gradients(piece_backward(**i)), "dv": ANYTHING}, "dQ and dK are right, dV is not: "
+                "dV = P^T dout."),
+        Mistake(lambda **i: {"dq": ANYTHING, "dk": ANYTHING, "dv": piece_backward(**i)[2]}, "dV is right, so P is. "
+                "dS = P (dP - D) / sqrt(d), with D = rowsum(dout out) and the final out."),
+    ],
+    hint="S = q k^T / sqrt(d), masked; P = exp(S - lse); dV = P^T dout; dP = dout v^T; "
+    "dS = P (dP - rowsum(dout out)) / sqrt(d); dQ = dS k; dK = dS^T q.",
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""Lab 04's checks: a ring is judged by its own work, whatever right exercises it is built on."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.answers import GivenAnswer, folder_of
+from labkit.judge import judge
+from tests.course.marked import LABS
+from tests.thorough import mostly_thorough
+
+LAB = LABS["04_context_parallel"]
+PARTS = [answer for answer in LAB.answers if answer.right and answer.exercise in ("attend", "merge")]
+
+
+@pytest.mark.parametrize("attend", [{}, {"attend": LAB.stubs["attend"]}], ids=["none", "stub"])
+def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery, attend):
+    """The check counts what `attend` costs; who has not written it yet loses nothing."""
+    source = (folder_of(LAB.course) / "right" / "ring_forward_1.py").read_text()
+    assert "exercises.attend" not in source
+    sources = {"merge": LAB.solutions["merge"], "ring_forward": source, **attend}
+    verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
+    assert verdict.state == "passed", verdict
+
+
+@pytest.mark.parametrize(
+    "part", mostly_thorough(PARTS, lambda part: part.name in ("attend_2", "merge_5")), ids=lambda part: part.name
+)
+def test_a_ring_of_other_right_parts_is_right(nursery, part: GivenAnswer):
+    """attend_2 goes twice over the scores, merge_5 merges by a product: neither is work on what is hidden."""
+    sources = {**LAB.solutions, part.exercise: part.source}
+    verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
+    assert verdict.state == "passed", verdict
