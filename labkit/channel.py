@@ -37,7 +37,8 @@ Message = tuple[dict[str, Any], list[torch.Tensor]]
 
 def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor] = ()) -> bytes:
     """A message as bytes."""
-    flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
+    # As strided: a tensor of one number is contiguous with any stride, and only stride 1 can be seen as bytes.
+    flat = [tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,)) for tensor in tensors]
     shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
     head = json.dumps({**header, "tensors": shapes}).encode()
     raw = [t.view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat]

@@ -208,6 +208,7 @@ class Exercise:
         group: name of the input through which a process group comes; several: {name: how the ranks are split, or
             None for all of them together}. A drive gets it by this name.
         axis: the same, as `minimegatron.comm.axis.Axis`.
+        without: modules that do what the exercise asks for; the learner's process cannot import them (`closing`).
         dtypes: floating-point types that it must work with; without float64 the trial in float64 is left out.
     """
 
@@ -230,6 +231,7 @@ class Exercise:
     group: Groups = ""
     axis: Groups = ""
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
+    without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

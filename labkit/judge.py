@@ -132,7 +132,7 @@ def _play(
     common: dict[str, Any] = {
         "sources": dict(sources), "exercise": asked.name, "function": asked.function or asked.name,
         "drive": asked.drive_source, "seconds": asked.seconds, "hidden": hidden, "spoil": list(asked.spoil),
-        "services": [],
+        "services": [], "without": list(asked.without),
     }  # fmt: skip
     limits = Limits(seconds=asked.seconds)
     if not drawn[0]["world"]:

@@ -84,7 +84,7 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
 
     Args:
         paths: files and folders that are there, read-only; those that do not exist are left out.
-        hidden: folders below them that are empty.
+        hidden: folders and files below them that are empty.
         scratch: an empty folder; the new root is put there.
         size: bytes of all that it may write.
     Raises:
@@ -98,9 +98,11 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
         if os.path.lexists(path) and not _below(path, shown):
             _show(path, scratch + path)
             shown += [] if os.path.islink(path) else [path]
-    for folder in hidden:
-        if _below(folder, shown) and os.path.isdir(folder):
-            _mount("none", scratch + folder, "tmpfs", _READ_ONLY, "size=4k,mode=755")
+    for path in hidden:
+        if _below(path, shown) and os.path.isdir(path):
+            _mount("none", scratch + path, "tmpfs", _READ_ONLY, "size=4k,mode=755")
+        elif _below(path, shown) and os.path.isfile(path):
+            _mount(os.devnull, scratch + path, None, _BIND)
     os.makedirs(scratch + HOME)
     quota = f"size={size},nr_inodes={MAX_FILES},mode=777"
     _mount("none", scratch + HOME, "tmpfs", _NO_SUID | _NO_DEVICES, quota)

@@ -215,7 +215,8 @@ def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
 def _encode_tensor(tensor: torch.Tensor) -> list[Any]:
     dense = tensor.detach().cpu()
     dense = dense if dense.layout == torch.strided else dense.to_dense()
-    raw = dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # As strided: a tensor of one number is contiguous with any stride, and only stride 1 can be seen as bytes.
+    raw = dense.contiguous().as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), base64.b64encode(raw).decode()]
 
 

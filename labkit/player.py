@@ -16,6 +16,7 @@ job, by rank::
     spoil      inputs that are overwritten with NaN when the first wait begins
     seconds    that a call may take
     hidden     folder of the checks, closed to this process
+    without    modules of the package that it may not import
     services   names of the judge's services beside it (`beside`) that are told when a trial begins
 
 It returns `{"trials": [{"value": ..., "evidence": ..., "changed": inputs that are not what they were}, ...]}`, or fails
@@ -33,7 +34,7 @@ from typing import Any
 
 import torch
 
-from labkit import channel, cuda, plain, sandbox, transport_group
+from labkit import channel, closing, cuda, plain, sandbox, transport_group
 from labkit.evidence import OpRecorder
 from labkit.exercises import GIVEN
 from labkit.nursery import Failed
@@ -66,7 +67,8 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         Failed: with what the learner's code raised, as plain data.
     """
     torch.set_num_threads(1)
-    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]),))
+    sandbox.enter(Path.cwd(), hidden=(Path(job["hidden"]), *closing.files_of(job["without"])))
+    closing.close(job["without"])
     _install(job["sources"])
     cuda.Kernel.judged = "kernels" in job.get("services", ())
     done: list[dict[str, Any]] = []

@@ -393,6 +393,11 @@ class BrokerGroup(dist.ProcessGroup):
         return self._start("send", [tensor], [], peer=target, tag=tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> BrokerWork:
+        if source < 0:  # to the broker any source; gloo waits for ever for a rank that is not there
+            raise ValueError(f"there is no rank {source} to receive from")
+        return self._recv(tensors, source, tag)
+
+    def _recv(self, tensors: list[Tensor], source: int, tag: int) -> BrokerWork:
         [tensor] = tensors
         _contiguous(tensor)
 
@@ -404,7 +409,7 @@ class BrokerGroup(dist.ProcessGroup):
                            shape=list(tensor.shape))  # fmt: skip
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> BrokerWork:
-        return self.recv(tensors, -1, tag)
+        return self._recv(tensors, -1, tag)
 
     # -------------------------------------------------------------------------------------------------- checks
 

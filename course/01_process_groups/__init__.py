@@ -3,14 +3,16 @@
 | part               | exercises                                            |
 |--------------------|------------------------------------------------------|
 | `checks/predicted` | bytes_sent, axis_groups, my_samples, answers         |
-| `checks/ranks`     | ring_all_reduce, conjugates, overlap, rank_loss      |
+| `checks/ranks`     | ring_all_reduce, conjugates, rank_loss               |
+| `checks/buckets`   | overlap                                              |
 """
 
 from __future__ import annotations
 
 from labkit.exercises import Lab
 
+from .checks.buckets import BUCKETS
 from .checks.predicted import BYTES, GROUPS, QUESTIONS, SAMPLER
-from .checks.ranks import BUCKETS, LOSS, PAIR, RING
+from .checks.ranks import LOSS, PAIR, RING
 
 LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, LOSS, QUESTIONS])

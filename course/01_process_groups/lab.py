@@ -111,7 +111,7 @@ sheet()
 # every rank sends one part, `n/N` bytes. A reduce-scatter takes N-1 steps, an all-gather takes N-1 steps.
 #
 # **Exercise.** How many bytes does *each rank* send? `nbytes` is the whole tensor: the input of a reduce-scatter, the
-# output of an all-gather.
+# output of an all-gather. A part need not have a whole number of bytes: 10 bytes over 4 ranks make parts of 2.5.
 
 # %%
 # %%exercise bytes_sent
@@ -144,8 +144,8 @@ check("bytes_sent")
 # machine have neighbouring numbers, so the axis that talks most comes first. That is tp.
 #
 # **Exercise.** All groups along `axes`, by one reshape. `sizes` names the axes, fastest first. A group may run along
-# several axes: `["dp", "cp"]` are all ranks that hold the same weights. Members of a group keep the order of the ranks;
-# groups are ordered by their first member.
+# several axes: `["dp", "cp"]` are all ranks that hold the same weights, and so are `["cp", "dp"]`. Members of a group
+# keep the order of the ranks; groups are ordered by their first member.
 
 # %%
 # %%exercise axis_groups
@@ -212,8 +212,12 @@ for name in ("ep", "edp"):
 # One trap. If every rank calls a blocking `send` first, everybody waits for a `recv` that nobody has reached. Start the
 # send with `isend`, do the `recv`, then wait for the send.
 #
-# **Exercise.** An all-reduce from `isend` and `recv` only. The size need not be a multiple of N; return a new tensor of
-# the same shape.
+# **Exercise.** An all-reduce from `isend` and `recv` only (or their relatives `send`, `irecv`, `batch_isend_irecv`). The
+# size need not be a multiple of N: `tensor_split` makes N parts of any tensor, `chunk` sometimes fewer. Return a new
+# tensor of the same shape and dtype, and leave `x` as it is.
+#
+# From here on the hidden cases hand over tensors of float64, too, and tensors that are not contiguous, such as a
+# transpose. A message wants contiguous memory.
 
 # %%
 # %%exercise ring_all_reduce
@@ -266,7 +270,8 @@ check("ring_all_reduce")
 # ∂loss/∂x. The full gradient is the sum of the shares. And after an all-reduce every rank holds the same y and computes
 # the same loss, so ∂loss/∂y is already complete everywhere.
 #
-# **Exercise.** Write both as `torch.autograd.Function`.
+# **Exercise.** Write both as `torch.autograd.Function`. Neither may change the tensor that it is given: a gradient, too,
+# belongs to autograd, which may hand the same one to others.
 
 # %%
 # %%exercise conjugates
@@ -333,6 +338,7 @@ check("conjugates")
 # **Exercise.** The global order is one epoch after another; epoch e visits the samples in the order
 # `numpy.random.RandomState(seed + e).permutation(num_samples)`. The next `dp_size * micro_batch` samples of that stream
 # are dealt out in contiguous blocks: rank 0 takes the first `micro_batch`, rank 1 the next, and so on. Which are yours?
+# (A data set may be smaller than a batch.)
 
 # %%
 # %%exercise my_samples
@@ -362,9 +368,10 @@ check("my_samples")
 # all-reduce as soon as it is full, while backward goes on.
 #
 # **Exercise.** A class that does that. `register_post_accumulate_grad_hook` calls you when a parameter's `.grad` is
-# ready; `dist.all_reduce(..., async_op=True)` returns a handle. `finish()` sends what is left, waits for everything, and
-# leaves the *sum over the ranks of `group`* in every `.grad` (`None` is everybody). Do not divide: a rank cannot know
-# by what (step 6).
+# ready; `dist.all_reduce(..., async_op=True)` returns a handle. A bucket is full when it holds `bucket_size` elements or
+# more. `finish()` sends what is left, waits for everything (nothing else waits), and leaves the *sum over the ranks of
+# `group`* in every `.grad` (`None` is everybody). Then the next step comes. Do not divide: a rank cannot know by what
+# (step 6).
 
 # %%
 # %%exercise overlap
@@ -650,8 +657,9 @@ print(f"gradient norm  parallel {norm([w.grad for w in weights]):.3f}   serial {
 # What is wrong: rank 1 counts 11 tokens, rank 0 counts 61, and both means weigh the same. So each token of rank 1
 # weighs as much as five and a half of rank 0's. The mean of means is not the mean.
 #
-# **Exercise.** Repair it. Return this rank's loss such that the *sum* of the ranks' gradients is the gradient of the mean
-# over all counted tokens of all ranks in `group`. A rank may have none.
+# **Exercise.** Repair it. Return this rank's share of the mean over all counted tokens of all ranks in `group`: the *sum*
+# of the ranks' losses is that mean, and the sum of their gradients is its gradient. A rank may have no such token; where
+# none has any, the loss is 0.
 
 # %%
 # %%exercise rank_loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bytes_sent": [
@@ -54,14 +54,14 @@ WRONG: dict[str, list[Edit]] = {
             "p.grad.copy_(part.view_as(p) / dist.get_world_size())",
             told="do not average",
         ),
-        Edit(">= self.bucket_size", ">= 10**9", told="hook"),
-        Edit(">= self.bucket_size", ">= 1", told="hook"),
+        Edit(">= self.bucket_size", ">= 10**9", told="has not left when"),
+        Edit(">= self.bucket_size", ">= 1", told="buckets need"),
         Edit(
             """        if self.open:
             self.send()
         for""",
             "        for",
-            told="hook",
+            told="finish() must",
         ),
     ],
     "rank_loss": [
@@ -120,5 +120,30 @@ RIGHT: dict[str, list[Edit]] = {
             "2 * gigabytes * (len(group) - 1) / len(group) / gb_per_second",
             "2 * (gigabytes - gigabytes / (dp * cp)) / gb_per_second",
         ),
+    ],
+}
+
+_FROM_THE_END = "a negative index counts from the end: parts[-1] is parts[n - 1]"
+_DENSE = "a clone of a transpose is dense, and an all-reduce takes dense memory"
+_WHOLE = "the sizes divide the world"
+
+EQUIVALENT: dict[str, list[Same]] = {
+    "ring_all_reduce": [
+        Same("line 14: `.clone()` dropped", "a part is changed again only after the send has been waited for"),
+        Same("line 20: `% n` dropped", _FROM_THE_END),
+        Same("line 21: `% n` dropped", _FROM_THE_END),
+        Same("line 23: `% n` dropped", _FROM_THE_END),
+    ],
+    "conjugates": [
+        Same("line 14: `.contiguous()` dropped", _DENSE),
+        Same("line 24: `.contiguous()` dropped", _DENSE),
+    ],
+    "overlap": [
+        Same("line 32: `self.travelling = []` dropped", "old sums are copied first, the new ones over them"),
+    ],
+    "answers": [
+        Same("line 5: rounded up for down", _WHOLE),
+        Same("line 9: `/` for `//`", _WHOLE),
+        Same("line 9: rounded up for down", _WHOLE),
     ],
 }

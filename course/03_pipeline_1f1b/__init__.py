@@ -4,14 +4,16 @@
 |--------------------|--------------------------------------------------|
 | `checks/predicted` | bubble, answers                                  |
 | `checks/schedules` | gpipe, one_f_one_b, interleaved, zb_h1           |
-| `checks/gradients` | split_stage, sync_tied, survivors                |
+| `checks/halves`    | split_stage                                      |
+| `checks/gradients` | sync_tied, survivors                             |
 """
 
 from __future__ import annotations
 
 from labkit.exercises import Lab
 
-from .checks.gradients import STAGE, SURVIVORS, TIED
+from .checks.gradients import SURVIVORS, TIED
+from .checks.halves import STAGE
 from .checks.predicted import BUBBLE, QUESTIONS
 from .checks.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bubble": [
@@ -89,8 +89,6 @@ WRONG: dict[str, list[Edit]] = {
 
 RIGHT: dict[str, list[Edit]] = {
     "interleaved": [
-        # enough while messages are free
-        Edit("2 * (p - rank - 1)", "(p - rank - 1)"),
         Edit(
             "return todo + backward[len(table) - warmup :]", "return ' '.join(todo + backward[len(table) - warmup :])"
         ),
@@ -111,6 +109,21 @@ RIGHT: dict[str, list[Edit]] = {
     ],
     "answers": [
         Edit("bubble / (1 + bubble)", "1 - 1 / (1 + bubble)"),
-        Edit("-(-20 * (p - 1) // v)", "next(n for n in range(10**4) if n * v >= 20 * (p - 1))"),
+        Edit(
+            "-(-20 * (p - 1) // v)",
+            "next(n for n in range(10**4) if n * v >= 20 * (p - 1))",
+            ("-(-fewest // p) * p", "fewest + (p - fewest) % p"),
+        ),
     ],
+}
+
+EQUIVALENT: dict[str, list[Same]] = {
+    "interleaved": [Same("line 3: range's `m` - 1", "m is a multiple of p > 1: the groups begin at the same places")],
+    "sync_tied": [Same("line 10: `.clone()` dropped", "the caller replaces its gradient by what comes back")],
+    "answers": [
+        Same("line 8: `/` for `//`", "20(p-1) is whole for one chunk; with chunks the next line rounds up"),
+        Same("line 14: `/` for `//`", "p*v divides the layers"),
+        Same("line 14: rounded up for down", "p*v divides the layers"),
+    ],
+    "survivors": [Same("line 8: `>=` for `>`", "a weight is near 0 or near 1")],
 }

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit import plain
+from labkit import channel, plain
 from minimegatron.errors import DataError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -37,6 +37,13 @@ def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...
     back = plain.loads(plain.dumps(tensor))
     assert back.dtype == dtype and back.shape == tensor.shape
     assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_a_tensor_of_one_number_comes_back_whatever_its_stride() -> None:
+    """It is contiguous with any stride, and torch sees only stride 1 as bytes."""
+    third = torch.arange(3.0)[::3].clone()
+    assert third.stride() == (3,) and plain.loads(plain.dumps(third)).tolist() == [0.0]
+    assert channel.pack({}, [third, torch.ones(1)])[-4:] == channel.pack({}, [torch.ones(1)])[-4:]
 
 
 def test_what_is_kept_and_what_becomes_what() -> None:

@@ -1,17 +1,18 @@
-"""Lab 01, what runs on ranks: a ring of sends, f and g, gradients in buckets that overlap, the loss's divisor.
+"""Lab 01, what runs on ranks: a ring of sends, f and g, the loss's divisor. (Buckets that overlap: `buckets`.)
 
 References see the inputs of all ranks, a list, and return one answer for each. What was sent, and when, is in the
-evidence: the ring is judged by its bytes and its neighbours, buckets by what had left when the backward pass ended.
+evidence: the ring is judged by its bytes and its neighbours, f and g by the pass in which they communicate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from labkit.checks import at_most, only, to_the_next
+from labkit.checks import at_most, every_wait_follows, only, to_the_next
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 Inputs = list[dict[str, Any]]
@@ -40,18 +41,25 @@ def _at_least_three(draw: Draw) -> Inputs:
 
 def _uneven(draw: Draw) -> Inputs:
     n = draw.integer(3, 4)
-    shape = draw.integer(1, 5), n * draw.integer(1, 9) + 1
+    shape = draw.choice([(rows, columns) for rows in range(1, 6) for columns in range(2, 10) if rows * columns % n])
     return [{"x": draw.tensor(*shape)} for _ in range(n)]
+
+
+def _numbers(*shape: int, ranks: int) -> Callable[[Draw], Inputs]:
+    return lambda draw: [{"x": draw.tensor(*shape)} for _ in range(ranks)]
 
 
 RING = Exercise(
     "ring_all_reduce",
     reference=_sum_of_ranks,
-    accept=[only("send", "recv")],
+    accept=[only("send", "recv"), every_wait_follows],
     cases=[
         Case("two ranks, four numbers", [{"x": torch.arange(4.0)}, {"x": 10 * torch.ones(4)}]),
         Case("up to four ranks", _even, points=2, hidden=True),
-        Case("a matrix whose size N does not divide", _uneven, points=2, hidden=True),
+        Case(  # of 5 numbers torch.chunk(4) makes three parts; with 3 numbers on 4 ranks one part is empty
+            "a size that N does not divide, such as 5 numbers on 4 ranks", _uneven, points=2, hidden=True,
+            fixed=[_numbers(5, ranks=4), _numbers(3, ranks=4)],
+        ),
         Case(  # with two ranks, passing the whole tensor on costs no more
             "no more bytes than the ring needs, to one neighbour", _at_least_three, points=2, hidden=True,
             accept=[to_the_next, at_most("2 (N-1)/N n", _ring_bound, "send")],
@@ -64,13 +72,18 @@ RING = Exercise(
                 "added."),
     ],
     hint="Phase 1, step k: send part (rank - k) % N, add what arrives to part (rank - k - 1) % N. "
-    "Phase 2 passes the finished parts on. Start the send without waiting (isend), or everybody waits for everybody.",
+    "Phase 2 passes the finished parts on. Start the send without waiting (isend), or everybody waits for everybody. "
+    "Cut with tensor_split, which always makes N parts.",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------ f and g
 
 
 def _drive_pair(exercise: Any, x: Any, w: Any, what: str) -> dict[str, Any]:
+    import torch as t
+
+    from labkit.transport_group import mark
+
     x = x.requires_grad_()
     if what == "copy_to":
         y = exercise.copy_to(x)
@@ -78,30 +91,32 @@ def _drive_pair(exercise: Any, x: Any, w: Any, what: str) -> dict[str, Any]:
         y = exercise.reduce_from(x)
     else:
         y = exercise.reduce_from((exercise.copy_to(x) * w).tanh())
-    (y * (1 if what == "pair" else w)).sum().backward()
-    return {"y": y.detach(), "grad": x.grad}
+    mark("forward is over")
+    given = t.ones_like(y) if what == "pair" else t.empty_strided(w.shape, w.stride(), dtype=w.dtype).copy_(w)
+    y.backward(given)
+    return {"y": y.detach(), "grad": x.grad, "given": given}
 
 
 def _pair(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     what = ranks[0]["what"]
     if what == "copy_to":
         total = sum(r["w"] for r in ranks)
-        return [{"y": r["x"], "grad": total} for r in ranks]
+        return [{"y": r["x"], "grad": total, "given": r["w"]} for r in ranks]
     if what == "reduce_from":
         total = sum(r["x"] for r in ranks)
-        return [{"y": total, "grad": r["w"]} for r in ranks]
+        return [{"y": total, "grad": r["w"], "given": r["w"]} for r in ranks]
     x = ranks[0]["x"].clone().requires_grad_()
     y = sum((x * r["w"]).tanh() for r in ranks)
     (grad,) = torch.autograd.grad(y.sum(), x)
-    return [{"y": y.detach(), "grad": grad}] * len(ranks)
+    return [{"y": y.detach(), "grad": grad, "given": torch.ones_like(x)}] * len(ranks)
 
 
 def _no_backward_sum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     right = _pair(ranks)
     if ranks[0]["what"] == "copy_to":
-        return [{"y": a["y"], "grad": r["w"]} for a, r in zip(right, ranks, strict=True)]
+        return [{**a, "grad": r["w"]} for a, r in zip(right, ranks, strict=True)]
     grads = [r["w"] * (1 - (r["x"] * r["w"]).tanh() ** 2) for r in ranks]
-    return [{"y": a["y"], "grad": g} for a, g in zip(right, grads, strict=True)]
+    return [{**a, "grad": g} for a, g in zip(right, grads, strict=True)]
 
 
 def _sum_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -112,12 +127,47 @@ def _sum_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**a, "grad": a["grad"] * len(ranks)} for a in right]
 
 
-def _tensors(what: str) -> Any:
+def _mean_of_gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    return [{**a, "grad": a["grad"] / len(ranks)} for a in _pair(ranks)]
+
+
+def _mean_of_what_is_complete(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    right = _pair(ranks)
+    mean = torch.stack([a["grad"] for a in right]).mean(0)
+    return [{**a, "grad": mean} for a in right]
+
+
+def _on_the_first_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    own = _no_backward_sum(ranks)
+    return [_pair(ranks)[0], *own[1:]]
+
+
+def _in_place(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """As far as copy_to shows it alone: the gradient that it was given is the sum now, too."""
+    return [{**a, "given": a["grad"]} for a in _pair(ranks)]
+
+
+def _one_way_only(answer: Answer) -> str | None:
+    """copy_to communicates in its backward only, reduce_from in its forward only."""
+    what = answer.inputs[0]["what"]
+    for rank, one in enumerate(answer.evidence):
+        middle = one.marks[-1][1]
+        early, late = ([c.name for c in one.calls if (c.started < middle) == first] for first in (True, False))
+        idle = {"copy_to": early, "reduce_from": late}.get(what)
+        if idle:
+            when = "forward" if what == "copy_to" else "in its backward"
+            return f"{what} sends nothing {when}; on rank {rank} it calls {idle[0]} there"
+    return None
+
+
+def _tensors(what: str, ranks: int = 0) -> Any:
     def draw_them(draw: Draw) -> Inputs:
         shape = draw.integer(1, 6), draw.integer(1, 6)
         x = draw.tensor(*shape)
         each = (lambda: x) if what != "reduce_from" else (lambda: draw.tensor(*shape))
-        return [{"x": each().clone(), "w": draw.tensor(*shape), "what": what} for _ in range(draw.integer(2, 4))]
+        return [
+            {"x": each().clone(), "w": draw.tensor(*shape), "what": what} for _ in range(ranks or draw.integer(2, 4))
+        ]
 
     return draw_them
 
@@ -129,135 +179,105 @@ PAIR = Exercise(
     reference=_pair,
     function="copy_to",
     drive=_drive_pair,
+    accept=[_one_way_only],
     cases=[
         Case("copy_to on two ranks", _TWO),
         Case("copy_to: forward and gradient", _tensors("copy_to"), hidden=True),
         Case("reduce_from: forward and gradient", _tensors("reduce_from"), hidden=True),
-        Case("the pair around different work on each rank", _tensors("pair"), points=2, hidden=True),
+        Case("the pair around different work on each rank", _tensors("pair"), points=2, hidden=True,
+             fixed=[_tensors("pair", 4)]),
     ],
     mistakes=[
         Mistake(_no_backward_sum, "copy_to must sum in its backward: each rank holds only the gradient through its own "
                 "work."),
         Mistake(_sum_twice, "Summed once too often: the gradient of an all-reduce is already the same on every rank."),
+        Mistake(_mean_of_gradients, "This is the mean of the gradients. An all-reduce with op=sum does not divide."),
+        Mistake(_mean_of_what_is_complete, "reduce_from sends nothing in its backward: each rank's gradient is "
+                "complete."),
+        Mistake(_on_the_first_rank, "Only rank 0 has the sum: every rank needs it, that is an all-reduce."),
+        Mistake(_in_place, "The gradient is summed in place. It belongs to autograd, which may hand the same tensor to "
+                "others: sum a clone."),
     ],
     hint="copy_to: nothing forward, all-reduce backward. reduce_from: all-reduce forward, nothing backward. "
     "Do not change your input in place.",
 )  # fmt: skip
 
-# ------------------------------------------------------------------------------------------------------ buckets
-
-
-def _drive_buckets(exercise: Any, x: Any, layers: int, bucket_size: int) -> list[Any]:
-    import torch as t
-    import torch.distributed as dist
-
-    generator = t.Generator().manual_seed(0)
-    weights = [t.randn(4, 4, generator=generator).mul(0.5).requires_grad_() for _ in range(layers)]
-    reducer = exercise.OverlappedReducer(weights, bucket_size)
-    for w in weights:
-        x = t.tanh(x @ w)
-    x.sum().backward()
-    dist.barrier()
-    reducer.finish()
-    return [w.grad for w in weights]
-
-
-def _summed_gradients(ranks: Inputs) -> list[list[torch.Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(4, 4, generator=generator).mul(0.5).requires_grad_() for _ in range(ranks[0]["layers"])]
-    outputs = []
-    for r in ranks:
-        x = r["x"]
-        for w in weights:
-            x = torch.tanh(x @ w)
-        outputs.append(x.sum())
-    grads = list(torch.autograd.grad(torch.stack(outputs).sum(), weights))
-    return [grads] * len(ranks)
-
-
-def _net(draw: Draw) -> Inputs:
-    layers, per_bucket = draw.choice([5, 7]), draw.integer(2, 3)  # the last bucket is never full
-    sizes = {"layers": layers, "bucket_size": 16 * per_bucket}
-    return [{"x": draw.tensor(draw.integer(1, 4), 4), **sizes} for _ in range(2)]
-
-
-def _one_launch_a_bucket(answer: Answer) -> str | None:
-    buckets = math.ceil(answer.inputs[0]["layers"] * 16 / answer.inputs[0]["bucket_size"])
-    for rank, one in enumerate(answer.evidence):
-        if one.count("all_reduce") != buckets:
-            return f"rank {rank} calls all_reduce {one.count('all_reduce')} times; {buckets} buckets need {buckets}"
-    return None
-
-
-def _before_backward_ends(answer: Answer) -> str | None:
-    buckets = answer.inputs[0]["layers"] * 16 // answer.inputs[0]["bucket_size"]
-    for rank, one in enumerate(answer.evidence):
-        names = [call.name for call in one.calls]
-        early = names[: names.index("barrier")].count("all_reduce") if "barrier" in names else 0
-        if early < buckets:
-            return f"on rank {rank} {early} of {buckets} full buckets had left when backward() returned"
-    return None
-
-
-BUCKETS = Exercise(
-    "overlap",
-    reference=_summed_gradients,
-    function="OverlappedReducer",
-    drive=_drive_buckets,
-    dtypes=(torch.float32,),  # the drive's weights are
-    cases=[
-        Case("gradients are summed over ranks", _net, points=2, hidden=True),
-        Case("one all-reduce a bucket", _net, hidden=True, accept=[
-            only("all_reduce", "barrier"), _one_launch_a_bucket]),
-        Case("full buckets leave while backward still runs", _net, points=2, hidden=True, accept=[
-            _before_backward_ends]),
-    ],
-    mistakes=[
-        Mistake(lambda ranks: [[g / len(ranks) for g in gs] for gs in _summed_gradients(ranks)], "Sum, do not average: "
-                "who divides comes later."),
-    ],
-    hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements, flatten it and start "
-    "all_reduce(async_op=True). finish() starts the last one, waits for all, and copies the sums back.",
-)  # fmt: skip
-
 # -------------------------------------------------------------------------------------------------- the divisor
 
 
-def _drive_loss(exercise: Any, losses: Any, mask: Any) -> dict[str, Any]:
-    import torch.distributed as dist
+def _drive_loss(exercise: Any, losses: Any, mask: Any, part: int, group: Any = None) -> dict[str, Any]:
+    import torch as t
 
     losses = losses.requires_grad_()
-    exercise.rank_loss(losses, mask).backward()
-    seen = losses.grad.clone()
-    total = (losses.detach() * seen).sum()
-    dist.all_reduce(total)
-    return {"grad": seen, "loss": total}
+    loss = t.as_tensor(exercise.rank_loss(losses, mask, group), dtype=losses.dtype)
+    if loss.requires_grad:
+        loss.backward()
+    return {"loss": loss.detach(), "grad": losses.grad}
 
 
-def _global_mean(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+def _parts(ranks: Inputs) -> list[list[int]]:
+    """Ranks of the same `part` are a group."""
+    return [[i for i, r in enumerate(ranks) if r["part"] == part] for part in sorted({r["part"] for r in ranks})]
+
+
+def _by_group(answer: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list[Any]]:
+    """The answer of each group for itself, in the order of the ranks."""
+
+    def whole(ranks: Inputs) -> list[Any]:
+        found: dict[int, Any] = {}
+        for group in _parts(ranks):
+            found |= zip(group, answer([ranks[i] for i in group]), strict=True)
+        return [found[i] for i in range(len(ranks))]
+
+    return whole
+
+
+def _global_mean(ranks: Inputs) -> list[dict[str, Any]]:
     count = max(sum(float(r["mask"].sum()) for r in ranks), 1.0)
-    grads = [r["mask"] / count for r in ranks]
-    loss = sum((r["losses"] * g).sum() for r, g in zip(ranks, grads, strict=True))
-    return [{"grad": g, "loss": loss} for g in grads]
+    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
 
 
-def _scaled(scale: Any) -> Any:
+def _scaled(scale: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
+    """Each rank's masked losses, weighed with `scale(mask, number of ranks)`."""
+
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-        grads = [r["mask"] * scale(r["mask"], len(ranks)) for r in ranks]
-        loss = sum((r["losses"] * g).sum() for r, g in zip(ranks, grads, strict=True))
-        return [{"grad": g, "loss": loss} for g in grads]
+        weights = [r["mask"] * scale(r["mask"], len(ranks)) for r in ranks]
+        return [{"loss": (r["losses"] * w).sum(), "grad": w} for r, w in zip(ranks, weights, strict=True)]
 
     return answer
 
 
-def _masked(draw: Draw) -> Inputs:
+def _divided_by_nothing(ranks: Inputs) -> list[dict[str, Any]]:
+    count = sum(r["mask"].sum() for r in ranks)
+    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
+
+
+def _divided_by_ranks(ranks: Inputs) -> list[dict[str, Any]]:
+    return [{key: value / len(ranks) for key, value in a.items()} for a in _global_mean(ranks)]
+
+
+def _summed_already(ranks: Inputs) -> list[dict[str, Any]]:
+    right = _global_mean(ranks)
+    return [{**a, "loss": sum(b["loss"] for b in right)} for a in right]
+
+
+def _cut_off(ranks: Inputs) -> list[dict[str, Any]]:
+    return [{**a, "grad": None} for a in _global_mean(ranks)]
+
+
+def _masked(draw: Draw, ranks: int = 0, groups: int = 1) -> Inputs:
     shape = draw.integer(1, 3), draw.integer(6, 12)
     out = []
-    for _ in range(draw.integer(2, 4)):
+    for rank in range(ranks or draw.integer(2, 4)):
         mask = (draw.tensor(*shape) > draw.choice([-1.0, 0.0, 0.5])).float()
-        mask[0, 0] = 1.0
-        out.append({"losses": draw.tensor(*shape), "mask": mask})
+        mask[0, 0], mask[0, 1:].view(-1)[rank % 3] = 1.0, 0.0
+        mask[0, 2 : 2 + rank] = 1.0
+        out.append({"losses": draw.tensor(*shape), "mask": mask, "part": rank % groups})
     return out
+
+
+def _two_groups(draw: Draw) -> Inputs:
+    return _masked(draw, 4, groups=2)
 
 
 def _one_empty(draw: Draw) -> Inputs:
@@ -266,25 +286,48 @@ def _one_empty(draw: Draw) -> Inputs:
     return out
 
 
+def _all_empty(draw: Draw) -> Inputs:
+    return [{**r, "mask": torch.zeros_like(r["mask"])} for r in _masked(draw, 2)]
+
+
+def _one_token(draw: Draw) -> Inputs:
+    """Of all ranks one counts one token."""
+    out = _all_empty(draw)
+    out[1]["mask"][0, 2] = 1.0
+    return out
+
+
 LOSS = Exercise(
     "rank_loss",
-    reference=_global_mean,
+    reference=_by_group(_global_mean),
     drive=_drive_loss,
+    group={"group": _parts},
     cases=[
         Case("three tokens count on rank 0, one on rank 1", [
-            {"losses": torch.tensor([[1.0, 2.0, 3.0]]), "mask": torch.ones(1, 3)},
-            {"losses": torch.tensor([[4.0, 5.0, 6.0]]), "mask": torch.tensor([[1.0, 0.0, 0.0]])}]),
-        Case("any counts", _masked, points=2, hidden=True),
-        Case("a rank without a single counted token", _one_empty, hidden=True),
+            {"losses": torch.tensor([[1.0, 2.0, 3.0]]), "mask": torch.ones(1, 3), "part": 0},
+            {"losses": torch.tensor([[4.0, 5.0, 6.0]]), "mask": torch.tensor([[1.0, 0.0, 0.0]]), "part": 0}]),
+        Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked]),
+        Case("a rank without a single counted token", _one_empty, hidden=True, fixed=[_one_token, _all_empty]),
     ],
     mistakes=[
-        Mistake(_scaled(lambda m, n: 1 / (m.sum() * n)), "This is the mean of the ranks' means: every rank's tokens "
-                "would weigh the same in sum."),
-        Mistake(_scaled(lambda m, n: 1 / m.sum()), "You divide by this rank's own count. The batch is spread over all "
+        Mistake(_by_group(_divided_by_nothing), "That is 0 / 0. The loss is 0 where none counts, on no rank of the "
+                "group."),
+        Mistake(_global_mean, "You count the tokens of all ranks; asked are those of the ranks in `group`."),
+        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.sum() * n))), "This is the mean of the ranks' means: every "
+                "rank's tokens would weigh the same in sum."),
+        Mistake(_by_group(_scaled(lambda m, n: 1 / m.sum())), "You divide by this rank's own count. The batch is "
+                "spread over all ranks."),
+        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.numel() * n))), "Masked tokens do not count: divide by the "
+                "number of ones in the masks."),
+        Mistake(_by_group(_scaled(lambda m, n: 1.0)), "Somebody must divide: by the number of counted tokens of all "
                 "ranks."),
-        Mistake(_scaled(lambda m, n: 1 / (m.numel() * n)), "Masked tokens do not count: divide by the number of ones "
-                "in the masks."),
-        Mistake(_scaled(lambda m, n: 1.0), "Somebody must divide: by the number of counted tokens of all ranks."),
+        Mistake(_by_group(_divided_by_ranks), "The gradients are summed over ranks, not averaged: divide by the number "
+                "of counted tokens alone."),
+        Mistake(_by_group(_summed_already), "The value is the mean over all ranks already. Return this rank's share: "
+                "the caller sums it over ranks, as it does the gradients."),
+        Mistake(_by_group(_cut_off), "Your loss has no gradient: .item(), float() or detach() cuts it off from "
+                "`losses`."),
     ],
-    hint="Sum the masked losses; divide by the all-reduced number of counted tokens (never by zero).",
+    hint="Sum this rank's masked losses; divide by the all-reduced number of counted tokens of all ranks in `group`. "
+    "Never by zero: the loss is 0 where none counts.",
 )  # fmt: skip

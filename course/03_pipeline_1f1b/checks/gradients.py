@@ -1,7 +1,7 @@
-"""Lab 03, gradients of a pipeline: a backward in two halves, tied weights, which microbatches have survived.
+"""Lab 03, gradients of a pipeline: tied weights, which microbatches have survived.
 
-Each is about a sum that is easily incomplete: W *adds* to the weight's gradient, and later than B; the two copies of a
-tied matrix have a part of its gradient each; of a step's microbatches a broken schedule may keep one.
+Each is about a sum that is easily incomplete: the two copies of a tied matrix have a part of its gradient each; of a
+step's microbatches a broken schedule may keep one. (W, which *adds* to a gradient, and later than B: `halves`.)
 """
 
 from __future__ import annotations
@@ -16,112 +16,22 @@ from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 Inputs = list[dict[str, Any]]
 
-# ---------------------------------------------------------------------------------------------- two halves of B
-
-
-def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, order: Any) -> dict[str, Any]:
-    import torch as t
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Products(TorchDispatchMode):
-        """Counts matrix products."""
-
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name = func._schema.name.split("::")[1]
-            self.count += name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear")
-            return func(*args, **(kwargs or {}))
-
-    stage = exercise.SplitStage(weight.clone())
-    ys, dxs, early, made = [None] * len(xs), [None] * len(xs), 0.0, {"F": 0, "B": 0, "W": 0}
-    for word in order.split():
-        kind, i = word[0], int(word[1:])
-        before = stage.grad.clone()
-        with Products() as products:
-            if kind == "F":
-                ys[i] = stage.forward(i, xs[i].clone()).detach()
-            elif kind == "B":
-                dxs[i] = stage.backward(i, dys[i].clone()).detach()
-            else:
-                stage.weights(i)
-        made[kind] += products.count
-        if kind != "W":
-            early = max(early, float((stage.grad - before).abs().max()))
-    grad = t.as_tensor(stage.grad).detach()
-    return {"y": ys, "dx": dxs, "grad": grad, "early": early, "products": made}
-
-
-def _halves(weight: torch.Tensor, xs: list, dys: list, order: str) -> dict[str, Any]:
-    """In float64, by the chain rule."""
-    w = weight.double()
-    ys = [torch.tanh(x.double() @ w) for x in xs]
-    dzs = [dy.double() * (1 - y**2) for dy, y in zip(dys, ys, strict=True)]
-    done = [int(word[1:]) for word in order.split() if word[0] == "W"]
-    grad = sum((xs[i].double().T @ dzs[i] for i in done), start=torch.zeros_like(w))
-    as_given = [t.to(weight.dtype) for t in ys], [(dz @ w.T).to(weight.dtype) for dz in dzs]
-    return {"y": as_given[0], "dx": as_given[1], "grad": grad.to(weight.dtype)}
-
-
-def _right_halves(answer: Answer) -> str | None:
-    want, got = _halves(**answer.inputs), answer.value
-    for name, what in (("y", "the output"), ("dx", "the gradient of the input"), ("grad", "the weight's gradient")):
-        pairs = zip(got[name], want[name], strict=True) if name != "grad" else [(got[name], want[name])]
-        for i, (one, other) in enumerate(pairs):
-            if one is None or one.shape != other.shape or not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
-                return f"{what} is wrong" + (f", first for microbatch {i}" if name != "grad" else "")
-    return None
-
-
-def _not_early(answer: Answer) -> str | None:
-    return "the weight's gradient has changed before its W" if answer.value["early"] > 0 else None
-
-
-def _b_alone(answer: Answer) -> str | None:
-    n, made = len(answer.inputs["xs"]), answer.value["products"]["B"]
-    return f"{n} backwards make {made} matrix products; one each is B, the other is W" if made > n else None
-
-
-def _stage_inputs(order: Callable[[int, Draw], str]) -> Callable[[Draw], dict[str, Any]]:
-    def sizes(draw: Draw) -> dict[str, Any]:
-        n, rows, columns = draw.integer(2, 4), draw.integer(2, 5), draw.integer(2, 5)
-        xs = [draw.tensor(draw.integer(1, 4), rows) for _ in range(n)]
-        dys = [draw.tensor(len(x), columns) for x in xs]
-        return {"weight": draw.tensor(rows, columns), "xs": xs, "dys": dys, "order": order(n, draw)}
-
-    return sizes
-
-
-def _w_last(n: int, draw: Draw) -> str:
-    return " ".join(f"{kind}{i}" for kind in "FBW" for i in range(n))
-
-
-def _mixed(n: int, draw: Draw) -> str:
-    order = [f"F{i}" for i in range(n)] + [f"{k}{i}" for i in reversed(range(n)) for k in "BW"]
-    return " ".join(order)
-
-
-def _b_only(n: int, draw: Draw) -> str:
-    return " ".join(f"{kind}{i}" for kind in "FB" for i in range(n))
-
-
-_ONE = {"weight": torch.eye(2), "xs": [torch.ones(1, 2)], "dys": [torch.ones(1, 2)], "order": "F0 B0 W0"}
-
-STAGE = Exercise(
-    "split_stage",
-    function="SplitStage",
-    drive=_drive_stage,
-    accept=[_not_early, _right_halves],
-    cases=[
-        Case("one microbatch: F0 B0 W0", _ONE),
-        Case("several, every W at the end", _stage_inputs(_w_last), points=2, hidden=True),
-        Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True),
-        Case("B computes the input's half and nothing else", _stage_inputs(_b_only), hidden=True, accept=[_b_alone]),
-    ],
-    hint="Keep x and y by microbatch. With dz = dy * (1 - y*y): B returns dz @ W.T, W *adds* x.T @ dz to self.grad.",
-)
-
 # ------------------------------------------------------------------------------------------------- tied weights
+
+
+def _drive_tied(exercise: Any, grad: Any) -> list[Any]:
+    """Two steps, as in training."""
+    import torch as t
+
+    grad = None if grad is None else grad.contiguous()  # as autograd keeps the gradient of a parameter
+    later = None if grad is None else 3 * grad
+    first = exercise.sync_tied(grad)
+    first = first.clone() if isinstance(first, t.Tensor) else first
+    return [first, exercise.sync_tied(later)]
+
+
+def _in_two_steps(one: Callable[[Inputs], list[Any]]) -> Callable[[Inputs], list[list[Any]]]:
+    return lambda ranks: [[t, None if t is None else 3 * t] for t in one(ranks)]
 
 
 def _tied(ranks: Inputs) -> list[Any]:
@@ -129,14 +39,28 @@ def _tied(ranks: Inputs) -> list[Any]:
     return [total if r["grad"] is not None else None for r in ranks]
 
 
-def _ends(draw: Draw) -> Inputs:
-    n, shape = draw.integer(3, 4), (draw.integer(2, 5), draw.integer(2, 5))
-    return [{"grad": draw.tensor(*shape) if r in (0, n - 1) else None} for r in range(n)]
+def _zeros_between(ranks: Inputs) -> list[Any]:
+    return [torch.zeros_like(ranks[0]["grad"]) if t is None else t for t in _tied(ranks)]
 
 
-def _two_ends(draw: Draw) -> Inputs:
-    shape = draw.integer(2, 5), draw.integer(2, 5)
-    return [{"grad": draw.tensor(*shape)} for _ in range(2)]
+def _between_too(ranks: Inputs) -> list[Any]:
+    return [_tied(ranks)[0]] * len(ranks)
+
+
+def _one_end_only(end: int) -> Callable[[Inputs], list[Any]]:
+    return lambda ranks: [t if r is ranks[end] else r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
+
+
+def _of_rank_0(ranks: Inputs) -> list[Any]:
+    return [None if r["grad"] is None else ranks[0]["grad"] for r in ranks]
+
+
+def _on(ranks: int) -> Callable[[Draw], Inputs]:
+    def inputs(draw: Draw) -> Inputs:
+        shape = draw.shape(2, 2, 6)
+        return [{"grad": draw.tensor(*shape) if r in (0, ranks - 1) else None} for r in range(ranks)]
+
+    return inputs
 
 
 def _middle_is_quiet(answer: Answer) -> str | None:
@@ -146,37 +70,39 @@ def _middle_is_quiet(answer: Answer) -> str | None:
     return None
 
 
-def _one_matrix(inputs: Inputs) -> float:
-    return float(inputs[0]["grad"].nbytes)
+def _both_matrices(inputs: Inputs) -> float:
+    return 2.0 * float(inputs[0]["grad"].nbytes)
 
 
 TIED = Exercise(
     "sync_tied",
-    reference=_tied,
+    reference=_in_two_steps(_tied),
+    drive=_drive_tied,
+    changes=("grad",),  # `tied.grad = sync_tied(tied.grad)`: its caller has no other use for it
     cases=[
         Case("2 ranks", [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
-        Case("other tensors on 2 ranks", _two_ends, hidden=True),
-        Case("3 or 4 ranks: those between have nothing to sum", _ends, hidden=True),
-        Case(
-            "ranks without a copy stay silent",
-            _ends,
-            hidden=True,
-            accept=[_middle_is_quiet, at_most("the size of the matrix", _one_matrix, "all_reduce", "send")],
-        ),
+        Case("other tensors on 2 ranks", _on(2), hidden=True),
+        Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
+        Case("4 ranks: those without a copy stay silent", _on(4), hidden=True, accept=[
+            _middle_is_quiet, at_most("two steps of the size of the matrix", _both_matrices, "all_reduce", "send")]),
     ],
     mistakes=[
         Mistake(
-            lambda ranks: [None if r["grad"] is None else t / 2 for r, t in zip(ranks, _tied(ranks), strict=True)],
+            _in_two_steps(lambda ranks: [None if t is None else t / 2 for t in _tied(ranks)]),
             "Both are gradients of one matrix, from its two uses. They add up; nothing is divided.",
         ),
         Mistake(
-            lambda ranks: [r["grad"] for r in ranks],
+            _in_two_steps(lambda ranks: [r["grad"] for r in ranks]),
             "Each copy still has the gradient of its own use only; after one step the two matrices differ.",
         ),
+        Mistake(_in_two_steps(_zeros_between), "A rank between holds no copy: it gets None and returns None."),
+        Mistake(_in_two_steps(_between_too), "A rank between holds no copy: it gets None and returns None."),
+        *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
+          for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
-    hint="Every rank calls dist.new_group([0, p-1]), also those that are not in it. Then the two members all-reduce; "
-    "the others return what they have.",
-)
+    hint="Every rank calls dist.new_group([0, p-1]), also those that are not in it: every rank creates every group. "
+    "Then the first and the last rank all-reduce; the others return what they have.",
+)  # fmt: skip
 
 # --------------------------------------------------------------------------------------------- who has survived
 
@@ -188,10 +114,15 @@ def survivors(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
     return [i for i, w in enumerate(weights.tolist()) if w > 0.5]
 
 
-def _some(chosen: Callable[[Draw, int], Sequence[int]]) -> Callable[[Draw], dict[str, Any]]:
+def _some(
+    chosen: Callable[[Draw, int], Sequence[int]], of: int = 0, alike: float = 0.0
+) -> Callable[[Draw], dict[str, Any]]:
+    """`alike`: how much of a gradient is common to all, as it is in training; then no product tells them apart."""
+
     def inputs(draw: Draw) -> dict[str, Any]:
-        n, shape = draw.integer(3, 8), (draw.integer(5, 8), draw.integer(5, 8))
-        grads = [draw.tensor(*shape) for _ in range(n)]
+        n, shape = of or draw.integer(3, 8), (draw.integer(5, 8), draw.integer(5, 8))
+        common = alike * draw.tensor(*shape)
+        grads = [draw.tensor(*shape) + common for _ in range(n)]
         picked = [grads[i] for i in chosen(draw, n)]
         return {"got": torch.stack(picked).sum(0), "grads": grads}
 
@@ -202,6 +133,16 @@ def _subset(draw: Draw, n: int) -> list[int]:
     return sorted(draw.random.sample(range(n), draw.integer(1, n - 1)))
 
 
+def _these(of: int, *chosen: int, alike: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
+    return _some(lambda draw, n: chosen, of, alike)
+
+
+def _nearly_the_sum(draw: Draw) -> dict[str, Any]:
+    """A gradient that did not survive is nearer to the sum of the two that did than either of them."""
+    a, b, c, d = (draw.tensor(6, 6) for _ in range(4))
+    return {"got": a + b, "grads": [a, d, 0.9 * (a + b) + 0.3 * c, b]}
+
+
 _BASIS = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([-2.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])]
 
 SURVIVORS = Exercise(
@@ -210,9 +151,12 @@ SURVIVORS = Exercise(
     cases=[
         Case("all three of three", {"got": torch.tensor([0.0, 2.0, 1.0]), "grads": _BASIS}),
         Case("the first and the last", {"got": torch.tensor([2.0, 1.0, 1.0]), "grads": _BASIS}),
-        Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True),
-        Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True),
-        Case("any of them", _some(_subset), points=2, hidden=True),
+        Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True, fixed=[_these(5, *range(5))]),
+        Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True,
+             fixed=[_these(6, i) for i in range(6)]),
+        Case("any of them", _some(_subset), points=2, hidden=True, fixed=[
+            _nearly_the_sum, _these(5, 1, 3), _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
+            _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
     mistakes=[
         Mistake(lambda got, grads: list(range(len(grads))), "You count them all. Some did not survive."),
@@ -226,5 +170,6 @@ SURVIVORS = Exercise(
             "A positive product is no proof: gradients are not orthogonal. Solve for all weights together.",
         ),
     ],
-    hint="got = sum of w_i grads[i] with each w_i 0 or 1: a least-squares problem with a column for each microbatch.",
-)
+    hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
+    "least-squares problem with a column for each microbatch.",
+)  # fmt: skip

@@ -6,6 +6,7 @@ and drains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -32,7 +33,18 @@ BUBBLE = Exercise(
         Case("4 ranks, 8 microbatches", {"p": 4, "m": 8, "v": 1}),
         Case("the same with 2 chunks a rank", {"p": 4, "m": 8, "v": 2}),
         Case("one rank never waits", {"p": 1, "m": 8, "v": 1}),
-        Case("other pipelines", _sizes, points=2, hidden=True),
+        Case(
+            "other pipelines",
+            _sizes,
+            points=2,
+            hidden=True,
+            fixed=[
+                {"p": 4, "m": 6, "v": 1},
+                {"p": 7, "m": 7, "v": 3},
+                {"p": 2, "m": 5, "v": 1},
+                {"p": 5, "m": 10, "v": 4},
+            ],
+        ),
     ],
     mistakes=[
         Mistake(lambda p, m, v: (p - 1) / m, "With v chunks a rank, filling and draining take steps of a v-th."),
@@ -57,16 +69,31 @@ def answers(
     per_chunk = layers // (p * v) * tokens * kept_bytes_per_token_and_layer
     return {
         "idle_share": float(idle / (1 + idle)),
-        "microbatches_for_5_percent": -(-20 * (p - 1) // v),
+        "microbatches_for_5_percent": _fewest(p, v),
         "kept_bytes_on_rank_0": kept * per_chunk,
         "bytes_between_ranks": 2 * (p * v - 1) * m * tokens * hidden * 2,
     }
 
 
+def _fewest(p: int, v: int, wanted: Fraction = Fraction(1, 20), in_groups: bool = True) -> int:
+    """Microbatches for this bubble; with chunks they come in groups of p, as `interleaved` wants them."""
+    fewest = math.ceil((p - 1) / (v * wanted))
+    return fewest + -fewest % p if v > 1 and in_groups else fewest
+
+
+def _few(**changes: Any) -> Callable[..., dict[str, Any]]:
+    return instead(answers, microbatches_for_5_percent=lambda p, v, **_: _fewest(p, v, **changes))
+
+
+def _rounded_down(p: int, v: int, **_: Any) -> int:
+    fewest = 20 * (p - 1) // v
+    return fewest + -fewest % p if v > 1 else fewest
+
+
 def _a_run(draw: Draw) -> dict[str, Any]:
-    p, v = draw.choice([2, 4, 8]), draw.choice([1, 2, 4])
+    p, v = draw.choice([2, 3, 4, 6, 8]), draw.choice([1, 2, 3, 4])
     return {
-        "p": p, "m": p * draw.integer(2, 8), "v": v, "layers": p * v * draw.integer(1, 4),
+        "p": p, "m": p * draw.integer(1, 8), "v": v, "layers": p * v * draw.integer(1, 4),
         "tokens": 1024 * draw.integer(1, 8), "hidden": 256 * draw.integer(4, 32),
         "kept_bytes_per_token_and_layer": 34 * 256 * draw.integer(4, 32),
     }  # fmt: skip
@@ -86,13 +113,38 @@ _GPT3 = {
     "kept_bytes_per_token_and_layer": 34 * 12288 // 8,
 }  # fmt: skip
 
+_RUN = {"layers": 72, "tokens": 3, "hidden": 5, "kept_bytes_per_token_and_layer": 7}
+_RUNS = [
+    {"p": 2, "m": 4, "v": 3, **_RUN},  # 20/3 microbatches: 7, in groups of 2 are 8
+    {"p": 2, "m": 4, "v": 9, **_RUN},  # 20/9 are 2.2: 3, in groups of 2 are 4
+    {"p": 3, "m": 3, "v": 3, **_RUN},  # 40/3: 14, in groups of 3 are 15; 9 slots are fewer than warm-up + 1
+    {"p": 6, "m": 12, "v": 3, **_RUN},  # 100/3: 34, in groups of 6 are 36
+    {"p": 4, "m": 4, "v": 2, **_RUN},  # 30, in groups of 4 are 32; 8 slots
+    {"p": 4, "m": 3, "v": 1, **_RUN},  # fewer microbatches than ranks
+    {"p": 6, "m": 60, "v": 1, **_RUN},  # 100 is no multiple of 6, and need not be one
+]
+
+
+def _kept(chunks: Callable[[int, int, int], int], of: Callable[[int, int], int]) -> Callable[..., dict[str, Any]]:
+    """Another number of chunks, each of layers/of(p, v)."""
+
+    def kept(p: int, m: int, v: int, layers: int, tokens: int, kept_bytes_per_token_and_layer: int, **_: Any) -> int:
+        return chunks(p, m, v) * (layers // of(p, v)) * tokens * kept_bytes_per_token_and_layer
+
+    return instead(answers, kept_bytes_on_rank_0=kept)
+
+
+def _ahead(p: int, v: int) -> int:
+    return p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
+
+
 QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
         Case("GPT-3 on 8 stages", _GPT3),
         Case("the same with 4 chunks a rank", {**_GPT3, "v": 4}),
-        Case("another run", _a_run, points=2, hidden=True),
+        Case("another run", _a_run, points=2, hidden=True, fixed=_RUNS),
     ],
     mistakes=[
         Mistake(
@@ -103,9 +155,48 @@ QUESTIONS = Exercise(
             instead(answers, kept_bytes_on_rank_0=_all_kept),
             "That is GPipe's memory. 1F1B keeps warm-up + 1 chunks, not m.",
         ),
+        Mistake(
+            _few(in_groups=False),
+            "With chunks the microbatches go in groups of p (cell `interleaved`): the fewest is a multiple of p.",
+        ),
+        Mistake(
+            instead(answers, microbatches_for_5_percent=_rounded_down),
+            "That is rounded down: the bubble is a little above 0.05. The fewest are the next whole number above.",
+        ),
+        Mistake(
+            instead(answers, microbatches_for_5_percent=lambda p, v, **_: (n := _fewest(p, v)) + -n % p),
+            "With one chunk any number of microbatches will do: only chunks want a multiple of p.",
+        ),
+        Mistake(
+            _few(wanted=Fraction(1, 19)),
+            "The *bubble* is to be at most 0.05, idle time over work; that is not 5 percent of all the time.",
+        ),
+        *(
+            Mistake(
+                _kept(chunks, lambda p, v: p * v), "There are no more than m*v chunks to keep: min(m*v, warm-up + 1)."
+            )
+            for chunks in (
+                lambda p, m, v: _ahead(p, v) + 1,
+                lambda p, m, v: min(m, _ahead(p, v) + 1),
+            )
+        ),
+        Mistake(
+            _kept(lambda p, m, v: min(m * v, p), lambda p, v: p * v),
+            "With chunks rank 0 warms up longer: 2(p-1) + (v-1)p forwards, and keeps one more.",
+        ),
+        Mistake(
+            _kept(lambda p, m, v: min(m * v, 2 * (p - 1) + (v - 1) * p + 1), lambda p, v: p * v),
+            "Plain 1F1B warms up with p - 1 for one chunk; the factor 2 belongs to interleaving.",
+        ),
+        Mistake(
+            _kept(lambda p, m, v: min(m * v, _ahead(p, v) + 1), lambda p, v: p),
+            "A chunk is layers/(pv) layers, not all layers of the rank.",
+        ),
+        Mistake(_bytes(lambda p, v: p * v - 1, ways=4), "bf16 has 2 bytes a number."),
         Mistake(_bytes(lambda p, v: p * v - 1, ways=1), "Activations go forward and gradients come back: twice."),
         Mistake(_bytes(lambda p, v: p - 1), "With v chunks a microbatch crosses p*v - 1 borders, not p - 1."),
     ],
     hint="bubble = (p-1)/(vm). Its share of all time is bubble / (1 + bubble). Rank 0 keeps warm-up + 1 chunks of "
-    "layers/(pv) layers. A microbatch crosses pv - 1 borders, there and back, 2 bytes a number.",
+    "layers/(pv) layers, and never more than m*v chunks. The fewest microbatches: 20(p-1)/v, rounded up, with "
+    "chunks to a multiple of p. A microbatch crosses pv - 1 borders, there and back, 2 bytes a number.",
 )

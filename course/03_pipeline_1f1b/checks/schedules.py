@@ -2,12 +2,17 @@
 
 A list of actions has no single right answer, so a schedule is judged by what it does: the checker says whether it runs,
 the simulator how long it takes, and counting how many activations each rank keeps. All three are the package's own,
-beside the schedules that it runs. A rule is a function of the schedule and of what the case asked for.
+beside the schedules that it runs. A rule is a function of the schedule and of its sizes.
+
+A list costs microseconds, so nothing is left to chance: a case asks for the lists of all sizes in a range, and names
+the first that is wrong. Sizes drawn beyond the range find an answer that knows the range.
+
+The package generates the same lists. Its generators are closed while these exercises run (`Exercise.without`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -17,19 +22,29 @@ from minimegatron.parallel.actions import Action, Schedule, round_robin
 from minimegatron.parallel.schedule_check import check, peak_live
 from minimegatron.parallel.schedule_sim import Costs, simulate
 
+Sizes = dict[str, int]
+Rule = Callable[[Schedule, Sizes], str | None]
+
+GENERATORS = ("minimegatron.parallel.schedules", "minimegatron.parallel.zero_bubble")
+
 # ----------------------------------------------------------------------------------- lists: how they are judged
 
 
-def _read(answer: Answer, v: int) -> Schedule:
+def _drive(exercise: Any, function: str, sizes: Any) -> list[Any]:
+    """The lists of all ranks, for each of the sizes."""
+    return [[getattr(exercise, function)(rank, **one) for rank in range(one["p"])] for one in sizes]
+
+
+def _read(lists: Any, sizes: Sizes) -> Schedule:
     """The learner's lists as a schedule.
 
     Raises:
         ConfigError: they are no lists of actions, or of another number of microbatches.
     """
-    rows = [_actions(row, rank) for rank, row in enumerate(answer.value)]
-    schedule = Schedule("yours", tuple(rows), round_robin(len(rows), v))
-    if schedule.m != answer.inputs["m"]:
-        raise ConfigError(f"it runs {schedule.m} microbatches, not {answer.inputs['m']}")
+    rows = [_actions(row, rank) for rank, row in enumerate(lists)]
+    schedule = Schedule("yours", tuple(rows), round_robin(len(rows), sizes.get("v", 1)))
+    if schedule.m != sizes["m"]:
+        raise ConfigError(f"it runs {schedule.m} microbatches, not {sizes['m']}")
     return schedule
 
 
@@ -40,28 +55,62 @@ def _actions(row: Any, rank: int) -> tuple[Action, ...]:
     return tuple(map(Action.parse, row.split() if isinstance(row, str) else row))
 
 
-def _judged(*rules: Callable[[Schedule, dict[str, Any]], str | None]) -> Accept:
-    """The lists run, and each rule is satisfied with them."""
+def _runs(rule: Rule) -> Accept:
+    """For all sizes the lists run, and the rule is satisfied with them; the sentence says why not."""
+    return _for_all(lambda lists, sizes: _unable(lists, sizes, rule))
+
+
+def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
+    """For all sizes each rule is satisfied. What another row says at length is not repeated.
+
+    Args:
+        rules: of this row.
+        runs: of a row above, with `_runs`.
+        before: of a row above, too; without it this row means nothing.
+    """
+
+    def problem(lists: Any, sizes: Sizes) -> str | None:
+        if _unable(lists, sizes, runs):
+            return "it does not run yet: see above"
+        schedule = _read(lists, sizes)
+        if found := next(filter(None, (rule(schedule, sizes) for rule in rules)), None):
+            return found
+        if before and before(schedule, sizes):
+            return "that holds, and counts once the list is as fast as the row above asks"
+        return None
+
+    return _for_all(problem)
+
+
+def _for_all(problem: Callable[[Any, Sizes], str | None]) -> Accept:
+    """The first problem, after the sizes at which it is one."""
 
     def accept(answer: Answer) -> str | None:
-        try:
-            schedule = _read(answer, answer.inputs.get("v", 1))
-        except ConfigError as error:
-            return error.what
-        problems = check(schedule)
-        if problems:
-            return problems[0]
-        return next(filter(None, (rule(schedule, answer.inputs) for rule in rules)), None)
+        for lists, sizes in zip(answer.value, answer.inputs["sizes"], strict=True):
+            if found := problem(lists, sizes):
+                return f"{', '.join(f'{name}={size}' for name, size in sizes.items())}: {found}"
+        return None
 
     return accept
 
 
-def _no_longer(bound: Callable[..., Fraction | int]) -> Callable[[Schedule, dict[str, Any]], str | None]:
+def _unable(lists: Any, sizes: Sizes, rule: Rule) -> str | None:
+    """Why the lists cannot run, or do not follow the rule."""
+    try:
+        schedule = _read(lists, sizes)
+    except ConfigError as error:
+        return error.what
+    if problems := check(schedule):
+        return problems[0]
+    return "no rank goes back: it holds no B" if schedule.forward_only else rule(schedule, sizes)
+
+
+def _no_longer(bound: Callable[..., Fraction | int]) -> Rule:
     """With F = B = W = 1 for a whole rank it takes no more than the bound."""
 
-    def rule(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
+    def rule(schedule: Schedule, sizes: Sizes) -> str | None:
         takes = simulate(schedule, Costs().divided(schedule.v)).makespan
-        within = bound(**inputs)
+        within = bound(**sizes)
         if takes > within:
             return f"it takes {float(takes):g} steps (F 1, whole backward 2); {float(within):g} are enough"
         return None
@@ -69,12 +118,12 @@ def _no_longer(bound: Callable[..., Fraction | int]) -> Callable[[Schedule, dict
     return rule
 
 
-def _keeps(bound: Callable[..., int]) -> Callable[[Schedule, dict[str, Any]], str | None]:
+def _keeps(bound: Callable[..., int]) -> Rule:
     """No rank keeps more activations than the bound."""
 
-    def rule(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
+    def rule(schedule: Schedule, sizes: Sizes) -> str | None:
         for rank, most in enumerate(peak_live(schedule)):
-            enough = bound(rank, **inputs)
+            enough = bound(rank, **sizes)
             if most > enough:
                 return f"rank {rank} keeps {most} activations at a time; {enough} are enough"
         return None
@@ -82,7 +131,7 @@ def _keeps(bound: Callable[..., int]) -> Callable[[Schedule, dict[str, Any]], st
     return rule
 
 
-def _forwards_first(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
+def _forwards_first(schedule: Schedule, sizes: Sizes) -> str | None:
     for rank, row in enumerate(schedule.actions):
         kinds = "".join(a.kind for a in row)
         if "BF" in kinds:
@@ -90,7 +139,7 @@ def _forwards_first(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
     return None
 
 
-def _all_split(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
+def _all_split(schedule: Schedule, sizes: Sizes) -> str | None:
     for rank in range(schedule.p):
         for i in range(schedule.m):
             if not schedule.is_split(i, rank):
@@ -98,121 +147,179 @@ def _all_split(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
     return None
 
 
-def _whole(schedule: Schedule, inputs: dict[str, Any]) -> str | None:
+def _whole(schedule: Schedule, sizes: Sizes) -> str | None:
     return "it holds a W; here a backward is undivided" if schedule.splits else None
 
 
-def _few(draw: Draw) -> dict[str, Any]:
-    p = draw.integer(3, 6)
-    return {"p": p, "m": draw.integer(1, p - 2)}
+# ---------------------------------------------------------------------------------------------- sizes to ask for
 
 
-def _many(draw: Draw) -> dict[str, Any]:
-    p = draw.integer(2, 6)
-    return {"p": p, "m": draw.integer(2 * p, 3 * p)}
+_FEW = [{"p": p, "m": m} for p in range(2, 7) for m in range(1, p)]
+_MANY = [{"p": p, "m": m} for p in range(1, 6) for m in sorted({p, p + 1, 2 * p - 1, 2 * p, 3 * p})]
+
+
+def _large(low: int, high: int) -> Callable[[Draw, str], dict[str, Any]]:
+    """Sizes beyond the grids, with `low` p to `high` p microbatches."""
+
+    def drawn(draw: Draw, function: str) -> dict[str, Any]:
+        p = draw.integer(7, 10)
+        return {"function": function, "sizes": [{"p": p, "m": draw.integer(max(1, low * p), max(1, high * p - 1))}]}
+
+    return drawn
+
+
+def _asked(function: str, sizes: Iterable[Sizes]) -> dict[str, Any]:
+    return {"function": function, "sizes": list(sizes)}
+
+
+def _case(
+    function: str, what: str, sizes: list[Sizes], drawn: Callable[[Draw, str], dict[str, Any]], points: int = 1,
+    accept: Iterable[Accept] = (),
+) -> Case:  # fmt: skip
+    """A hidden case: the fixed sizes in one call, then some that are drawn."""
+    return Case(what, lambda draw: drawn(draw, function), points=points, hidden=True,
+                fixed=[_asked(function, sizes)], accept=list(accept))  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- GPipe
 
 
-def _drive_gpipe(exercise: Any, p: int, m: int) -> list[Any]:
-    return [exercise.gpipe(rank, p, m) for rank in range(p)]
+def _gpipe(schedule: Schedule, sizes: Sizes) -> str | None:
+    rules = _whole, _forwards_first, _no_longer(lambda p, m: 3 * (m + p - 1))
+    return next(filter(None, (rule(schedule, sizes) for rule in rules)), None)
 
 
 GPIPE = Exercise(
     "gpipe",
-    drive=_drive_gpipe,
-    accept=[_judged(_whole, _forwards_first, _no_longer(lambda p, m: 3 * (m + p - 1)))],
+    drive=_drive,
+    without=GENERATORS,
+    accept=[_runs(_gpipe)],
     cases=[
-        Case("2 ranks, 3 microbatches", {"p": 2, "m": 3}),
-        Case("fewer microbatches than ranks", _few, hidden=True),
-        Case("more", _many, points=2, hidden=True),
+        Case("2 ranks, 3 microbatches", _asked("gpipe", [{"p": 2, "m": 3}])),
+        _case("gpipe", "fewer microbatches than ranks", _FEW, _large(0, 1)),
+        _case("gpipe", "more", _MANY, _large(1, 3), points=2),
     ],
     hint="Every rank has the same list: F of all m microbatches, then B of all m, in an order that all ranks share.",
 )
 
 # --------------------------------------------------------------------------------------------------------- 1F1B
 
-
-def _drive_1f1b(exercise: Any, p: int, m: int) -> list[Any]:
-    return [exercise.one_f_one_b(rank, p, m) for rank in range(p)]
-
-
 _MEMORY = _keeps(lambda rank, p, m: min(m, p - rank))
 _TIME = _no_longer(lambda p, m: 3 * (m + p - 1))
 
 ONE_F_ONE_B = Exercise(
     "one_f_one_b",
-    drive=_drive_1f1b,
-    accept=[_judged(_whole)],
+    drive=_drive,
+    without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches: it runs", {"p": 2, "m": 4}),
-        Case("more microbatches than ranks: it runs", _many, hidden=True),
-        Case("fewer: it runs", _few, hidden=True),
-        Case("it takes no longer than GPipe", _many, hidden=True, accept=[_judged(_TIME)]),
-        Case("rank r keeps at most p - r activations", _many, points=2, hidden=True, accept=[_judged(_TIME, _MEMORY)]),
+        Case("2 ranks, 4 microbatches: it runs", _asked("one_f_one_b", [{"p": 2, "m": 4}]), accept=[_runs(_whole)]),
+        _case("one_f_one_b", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3),
+              accept=[_runs(_whole)]),
+        _case("one_f_one_b", "fewer: it runs", _FEW, _large(0, 1), accept=[_runs(_whole)]),
+        _case("one_f_one_b", "it takes no longer than GPipe", _FEW + _MANY, _large(1, 3),
+              accept=[_judged(_TIME, runs=_whole)]),
+        _case("one_f_one_b", "rank r keeps at most p - r activations", _FEW + _MANY, _large(1, 3), points=2,
+              accept=[_judged(_MEMORY, runs=_whole, before=_TIME)]),
     ],
     hint="Rank r does min(m, p-r-1) forwards to warm up. Then a forward and a backward in turn while forwards are "
     "left, then the backwards that remain.",
-)
+)  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- interleaved
 
 
-def _drive_interleaved(exercise: Any, p: int, m: int, v: int) -> list[Any]:
-    return [exercise.interleaved(rank, p, m, v) for rank in range(p)]
+_ONE_GROUP = [{"p": p, "m": p, "v": v} for p in (2, 3, 4, 5) for v in (2, 3, 4)]
+_GROUPS = [
+    {"p": p, "m": p * n, "v": v} for p, n, v in ((2, 2, 2), (2, 5, 3), (3, 2, 2), (3, 3, 4), (4, 2, 3), (5, 2, 2))
+]
+_SOME = [*_ONE_GROUP[::3], *_GROUPS]
 
 
-def _chunked(draw: Draw) -> dict[str, Any]:
-    p = draw.integer(2, 4)
-    return {"p": p, "m": p * draw.integer(2, 4), "v": draw.integer(2, 3)}
+def _many_groups(draw: Draw, function: str) -> dict[str, Any]:
+    p = draw.integer(5, 7)
+    return _asked(function, [{"p": p, "m": p * draw.integer(2, 5), "v": draw.integer(2, 5)}])
 
 
-def _one_group(draw: Draw) -> dict[str, Any]:
-    p = draw.integer(2, 4)
-    return {"p": p, "m": p, "v": draw.integer(2, 4)}
+def _one_group(draw: Draw, function: str) -> dict[str, Any]:
+    p = draw.integer(5, 8)
+    return _asked(function, [{"p": p, "m": p, "v": draw.integer(2, 5)}])
+
+
+def _warm_up(rank: int, p: int, v: int) -> int:
+    return 2 * (p - rank - 1) + (v - 1) * p
+
+
+def _as_asked(p: int, m: int, v: int) -> Schedule:
+    """The lists of the exercise's text."""
+    table = [(i, c) for first in range(0, m, p) for c in range(v) for i in range(first, first + p)]
+    rows = []
+    for rank in range(p):
+        ahead = min(m * v, _warm_up(rank, p, v))
+        steps = [[("F", k), ("B", k - ahead)] for k in range(m * v + ahead)]
+        places = [(kind, *table[k]) for step in steps for kind, k in step if 0 <= k < m * v]
+        rows.append(tuple(Action(kind, i, c if kind == "F" else v - 1 - c) for kind, i, c in places))
+    return Schedule("asked", tuple(rows), round_robin(p, v))
+
+
+def _hides_messages(schedule: Schedule, sizes: Sizes) -> str | None:
+    """It is no slower than the asked lists when a message takes a tenth, or half, of a chunk's forward."""
+    for part in (Fraction(1, 10), Fraction(1, 2)):
+        costs = Costs(latency=part / schedule.v).divided(schedule.v)
+        takes, within = (simulate(one, costs).makespan for one in (schedule, _as_asked(**sizes)))
+        if takes > within:
+            return (f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} "
+                    f"steps; {float(within):.5g} are enough: warm up with 2(p-r-1) + (v-1)p forwards")  # fmt: skip
+    return None
 
 
 _FASTER = _no_longer(lambda p, m, v: 3 * m + Fraction(3 * (p - 1), v))
-_WARM = _keeps(lambda rank, p, m, v: min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1))
+_WARM = _keeps(lambda rank, p, m, v: min(m * v, _warm_up(rank, p, v) + 1))
 
 INTERLEAVED = Exercise(
     "interleaved",
-    drive=_drive_interleaved,
-    accept=[_judged(_whole)],
+    drive=_drive,
+    without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches, 2 chunks: it runs", {"p": 2, "m": 4, "v": 2}),
-        Case("other sizes: it runs", _chunked, hidden=True),
-        Case("as many microbatches as ranks: it runs", _one_group, hidden=True),
-        Case("the bubble is (p-1)/(vm)", _chunked, points=2, hidden=True, accept=[_judged(_FASTER)]),
-        Case("no more activations than warm-up + 1", _chunked, hidden=True, accept=[_judged(_FASTER, _WARM)]),
+        Case("2 ranks, 4 microbatches, 2 chunks: it runs", _asked("interleaved", [{"p": 2, "m": 4, "v": 2}]),
+             accept=[_runs(_whole)]),
+        _case("interleaved", "other sizes: it runs", _GROUPS, _many_groups, accept=[_runs(_whole)]),
+        _case("interleaved", "as many microbatches as ranks: it runs", _ONE_GROUP, _one_group, accept=[_runs(_whole)]),
+        _case("interleaved", "the bubble is (p-1)/(vm), also with messages that take time", _SOME, _many_groups,
+              points=2, accept=[_judged(_FASTER, _hides_messages, runs=_whole)]),
+        _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
+              accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
     hint="One table for all ranks: for each group of p microbatches, for each chunk, for each microbatch of the group. "
     "F(k) is table[k]; B(k) is the same microbatch with chunk v-1-c. Warm up with 2(p-r-1) + (v-1)p forwards, "
     "at most all of them, then F and B in turn.",
-)
+)  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------- ZB-H1
-
-
-def _drive_zb(exercise: Any, p: int, m: int) -> list[Any]:
-    return [exercise.zb_h1(rank, p, m) for rank in range(p)]
-
 
 _THIRD = _no_longer(lambda p, m: 3 * m + p - 1)
 _AS_BEFORE = _keeps(lambda rank, p, m: min(m, p))
 
+
+def _third_if_many(schedule: Schedule, sizes: Sizes) -> str | None:
+    """With fewer microbatches than ranks the bubble is larger, whatever the list."""
+    return _THIRD(schedule, sizes) if sizes["m"] >= sizes["p"] else None
+
+
 ZB_H1 = Exercise(
     "zb_h1",
-    drive=_drive_zb,
-    accept=[_judged(_all_split)],
+    drive=_drive,
+    without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches: it runs, every backward split", {"p": 2, "m": 4}),
-        Case("other sizes: it runs", _many, hidden=True),
-        Case("fewer microbatches than ranks: it runs", _few, hidden=True),
-        Case("a third of 1F1B's bubble", _many, points=2, hidden=True, accept=[_judged(_THIRD)]),
-        Case("no rank keeps more than p activations", _many, hidden=True, accept=[_judged(_THIRD, _AS_BEFORE)]),
+        Case("2 ranks, 4 microbatches: it runs, every backward split", _asked("zb_h1", [{"p": 2, "m": 4}]),
+             accept=[_runs(_all_split)]),
+        _case("zb_h1", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3),
+              accept=[_runs(_all_split)]),
+        _case("zb_h1", "fewer microbatches than ranks: it runs", _FEW, _large(0, 1), accept=[_runs(_all_split)]),
+        _case("zb_h1", "a third of 1F1B's bubble", _MANY, _large(1, 3), points=2,
+              accept=[_judged(_THIRD, runs=_all_split)]),
+        _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
+              accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
     hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
     "i - r (if there is one); what is left of W comes at the end.",
-)
+)  # fmt: skip

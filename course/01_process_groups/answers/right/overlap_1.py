@@ -20,7 +20,9 @@ class OverlappedReducer:
             flat = torch.cat([q.grad.reshape(-1) for q in self.buckets[b]])
             self.sent[b] = flat, dist.all_reduce(flat, group=self.group, async_op=True)
     def finish(self):
-        for b, (flat, work) in self.sent.items():
+        sent, self.sent = self.sent, {}
+        self.left = [len(b) for b in self.buckets]
+        for b, (flat, work) in sent.items():
             work.wait()
             at = 0
             for q in self.buckets[b]:

@@ -1,0 +1,270 @@
+"""Lab 01, gradients that leave early: sums in buckets, each started when it is full, waited for at the end.
+
+The learner's class is tried on a chain of layers with one parameter each, of different sizes, over several steps. What
+is asked of time is decided by order, in the broker's one order of all starts, waits and marks:
+
+| asked                     | how it is seen                                                                        |
+|---------------------------|---------------------------------------------------------------------------------------|
+| a full bucket leaves      | the backward of each layer sets a mark; between which two marks an all-reduce starts  |
+| while backward runs       | says after which gradient                                                             |
+| nothing is waited for     | in one trial rank 1 begins its backward when rank 0 has ended its own: a rank that    |
+| before `finish()`         | waits there, in whatever way, never ends it; one that only looks does                 |
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.checks import only
+from labkit.evidence import Evidence
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+
+Inputs = list[dict[str, Any]]
+
+# Seconds that rank 1 waits in each step for rank 0's backward, which takes milliseconds. It must be too long in all of
+# them: a machine that stands still once decides nothing.
+PATIENCE = (0.3, 0.7, 2.0)
+
+
+def _drive(
+    exercise: Any, x: Any, shapes: Any, bucket_size: int, steps: int, apart: Any, part: int, group: Any = None
+) -> Any:
+    import datetime
+
+    import torch as t
+    import torch.distributed as dist
+
+    from labkit.transport_group import mark
+
+    class Mark(t.autograd.Function):
+        """Its backward is a mark in the evidence: the layer before it begins to go back."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            mark("a layer goes back")
+            return grad
+
+    generator = t.Generator().manual_seed(0)
+    params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
+    reducer = exercise.OverlappedReducer(params, bucket_size, group)
+    store, found, waited = dist.distributed_c10d._get_default_store(), [], 0
+    for step in range(steps):
+        h = x * (step + 1)
+        for p in params:
+            p.grad = None
+            h = Mark.apply(t.tanh(h @ p if p.ndim == 2 else h * p))
+        loss = h.sum()
+        mark("backward begins")
+        if apart and dist.get_rank(group):
+            try:
+                store.wait([f"rank 0 has gone back {step}"], datetime.timedelta(seconds=apart[step]))
+            except Exception:
+                waited += 1
+        loss.backward()
+        if apart:
+            store.set(f"rank 0 has gone back {step}", "")
+        mark("backward is over")
+        reducer.finish()
+        found.append([p.grad if p.grad is None else p.grad.detach().clone() for p in params])
+    return {"steps": found, "waited": waited == steps}
+
+
+def _parts(ranks: Inputs) -> list[list[int]]:
+    """Ranks of the same `part` are a group."""
+    return [[i for i, r in enumerate(ranks) if r["part"] == part] for part in sorted({r["part"] for r in ranks})]
+
+
+def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
+    """Of every rank, by parameter, for its own inputs alone."""
+    x = ranks[0]["x"]
+    generator = torch.Generator().manual_seed(0)
+    shapes = ranks[0]["shapes"]
+    params = [torch.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
+    found = []
+    for r in ranks:
+        h = r["x"] * (step + 1)
+        for p in params:
+            h = torch.tanh(h @ p if p.ndim == 2 else h * p)
+        found.append(list(torch.autograd.grad(h.sum(), params)))
+    return found
+
+
+def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = [{"steps": [], "waited": False} for _ in ranks]
+    for step in range(ranks[0]["steps"]):
+        own = _gradients(ranks, step)
+        for group in groups(ranks):
+            total = [sum(of_one) for of_one in zip(*(own[rank] for rank in group), strict=True)]
+            for rank in group:
+                said[rank]["steps"].append(total)
+    return said
+
+
+def _changed(change: Callable[[Inputs, dict[str, Any], int], list[Any]]) -> Callable[[Inputs], list[dict[str, Any]]]:
+    """A mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
+    return lambda ranks: [{**one, "steps": change(ranks, one, rank)} for rank, one in enumerate(_summed(ranks))]
+
+
+def _average(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    n = next(len(group) for group in _parts(ranks) if rank in group)
+    return [[g / n for g in grads] for grads in one["steps"]]
+
+
+def _own_last_bucket(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    """What finish() should have sent stays this rank's own."""
+    left = _buckets(ranks[0])[1]
+    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
+    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one["steps"], strict=True)]
+
+
+def _second_step_own(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    return [one["steps"][0], *(_gradients(ranks, step)[rank] for step in range(1, len(one["steps"])))]
+
+
+def _stale(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    return [one["steps"][0]] * len(one["steps"])
+
+
+def _own_and_sum(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
+    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one["steps"], strict=True)]
+
+
+def _last_bucket_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]["steps"]
+    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one["steps"], strict=True)]
+
+
+def _everyone(ranks: Inputs) -> list[list[int]]:
+    return [list(range(len(ranks)))]
+
+
+def _waits(ranks: Inputs) -> list[dict[str, Any]]:
+    return [{**one, "waited": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))]
+
+
+def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:
+    """(whether a bucket is full after the gradient of each layer, the last first; parameters left for `finish`)."""
+    full, held, left = list[int](), 0, 0
+    for shape in reversed(inputs["shapes"]):
+        held, left = held + math.prod(shape), left + 1
+        full.append(int(held >= inputs["bucket_size"]))
+        if full[-1]:
+            held = left = 0
+    return full, left
+
+
+def _steps(one: Evidence) -> list[list[int]]:
+    """For each step the moments at which backward begins, each layer goes back, and backward is over."""
+    steps: list[list[int]] = []
+    for text, moment in one.marks:
+        if text == "backward begins":
+            steps.append([])
+        if steps:
+            steps[-1].append(moment)
+    return steps
+
+
+def _one_launch_a_bucket(answer: Answer) -> str | None:
+    full, left = _buckets(answer.inputs[0])
+    want = sum(full) + (left > 0)
+    for rank, one in enumerate(answer.evidence):
+        begins = [0, *(moments[0] for moments in _steps(one)[1:]), math.inf]
+        for step, (low, high) in enumerate(itertools.pairwise(begins), 1):
+            if (made := _launched(one, low, high)) != want:
+                return f"rank {rank} calls all_reduce {made} times in step {step}; {want} buckets need {want}"
+    return None
+
+
+def _launched(one: Evidence, low: float, high: float) -> int:
+    return sum(call.name == "all_reduce" and low <= call.started < high for call in one.calls)
+
+
+def _at_once(answer: Answer) -> str | None:
+    full, _ = _buckets(answer.inputs[0])
+    for rank, one in enumerate(answer.evidence):
+        for step, moments in enumerate(_steps(one), 1):
+            if len(moments) != 2 + len(full):
+                return f"rank {rank}, step {step}: {len(moments) - 2} of {len(full)} layers go back"
+            for layer, next_layer in enumerate(moments[2:], 1):
+                if _launched(one, moments[0], next_layer) < sum(full[:layer]):
+                    return (f"rank {rank}, step {step}: a bucket is full after {layer} of {len(full)} gradients, and "
+                            "has not left when the next gradient is computed")  # fmt: skip
+    return None
+
+
+def _net(draw: Draw, ranks: int = 2, groups: int = 1) -> Inputs:
+    shapes = _chain(draw, draw.integer(4, 6))
+    total = sum(math.prod(shape) for shape in shapes)
+    sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": ()}
+    return [{"x": draw.tensor(3, shapes[0][0]), **sizes, "part": rank % groups} for rank in range(ranks)]
+
+
+def _chain(draw: Draw, layers: int) -> list[tuple[int, ...]]:
+    """Shapes of parameters that follow each other: matrices, and vectors that scale."""
+    width, shapes = draw.integer(2, 6), list[tuple[int, ...]]()
+    for layer in range(layers):
+        if layer % 3 == 2:
+            shapes.append((width,))
+        else:
+            shapes.append((width, draw.choice([w for w in range(2, 8) if w != width])))
+            width = shapes[-1][1]
+    return shapes
+
+
+def _two_groups(draw: Draw) -> Inputs:
+    return _net(draw, 4, groups=2)
+
+
+def _fixed(
+    bucket_size: int, *shapes: tuple[int, ...], steps: int = 2, apart: tuple[float, ...] = ()
+) -> Callable[[Draw], Inputs]:
+    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart, "part": 0}
+    return lambda draw: [{"x": draw.tensor(2, shapes[0][0]), **common} for _ in range(2)]
+
+
+_EXACT = _fixed(32, *[(4, 4)] * 4)  # the second gradient fills a bucket exactly, and nothing is left for finish()
+_MIXED = _fixed(20, (3, 5), (5,), (5, 2), (2, 7), (7,), (7, 3))
+_ONE = _fixed(10**6, (2, 3), (3,), (3, 2), steps=3)
+_APART = _fixed(16, *[(4, 4)] * 4, steps=len(PATIENCE), apart=PATIENCE)
+
+BUCKETS = Exercise(
+    "overlap",
+    reference=_summed,
+    function="OverlappedReducer",
+    drive=_drive,
+    group={"group": _parts},
+    cases=[
+        Case("gradients are summed over the ranks of the group, at every step", _two_groups, points=2, hidden=True,
+             fixed=[_ONE]),
+        Case("one all-reduce a bucket", _net, hidden=True, fixed=[_EXACT], accept=[
+            only("all_reduce"), _one_launch_a_bucket]),
+        Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
+             fixed=[_MIXED, _APART], accept=[_at_once]),
+    ],
+    mistakes=[
+        Mistake(_changed(_average), "Sum, do not average: who divides comes later."),
+        Mistake(lambda ranks: _summed(ranks, _everyone), "You sum over all ranks; asked are those in `group`."),
+        Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
+                "those in `group`."),
+        Mistake(_changed(_own_and_sum), "The sum was added to the rank's own gradient. It replaces it."),
+        Mistake(_waits, "A rank waits for its all-reduce inside backward(): start it in the hook, wait in finish()."),
+        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: after finish() the buckets "
+                "must be as at the beginning."),
+        Mistake(_changed(_stale), "The second step ends with the first one's sums: after finish() the buckets must be "
+                "as at the beginning."),
+        Mistake(_changed(_own_last_bucket), "The last bucket is not full, and nothing sends it: finish() must."),
+    ],
+    hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements or more, flatten it "
+    "and start all_reduce(async_op=True). finish() starts the last one, waits for all, copies the sums back by each "
+    "parameter's own size, and leaves everything ready for the next step.",
+)  # fmt: skip

@@ -1,0 +1,10 @@
+# told: activations at a time
+def interleaved(rank, p, m, v):
+    table = [(i, c) for c in range(v) for i in range(m)]
+    forward = [f"F{i}.{c}" for i, c in table]
+    backward = [f"B{i}.{v - 1 - c}" for i, c in table]
+    warmup = min(len(table), 2 * (p - rank - 1) + (v - 1) * m)
+    todo = forward[:warmup]
+    for f, b in zip(forward[warmup:], backward):
+        todo += [f, b]
+    return todo + backward[len(table) - warmup :]

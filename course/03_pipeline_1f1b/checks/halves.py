@@ -1,0 +1,221 @@
+"""Lab 03, a backward in two halves: what B gives back, what W adds and when, and what is kept in between.
+
+Values are compared with the chain rule in float64. What a stage keeps is measured by a dispatch mode in the drive,
+which knows every tensor that was made and is still there, whatever holds it:
+
+| inputs                                    | a limit on what is kept finds                              |
+|-------------------------------------------|------------------------------------------------------------|
+| microbatches much larger than the weight  | after the last W: x, y, dy or dz that was not taken out    |
+| a weight much larger than all of them     | before the first W: weight gradients, computed in B        |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.checks import difference
+from labkit.exercises import Answer, Case, Draw, Exercise
+
+
+def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order: Any) -> dict[str, Any]:
+    import gc
+    import weakref
+
+    import torch as t
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        """Counts matrix products, and the bytes of all tensors that were made in it and are still there."""
+
+        def __init__(self):
+            super().__init__()
+            self.products, self.bytes = 0, {}
+
+        def add(self, tensor, counts=True):
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address not in self.bytes:
+                self.bytes[address] = storage.nbytes() if counts else 0
+                weakref.finalize(storage, self.bytes.pop, address, None).atexit = False
+
+        def held(self):
+            gc.collect()
+            return sum(self.bytes.values())
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            flat = [a for a in t.utils._pytree.tree_leaves((args, kwargs or {})) if isinstance(a, t.Tensor)]
+            for one in flat:
+                self.add(one, counts=False)
+            result = func(*args, **(kwargs or {}))
+            for one in t.utils._pytree.tree_leaves(result):
+                if isinstance(one, t.Tensor):
+                    self.add(one)
+            name = func._schema.name.split("::")[1]
+            self.products += name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "matmul", "linear")
+            return result
+
+    gc.freeze()  # what was there before is left out of every collection
+    stage, watch = exercise.SplitStage(weight), Watch()
+    n = len(xs)
+    given = [[x.clone() for x in xs], [dy.clone() for dy in dys]]
+    for one in (*given[0], *given[1]):
+        watch.add(one)
+    ys, dxs, early, made, halfway = [None] * n, [None] * n, 0.0, {"F": 0, "B": 0, "W": 0}, 0
+    for word in order.split():
+        kind, i = word[0], int(word[1:])
+        before, counted = stage.grad.clone(), watch.products
+        if kind == "W" and not made["W"]:
+            made["W"], halfway = 1, watch.held()
+        with watch:
+            if kind == "F":
+                ys[i] = stage.forward(ids[i], given[0][i]).detach()
+            elif kind == "B":
+                dxs[i] = stage.backward(ids[i], given[1][i]).detach()
+            else:
+                stage.weights(ids[i])
+        made[kind] += watch.products - counted
+        if kind != "W":
+            early = max(early, float((stage.grad - before).abs().max()))
+    changed = [
+        name for name, mine, of in (("x", given[0], xs), ("dy", given[1], dys)) if not all(map(t.equal, mine, of))
+    ]
+    said = {"y": [y if y is None else y.clone() for y in ys], "dx": [d if d is None else d.clone() for d in dxs]}
+    grad = t.as_tensor(stage.grad).detach().clone()
+    watch.bytes.pop(stage.grad.untyped_storage()._cdata, None)
+    del ys, dxs, given, one, before
+    return {
+        **said,
+        "grad": grad,
+        "early": early,
+        "products": made,
+        "changed": changed,
+        "halfway": halfway,
+        "held": watch.held(),
+    }
+
+
+def _halves(weight: torch.Tensor, xs: list, dys: list, ids: list, order: str) -> dict[str, Any]:
+    """In float64, by the chain rule."""
+    w = weight.double()
+    ys = [torch.tanh(x.double() @ w) for x in xs]
+    dzs = [dy.double() * (1 - y**2) for dy, y in zip(dys, ys, strict=True)]
+    done = [int(word[1:]) for word in order.split() if word[0] == "W"]
+    grad = sum((xs[i].double().T @ dzs[i] for i in done), start=torch.zeros_like(w))
+    as_given = [t.to(weight.dtype) for t in ys], [(dz @ w.T).to(weight.dtype) for dz in dzs]
+    return {"y": as_given[0], "dx": as_given[1], "grad": grad.to(weight.dtype)}
+
+
+def _right_halves(answer: Answer) -> str | None:
+    want, got = _halves(**answer.inputs), answer.value
+    for name, what in (("y", "the output"), ("dx", "the gradient of the input"), ("grad", "the weight's gradient")):
+        pairs = zip(got[name], want[name], strict=True) if name != "grad" else [(got[name], want[name])]
+        for i, (one, other) in enumerate(pairs):
+            if phrase := difference(one, other):
+                where = f", first for microbatch {answer.inputs['ids'][i]}" if name != "grad" else ""
+                return f"{what} is wrong{where}: {phrase}"
+    return None
+
+
+def _not_early(answer: Answer) -> str | None:
+    return "the weight's gradient has changed before its W" if answer.value["early"] > 0 else None
+
+
+def _leaves_its_inputs(answer: Answer) -> str | None:
+    changed = answer.value["changed"]
+    return f"it changes {' and '.join(changed)}, which it was given: compute on a copy" if changed else None
+
+
+def _b_alone(answer: Answer) -> str | None:
+    n, made = len(answer.inputs["xs"]), answer.value["products"]["B"]
+    if made > n:
+        return f"{n} backwards make {made} matrix products; one each is B, the other is W"
+    weight = answer.inputs["weight"].nbytes
+    room = 4 * weight + 6 * _tokens(answer.inputs)
+    if answer.value["halfway"] > room:
+        return (f"after {n} B and before any W it holds {answer.value['halfway']} bytes, about a weight for each "
+                "microbatch: x.T @ dz was computed in B; one product is B, the other is W")  # fmt: skip
+    return None
+
+
+def _nothing_kept(answer: Answer) -> str | None:
+    """What is still there in the end is smaller than any tensor of a microbatch, but where the weight is not."""
+    inputs, held = answer.inputs, answer.value["held"]
+    least = min(t.nbytes for t in (*inputs["xs"], *inputs["dys"]))
+    if held >= least and least > 4 * inputs["weight"].nbytes:
+        return f"after the last W {held} bytes of the microbatches are still kept: take out what W was the last to need"
+    return None
+
+
+def _tokens(inputs: dict[str, Any]) -> int:
+    """Bytes of all x and dy."""
+    return sum(t.nbytes for t in (*inputs["xs"], *inputs["dys"]))
+
+
+def _stage_inputs(
+    order: Callable[[int, Draw], str], n: int = 0, rows: int = 0, columns: int = 0, tokens: int = 0,
+    ids: Sequence[int] = (), dtype: torch.dtype = torch.float32,
+) -> Callable[[Draw], dict[str, Any]]:  # fmt: skip
+    """Inputs of sizes that are drawn where they are 0."""
+
+    def sizes(draw: Draw) -> dict[str, Any]:
+        count, high, wide = n or draw.integer(2, 4), rows or draw.integer(2, 5), columns or draw.integer(2, 5)
+        xs = [draw.tensor(tokens or draw.integer(1, 4), high, dtype=dtype) for _ in range(count)]
+        dys = [draw.tensor(len(x), wide, dtype=dtype) for x in xs]
+        names = list(ids) or draw.random.sample(range(20), count)
+        weight = draw.tensor(high, wide, dtype=dtype)
+        return {"weight": weight, "xs": xs, "dys": dys, "ids": names, "order": order(count, draw)}
+
+    return sizes
+
+
+def _w_last(n: int, draw: Draw) -> str:
+    return " ".join(f"{kind}{i}" for kind in "FBW" for i in range(n))
+
+
+def _mixed(n: int, draw: Draw) -> str:
+    order = [f"F{i}" for i in range(n)] + [f"{k}{i}" for i in reversed(range(n)) for k in "BW"]
+    return " ".join(order)
+
+
+def _one_w(n: int, draw: Draw) -> str:
+    """The second microbatch's W is done, the others' not yet."""
+    return " ".join([*(f"F{i}" for i in range(n)), *(f"B{i}" for i in range(n)), "W1"])
+
+
+def _one_by_one(n: int, draw: Draw) -> str:
+    return " ".join(f"{kind}{i}" for i in range(n) for kind in "FBW")
+
+
+_ONE = {
+    "weight": torch.eye(2), "xs": [torch.ones(1, 2)], "dys": [torch.ones(1, 2)], "ids": [0], "order": "F0 B0 W0",
+}  # fmt: skip
+_LONG: dict[str, Any] = {"n": 3, "rows": 3, "columns": 4, "tokens": 64}  # a microbatch is far larger than the weight
+_WIDE: dict[str, Any] = {
+    "n": 12,
+    "rows": 48,
+    "columns": 40,
+    "tokens": 1,
+}  # the weight is far larger than all microbatches
+
+STAGE = Exercise(
+    "split_stage",
+    function="SplitStage",
+    drive=_drive_stage,
+    accept=[_not_early, _right_halves, _leaves_its_inputs],
+    cases=[
+        Case("one microbatch: F0 B0 W0", _ONE),
+        Case("several, every W at the end; then nothing is kept", _stage_inputs(_w_last), points=2, hidden=True,
+             accept=[_nothing_kept], fixed=[
+                _stage_inputs(_w_last, **_LONG), _stage_inputs(_one_by_one, **_LONG, ids=[4, 7, 4]),
+                _stage_inputs(_mixed, **_LONG), _stage_inputs(_w_last, dtype=torch.float64)]),
+        Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True, fixed=[
+            _stage_inputs(_one_w, n=3), _stage_inputs(_one_by_one, n=3, ids=[2, 0, 2])]),
+        Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True, accept=[_b_alone],
+             fixed=[_stage_inputs(_w_last, **_WIDE)]),
+    ],
+    hint="Keep x and y by microbatch. With dz = dy * (1 - y*y): B returns dz @ W.T, W *adds* x.T @ dz to self.grad, "
+    "and takes the microbatch out of what is kept.",
+)  # fmt: skip

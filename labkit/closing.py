@@ -1,0 +1,57 @@
+"""Modules that do what an exercise asks for, closed in the process that runs it.
+
+The problem in a sentence: an exercise asks for a list that the package can generate, and a learner who imports the
+generator has solved nothing.
+
+`Exercise(without=("minimegatron.parallel.schedules",))` names them. In the learner's process they cannot be imported,
+under whatever name, and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the
+text into the cell beforehand, which looks to a judge like any other answer.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Closed(ImportError):
+    """A module that the exercise asks the learner to write was imported."""
+
+
+class _Finder:
+    """Asked before all other finders; refuses the closed modules, and knows no other."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.modules = frozenset(modules)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name in self.modules:
+            raise Closed(f"`{name}` is closed in this exercise, which asks you to write what it does")
+        return None
+
+
+def close(modules: Sequence[str]) -> None:
+    """From now on none of these modules can be imported here, nor is one that was imported before."""
+    for name in modules:
+        sys.modules.pop(name, None)
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and hasattr(sys.modules[parent], last):
+            delattr(sys.modules[parent], last)
+    if modules:
+        sys.meta_path.insert(0, _Finder(modules))  # type: ignore[arg-type]
+
+
+def files_of(modules: Iterable[str]) -> list[Path]:
+    """The source of each module, and its compiled form, there or not."""
+    found = []
+    for name in modules:
+        top, *rest = name.split(".")
+        source = Path(str(importlib.import_module(top).__file__)).parent.joinpath(*rest).with_suffix(".py")
+        found += [source, Path(importlib.util.cache_from_source(str(source)))]
+    return found

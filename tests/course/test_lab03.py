@@ -1,0 +1,68 @@
+"""Lab 03's checks: what they take for right beside the package; answers that take it from there."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from importlib import import_module
+
+import pytest
+
+from labkit.fresh import Nursery
+from minimegatron.parallel import schedules
+from minimegatron.parallel.schedule_check import peak_live
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from tests.course.marked import LABS, said
+
+LAB = LABS["03_pipeline_1f1b"]
+SCHEDULES = import_module("course.03_pipeline_1f1b.checks.schedules")
+PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
+
+
+@pytest.mark.parametrize(
+    ("exercise", "name", "words"),
+    [
+        ("one_f_one_b", "one_f_one_b_imports_the_package", "`minimegatron.parallel.schedules` is closed"),
+        ("one_f_one_b", "one_f_one_b_builds_by_name", "`minimegatron.parallel.schedules` is closed"),
+        ("one_f_one_b", "one_f_one_b_reads_the_package", "may not read"),
+        ("zb_h1", "zb_h1_imports_the_package", "`minimegatron.parallel.zero_bubble` is closed"),
+    ],
+)
+def test_the_packages_own_generators_are_closed(nursery: Nursery, exercise: str, name: str, words: str) -> None:
+    verdict = LAB.check(nursery, exercise, LAB.wrong_program(name))
+    assert (verdict.state, verdict.points) == ("wrong", 0) and words in said(verdict), verdict
+
+
+@pytest.mark.parametrize("sizes", SCHEDULES._SOME, ids=str)
+def test_the_interleaved_lists_that_are_asked_for_are_the_packages(sizes: dict[str, int]) -> None:
+    want = schedules.interleaved(**sizes)
+    assert SCHEDULES._as_asked(**sizes).actions == want.actions
+    assert (
+        SCHEDULES._WARM(want, sizes) is SCHEDULES._FASTER(want, sizes) is SCHEDULES._hides_messages(want, sizes) is None
+    )
+
+
+def test_half_the_warm_up_is_as_fast_while_messages_are_free_and_slower_when_they_are_not() -> None:
+    sizes = {"p": 4, "m": 8, "v": 2}
+    table = schedules.interleaved_table(8, 2, 4)
+    back = [(i, 1 - c) for i, c in table]
+    rows = tuple(schedules.alternate(table, back, 3 - rank + 4) for rank in range(4))
+    half = schedules.Schedule("half", rows, schedules.round_robin(4, 2))
+    assert SCHEDULES._FASTER(half, sizes) is None
+    assert "when messages take time (0.1 of" in str(SCHEDULES._hides_messages(half, sizes))
+
+
+@pytest.mark.parametrize("sizes", SCHEDULES._FEW + SCHEDULES._MANY, ids=str)
+def test_the_bounds_are_what_the_packages_lists_reach(sizes: dict[str, int]) -> None:
+    one, zb = schedules.one_f_one_b(**sizes), schedules.zb_h1(**sizes)
+    assert simulate(one, Costs()).makespan == 3 * (sizes["m"] + sizes["p"] - 1)
+    assert SCHEDULES._TIME(one, sizes) is SCHEDULES._MEMORY(one, sizes) is SCHEDULES._AS_BEFORE(zb, sizes) is None
+    assert SCHEDULES._third_if_many(zb, sizes) is None
+    assert max(peak_live(zb)) == min(sizes["m"], sizes["p"])
+
+
+def test_the_fewest_microbatches_are_counted_out() -> None:
+    for p in range(1, 10):
+        for v in range(1, 5):
+            step = p if v > 1 else 1
+            few = next(n for n in range(0, 1000, step) if Fraction(p - 1) <= Fraction(v * n, 20))
+            assert PREDICTED._fewest(p, v) == few

@@ -1,0 +1,48 @@
+"""Modules that an exercise asks for are closed: under every way to import them, and as files."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import closing
+
+MODULE = "minimegatron.parallel.zero_bubble"
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`MODULE` is closed, which was imported before; afterwards all is as it was."""
+    here = importlib.import_module(MODULE)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setitem(sys.modules, MODULE, here)
+    monkeypatch.setattr("minimegatron.parallel.zero_bubble", here)
+    closing.close([MODULE])
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_closed_module_cannot_be_imported_though_it_was_before() -> None:
+    for ways in (
+        lambda: importlib.import_module(MODULE),
+        lambda: __import__(MODULE, fromlist=["zb_h1"]),
+        lambda: exec("import minimegatron.parallel.zero_bubble as z", {}),
+        lambda: exec("from minimegatron.parallel import zero_bubble", {}),
+    ):
+        with pytest.raises(ImportError, match="zero_bubble` is closed in this exercise"):
+            ways()
+    assert importlib.import_module("minimegatron.parallel.actions").Action("F", 0)
+
+
+def test_its_files_are_its_source_and_what_was_compiled_from_it() -> None:
+    source, compiled = closing.files_of([MODULE])
+    assert source == Path(str(importlib.import_module(MODULE).__file__))
+    assert compiled.name.startswith("zero_bubble.") and compiled.suffix == ".pyc"
+
+
+def test_nothing_is_closed_where_nothing_is_asked_for() -> None:
+    finders = list(sys.meta_path)
+    closing.close([])
+    assert sys.meta_path == finders and closing.files_of([]) == []
