@@ -215,7 +215,9 @@ def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
 def _encode_tensor(tensor: torch.Tensor) -> list[Any]:
     dense = tensor.detach().cpu()
     dense = dense if dense.layout == torch.strided else dense.to_dense()
-    raw = dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = dense.contiguous().reshape(-1)
+    # one number of a strided tensor is contiguous, and has a stride that `view` refuses
+    raw = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().tobytes()
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), base64.b64encode(raw).decode()]
 
 
