@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import secrets
 import sys
 import traceback
@@ -45,7 +46,8 @@ _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by
 _NAME, _OP = ([field.name for field in dataclasses.fields(Entry)].index(name) for name in ("name", "op"))
 _NOT_TRIED = "not tried after that"
 _CAUSES = {"SIGFPE": "an integer was divided by 0", "SIGSEGV": "functions that call themselves too often?"}
-_WRONG = "wrong; the inputs and answers of this case stay hidden"
+_HIDDEN = "; the inputs and answers of this case stay hidden"
+_PART = re.compile(r"(rank \d+: )?(?!at \[|got |rank \d)([^:\[]{1,60}): ")  # of a difference in a dict of answers
 
 
 class CourseError(MinimegatronError):
@@ -391,7 +393,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", known or asked.hint
     if phrase:
-        return _WRONG if case.hidden else phrase, known or asked.hint
+        return _veiled(phrase) if case.hidden else phrase, known or asked.hint
     for accept in (*asked.accept, *case.accept):
         try:
             sentence = accept(Answer(value, trial.inputs, evidence))
@@ -400,3 +402,9 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         if sentence:
             return sentence, asked.hint
     return None, ""
+
+
+def _veiled(phrase: str) -> str:
+    """Which part of a hidden case's answer is wrong, without the values."""
+    part = _PART.match(phrase)
+    return (f"{part[1] or ''}`{part[2]}` is wrong" if part else "wrong") + _HIDDEN
