@@ -41,7 +41,8 @@ def pack(header: dict[str, Any], tensors: Sequence[torch.Tensor] = ()) -> bytes:
     flat = [tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,)) for tensor in tensors]
     shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
     head = json.dumps({**header, "tensors": shapes}).encode()
-    raw = [t.view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat]
+    # one number of a strided tensor is contiguous, and has a stride that `view` refuses
+    raw = [t.as_strided(t.shape, (1,)).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat]
     return b"".join((struct.pack("!I", len(head)), head, *raw))
 
 

@@ -48,7 +48,7 @@ print(f"deepseek-v3: a token uses {active['deepseek-v3'] / total['deepseek-v3']:
 print(f"the weights alone, in bf16, fill {total['deepseek-v3'] * 2 / 80:.0f} GPUs of 80 GB")
 
 # %% [markdown]
-# (Both tables of embeddings are counted.) So the arithmetic of a small model needs the memory of a large cluster.
+# (Both tables of embeddings are counted, all rows of both.) So the arithmetic of a small model needs the memory of a large cluster.
 # Cutting every matrix over that many ranks would leave slivers: an expert of DeepSeek-V3 is only 2048 wide. But experts
 # have nothing to do with each other. **Expert parallelism** gives each of P ranks E/P whole experts. The price: a token
 # must go where its experts are.
@@ -91,7 +91,9 @@ routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tol
 # | **all-gather** | each token to all ranks, with E weights (4 bytes) and flags (1 byte) | reduce-scatter of [P·T, h] |
 #
 # **Exercise.** Bytes that *one rank* sends in the forward pass of one layer. The load is even: as many rows go to each
-# rank. What is for yourself does not travel. A gather or reduce-scatter of n bytes a rank sends (P-1)·n.
+# rank. What is for yourself does not travel. An all-gather to which each rank gives n bytes
+# sends (P-1)·n, and so does a reduce-scatter of which each rank keeps n. Two numbers are asked for, each of them there
+# and back together.
 
 # %%
 # %%exercise bytes_per_layer
@@ -182,10 +184,12 @@ for tokens in (64, 512):
 #
 # The choice itself has no gradient. What teaches the router are the weights: an expert that helped is turned up.
 #
-# The choice is a comparison, and a comparison has no tolerance. Models compute in bf16, which has three digits. So
+# The choice is a comparison, and a comparison has no tolerance. Models compute in bf16, whose numbers have eight
+# binary digits, two to three decimal ones. So
 # routers compute in fp32, the product included.
 #
-# **Exercise.** Weights in fp32, whatever x and weight are.
+# **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where several are equally
+# good, as in a router whose weight is still zero, any k of the best will do.
 
 # %%
 # %%exercise route
@@ -235,8 +239,8 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 #
 # Read it: a logit goes down if its expert costs more than what this token pays on average.
 #
-# **Exercise.** The loss and its gradient. The check runs this where autograd records nothing, and compares with
-# autograd on the definition.
+# **Exercise.** The loss and its gradient, in the dtype of the logits. The check runs this where autograd records nothing,
+# and compares with autograd on the definition.
 
 # %%
 # %%exercise balance
@@ -261,12 +265,13 @@ check("balance")
 # %% [markdown]
 # ### Balance without a loss
 #
-# The penalty pulls the router away from what the model wants. DeepSeek-V3 does without: each expert has a **bias**. It
+# The penalty pulls the router away from what the model wants. DeepSeek-V3 keeps only a very small one, within each
+# sequence, and balances in another way: each expert has a **bias**. It
 # is added to the score when experts are *chosen*, and not when they are *weighed*. After every step it moves by a fixed
 # rate: up for an expert with fewer tokens than the mean, down for one with more. No gradient is involved.
 #
 # **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the scores
-# of its k experts divided by their sum.
+# of its k experts divided by their sum. Again there are exactly k, also where several are equally good.
 
 # %%
 # %%exercise expert_bias
@@ -301,7 +306,7 @@ check("expert_bias")
 # Each is the other's gradient: copying k times forward is adding k times backward.
 #
 # **Exercise.** `weights[i]` is the weight of row i, `source[i]` (int64) its token. Use operations that autograd
-# understands.
+# understands: tokens, probs and rows all get gradients. `map` says where a token goes; a weight there may come to 0.
 
 # %%
 # %%exercise permute
@@ -345,7 +350,10 @@ check("permute")
 # in everything, with 0 rows. If it stayed away, the others would wait for ever.
 #
 # **Exercise.** Both ways. In `combine`, y has the shape and the order of what `dispatch` returned, and what you return
-# has the order of your rows.
+# has the order of your rows. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in
+# `ep.group`, which need not be the whole world. A rank may hold any number of experts. Layers overlap: the rows of one
+# may be under way while another's are dispatched, so keep nothing between calls. `rows` may be a view of something
+# larger; a collective wants a tensor that is contiguous.
 
 # %%
 # %%exercise dispatch
@@ -390,8 +398,8 @@ check("dispatch")
 # What you have built so far is *dropless*: every row travels. With a capacity an expert keeps the C rows of a rank that
 # weigh most.
 #
-# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest. The weights of those that stay do not
-# change.
+# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest. Of tokens that weigh the same keep any; with
+# k = 1 all weigh 1. The capacity may be larger than T. The weights of those that stay do not change.
 
 # %%
 # %%exercise limit
@@ -433,7 +441,7 @@ display(routing_grid(both, ranks=4, kept={"capacity 4": left}))
 #
 # **Exercise.** `dense` and `expert` are gradients of the *sum* of this rank's losses; `tokens` is how many tokens
 # counted on this rank, and the ranks differ. `all_reduce(x, axis)` sums x over an axis, in place, and returns it; on an
-# axis of one rank it does nothing.
+# axis of one rank it does nothing. Nothing has to travel but what these sums need.
 
 # %%
 # %%exercise finish
@@ -654,12 +662,11 @@ def counted(dispatcher):
     with Witness(rank) as witness:
         sent = dispatcher.dispatch(tokens, routing)()
         sent.back(sent.rows)
-    seen = witness.evidence()
-    # a collective is counted with its larger side, of which the own part stays
-    share = (world - 1) / world
-    if seen.count("reduce_scatter"):
-        return seen.nbytes() * share, 0
-    return seen.nbytes("all_to_all") * share, seen.nbytes("all_gather") * share
+    # a collective is counted with its larger side, of which the own part stays; no message of counts exceeds the table
+    calls = [(call.nbytes, 1 if call.name == "send" else (world - 1) / world) for call in witness.evidence().calls
+             if call.name != "recv"]  # fmt: skip
+    table = 8 * E * world
+    return [sum(nbytes * share for nbytes, share in calls if (nbytes > table) == rows) for rows in (True, False)]
 
 
 predicted = bytes_per_layer(T, h, E, k, world, 4)

@@ -1,11 +1,12 @@
 """Checks of lab 07: the roofline, a kernel in CUDA C++ up a ladder, flash attention by bytes, FP8 and its scales.
 
-| part            | exercises                                             |
-|-----------------|-------------------------------------------------------|
-| `checks/norm`   | norm_bytes, at_best, norm_rows, norm_block, norm_warp |
-| `checks/flash`  | flash_bytes, flash_tiles                              |
-| `checks/fp8`    | to_fp8, tile_scales, fp8_linear                       |
-| `checks/scales` | delayed_scaling, shares, answers                      |
+| part                | exercises                                             |
+|---------------------|-------------------------------------------------------|
+| `checks/norm`       | norm_bytes, at_best, norm_rows, norm_block, norm_warp |
+| `checks/flash`      | flash_bytes, flash_tiles                              |
+| `checks/fp8`        | to_fp8, tile_scales                                   |
+| `checks/fp8_linear` | fp8_linear                                            |
+| `checks/scales`     | delayed_scaling, shares, answers                      |
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from labkit.exercises import Lab
 
 from .checks import flash, norm
-from .checks.fp8 import FP8_LINEAR, TILE_SCALES, TO_FP8
+from .checks.fp8 import TILE_SCALES, TO_FP8
+from .checks.fp8_linear import FP8_LINEAR
 from .checks.scales import ANSWERS, DELAYED, SHARES
 
 FP8 = [TO_FP8, TILE_SCALES, DELAYED, FP8_LINEAR, SHARES, ANSWERS]  # the order of the notebook

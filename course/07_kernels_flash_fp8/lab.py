@@ -133,8 +133,8 @@ display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
 # %% [markdown]
 # Only the product of two matrices reaches the flat part. Everything left of the ridge runs as fast as its bytes: 128
-# vectors take hardly longer than one. A norm uses half a percent of the arithmetic that you have paid for. So: fewer
-# passes (a fused kernel, flash attention) and fewer bytes (FP8).
+# vectors take hardly longer than one. A norm does half a percent of the operations that the tensor cores could do
+# meanwhile. So: fewer passes (a fused kernel, flash attention) and fewer bytes (FP8).
 #
 # ## 3 · Implement
 #
@@ -367,7 +367,7 @@ for name in ("norm_rows", "norm_block", "norm_warp"):
 # Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They are
 # written and read again, and nobody wants them.
 #
-# Flash attention (Dao et al., 2022) never writes them. A kernel keeps a block of `rows` queries on the chip. Blocks of
+# Flash attention (Dao et al., 2022; its loops in this order, Dao 2023) never writes them. A kernel keeps a block of `rows` queries on the chip. Blocks of
 # `cols` keys and values pass by, and the softmax is built block by block. Only q, k, v, out and one number a query, lse,
 # touch the large memory. The price: every block of queries loads K and V again.
 #
@@ -410,7 +410,9 @@ for s in (1024, 8192, 65536):
 # $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
 # o \leftarrow o\,e^{m-m'} + P\,v$$
 #
-# At the end out = o/l and lse = m + log l. The check compares the counts with your prediction.
+# At the end out = o/l and lse = m + log l. The check compares the counts with your prediction, which has to be met
+# exactly: more is waste, and less needs a larger chip. In the check the chip has room for as many numbers as K has,
+# for all that you hold at one time: tiles, scores, m, l and o.
 
 # %%
 # %%exercise flash_tiles
@@ -470,8 +472,9 @@ display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 # Predict: what is 17 in E4M3? And 1000? The numbers around 17 are 16, 18, 20.
 #
 # **Exercise.** Round to such a format, with `digits` digits, lowest exponent `lowest` and largest number `top`. The
-# result stays float32; only its values are those of the format. Beyond ±top: ±top. Nearest number; half-way, the one
-# whose last digit is even. Other formats than these two are asked too, so do not ask torch for its float8.
+# result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN stays NaN.
+# Nearest number; half-way, the one whose last digit is even. Other formats than these two are asked too, so do not ask
+# torch for its float8. `x` belongs to the caller: leave it as it is.
 
 # %%
 # %%exercise to_fp8
@@ -517,10 +520,12 @@ plt.show()
 #
 # *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
 # for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight (DeepSeek-V3).
-# An outlier spoils its own tile only. Scales are rounded down to a power of two: multiplying by them is exact.
+# An outlier spoils its own tile only. Here scales are rounded down to a power of two: multiplying by them is exact.
+# (DeepSeek-V3 does that for some tensors only.)
 #
 # **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
-# the whole tensor: that is current scaling. A tile of zeros gets 1.
+# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and a
+# scale is a float32 like any other: it is at most 2^127.
 
 # %%
 # %%exercise tile_scales
@@ -528,11 +533,11 @@ import torch
 
 
 def tile_scales(x: torch.Tensor, tile: tuple[int, int], top: float) -> torch.Tensor:
-    """x [m, n] -> what to multiply each tile with, [tiles down, tiles across]; the largest powers of two that fit."""
+    """x [m, n] -> what to multiply each tile with, [tiles down, tiles across]: the largest powers of two that fit."""
     ### BEGIN SOLUTION
     rows = [torch.stack([piece.abs().max() for piece in row.split(tile[1], 1)]) for row in x.split(tile[0])]
     amax = torch.stack(rows)
-    return torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double()))), 1.0).float()
+    return torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0).float()
     ### END SOLUTION
 
 
@@ -547,10 +552,11 @@ check("tile_scales")
 #
 # * `note(x)`: keep the largest magnitude of this step; a step may note several times, once a microbatch.
 # * end of the step: the amax of this step joins the history of the last H steps; scale = top / largest of the history.
-# * Not finite? The step overflowed: leave the scale, and put 0 into the history. All zero? Leave the scale.
+# * Not finite, ∞ or NaN? The step overflowed: leave the scale, and put 0 into the history.
+# * Is the largest of the history 0? Leave the scale.
 #
 # With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over all
-# ranks of tp**. Dozens of tensors, one number each: put them into *one* message.
+# ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
 #
 # **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
 
@@ -595,14 +601,17 @@ check("delayed_scaling")
 # %% [markdown]
 # ### A linear layer
 #
-# y = x·Wᵀ, and backward dx = dy·W, dW = dyᵀ·x: three products, each of two FP8 factors. Sum in float32 (tensor cores do
-# too) and divide by both scales.
+# y = x·Wᵀ, and backward dx = dy·W, dW = dyᵀ·x: three products, each of two FP8 factors. Sum in float32, and divide by
+# both scales. (Hopper's tensor cores keep fewer bits of a sum of FP8 products, about 14. So DeepSeek-V3 adds every 128
+# products to a sum in float32 outside of them.)
 #
 # What is kept for the backward pass are the FP8 tensors: half of bf16's activation memory. `t.to(torch.float8_e4m3fn)`
 # makes eight bits of a tensor that your `to_fp8` has rounded, exactly.
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
-# scaled.
+# scaled. Between forward and backward the scales may move on: dequantise with those that a tensor was cast with, and
+# cast dy with the one that sdy has when dy comes. Keep one byte a number of x and W, and neither of them itself: the
+# check looks at all that is alive after the forward pass.
 
 # %%
 # %%exercise fp8_linear
@@ -999,7 +1008,7 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 # 5. *Delayed or current?* Delayed saves a pass over memory and gives every rank its scale in advance, at the price of
 #    one step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
 # 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp because
-#    each replica would round the *same weights* differently.
+#    x and dy differ there: replicas would scale by their own amax, and no longer hold the same state.
 #
 # **Exercise.** Numbers for any machine and model. Return a dict:
 #

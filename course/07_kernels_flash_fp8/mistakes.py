@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "norm_bytes": [
@@ -136,6 +136,17 @@ WRONG: dict[str, list[Edit]] = {
         Edit("2 * keys * d", "2 * s * d", told="do not fit on the chip"),
         Edit("4 * s * s + 4", "2 * s * s + 4", told="Four times"),
         Edit("4 * s * s + 4 * s * d", "4 * s * s", told="beside the 4 s x s"),
+        # by the last key: 70 draws in 100 do not tell
+        Edit("(last // cols + 1) * cols", "last + 1", told="loaded whole"),
+        Edit("(last // cols + 1) * cols", "last // cols * cols", told="loaded, too | hidden"),
+        Edit("(last // cols + 1) * cols", "((last + 1) // cols + 1) * cols", told="not loaded for it"),
+        Edit("(last // cols + 1) * cols", "(last // cols + 1) * rows"),
+        Edit("range(rows - 1, s, rows)", "range(0, s, rows)"),
+        Edit("range(rows - 1, s, rows)", "range(cols - 1, s, cols)"),
+        Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + s + 2 * keys * d) * 2"),
+        Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + 2 * keys * d) * element_size + 4 * s"),
+        Edit("2 * s * d + s + 2", "s * d + s + 2"),
+        Edit("2 * s * d + s + 2", "2 * s * d + 2 * s + 2"),
     ],
     "flash_tiles": [
         Edit("/ d**0.5", "", told="divided by sqrt(d)"),
@@ -159,6 +170,14 @@ WRONG: dict[str, list[Edit]] = {
             ("(top + total.log())", "total.log()"),
             told="NaN",
         ),
+        Edit("range(0, first + rows, cols)", "range(0, first + 1, cols)", told="wrong"),
+        Edit("torch.arange(start, start + cols) > at", "torch.arange(start, start + cols) >= at"),
+        Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)"),
+        Edit("scores.amax(1, keepdim=True)", "scores.amax()", told="NaN | wrong"),
+        Edit("o / total", "o"),
+        Edit("/ d**0.5", "/ d", told="out is wrong"),
+        # 2 blocks of keys at most
+        Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
     ],
     "to_fp8": [
         Edit(".clamp(-top, top)", "", told="Beyond the top"),
@@ -171,18 +190,46 @@ WRONG: dict[str, list[Edit]] = {
             "return torch.where(x.abs() < 2.0**lowest, 0.0, torch.round(x / step) * step)",
             told="there are still numbers",
         ),
+        Edit("x.float().clamp(-top, top)", "x.clamp_(-top, top)", told="changes its input"),
+        Edit("x = x.float().clamp(-top, top)", "x = torch.where(x.abs() > top, torch.nan, x.float())", told="got"),
+        Edit("torch.round(x / step)", "torch.ceil(x / step)"),
+        Edit("torch.round(x / step)", "torch.ceil(x / step - 0.5)", told="hidden"),
+        Edit("(torch.frexp(x).exponent - 1)", "torch.frexp(x).exponent"),
+        Edit("clamp(min=lowest)", "clamp(min=lowest - 1)"),
+        Edit("clamp(min=lowest)", "clamp(min=-6)"),
+        Edit("exponent - digits", "exponent - 3"),
+        Edit(".clamp(-top, top)", ".clamp(-448.0, 448.0)"),
+        Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).abs()"),
+        Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).nan_to_num(0.0)"),
+        Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).double()", told="float64"),
+        # by way of bf16
+        Edit("x = x.float()", "x = x.bfloat16().float()"),
     ],
     "tile_scales": [
         Edit("top / amax.double()", "amax.double() / top", ("torch.floor", "torch.ceil"), told="This is the inverse"),
-        Edit("torch.exp2(torch.floor(torch.log2(top / amax.double())))", "top / amax.double()", told="power of two"),
+        Edit(
+            "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
+            "top / amax.double()",
+            told="power of two",
+        ),
         Edit("torch.floor", "torch.round", told="to the nearest power"),
         Edit("torch.floor", "torch.ceil", told="Rounded up"),
         Edit(".abs()", "", told="abs first"),
         Edit(
-            "torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double()))), 1.0)",
-            "torch.exp2(torch.floor(torch.log2(top / amax.double())))",
+            "torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127)), 1.0)",
+            "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
             told="1 where amax is 0",
         ),
+        Edit(".clamp(max=127)", "", told="at most 2**127"),
+        Edit("amax.double()", "amax", told="In float32 log2 rounds | hidden"),
+        Edit("torch.floor(", "torch.floor(-1e-9 + ", told="hidden"),
+        Edit("torch.floor(", "torch.floor(1e-7 + ", told="hidden"),
+        Edit("top / amax", "448.0 / amax"),
+        Edit("tile[1], 1)", "tile[0], 1)"),
+        Edit("amax > 0", "amax > 1e-12"),
+        Edit("1.0).float()", "0.0).float()"),
+        Edit("1.0).float()", "1.0)", told="float64"),
+        Edit(".abs().max()", ".abs().sum()"),
     ],
     "delayed_scaling": [
         Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
@@ -203,6 +250,30 @@ WRONG: dict[str, list[Edit]] = {
 """,
             told="one for all tensors",
         ),
+        Edit("x.detach().abs().max()", "x.detach().max().abs()"),
+        Edit("x.detach().abs().max()", "(-x.detach()).max()"),
+        Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", told="leaves the scale as it is"),
+        Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", told="no reason"),
+        Edit("if finite and max(one.past) > 0", "if finite"),
+        Edit('amax < float("inf")', 'amax != float("inf")', told="NaN is lost | hidden"),
+        Edit(
+            "torch.maximum(self.amax, x.detach().abs().max())",
+            "torch.tensor(max(self.amax.item(), x.abs().max().item()))",
+            told="NaN is lost",
+        ),
+        Edit(
+            "torch.maximum(self.amax, x.detach().abs().max())",
+            "torch.fmax(self.amax, x.detach().abs().max())",
+            told="NaN is lost",
+        ),
+        Edit("[-one.history :]", "[-one.history - 1 :]"),
+        Edit("[-one.history :]", ""),
+        Edit("[-one.history :]", "[-4:]"),
+        Edit("one.top / max", "448.0 / max"),
+        Edit("amax if finite else 0.0]", "*([amax] if finite else [])]"),
+        Edit(", group=tp.group", "", told="group | no answer | ranks"),
+        # a step that overflows begins a new history
+        Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
     ],
     "fp8_linear": [
         Edit("to_fp8(dy * sdy.scale, *E5M2)", "to_fp8(dy * sdy.scale, *E4M3)", told="dy goes to E5M2"),
@@ -222,6 +293,26 @@ WRONG: dict[str, list[Edit]] = {
             "x * sx.scale, weight * sw.scale",
             told="wrong | one a number",
         ),
+        Edit(
+            "sdy.scale * scale_w",
+            "sdy.scale * scale_x",
+        ),
+        Edit("sw.note(weight)", "sw.note(weight.T[0])"),
+        Edit("        sx.note(x)\n", "", told="note(x)"),
+        Edit("qdy = to_fp8(dy * sdy.scale, *E5M2)", "qdy = to_fp8(dy, *E5M2) * sdy.scale"),
+        Edit("qx @ qw.T / (sx.scale * sw.scale)", "(qx @ qw.T / (sx.scale * sw.scale)).bfloat16()", told="dtype"),
+        Edit("qx @ qw.T /", "(qx @ qw.T).bfloat16().float() /", told="wrong"),
+        Edit("return dx,", "return None,", told="dx"),
+        Edit(
+            "ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn))",
+            "ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw)",
+            told="bytes are kept",
+        ),
+        Edit(
+            "ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn))",
+            "ctx.save_for_backward(qx.to(torch.float8_e5m2), qw.to(torch.float8_e4m3fn))",
+            told="dw",
+        ),
     ],
     "shares": [
         Edit(
@@ -230,6 +321,8 @@ WRONG: dict[str, list[Edit]] = {
             (" for out in outs]", " for out in outs])))"),
             told="a list a rank",
         ),
+        Edit("outs]", "outs[:1] * len(outs)]"),
+        Edit("part.flatten()", "part.abs().flatten()"),
     ],
     "answers": [
         Edit(
@@ -244,6 +337,16 @@ WRONG: dict[str, list[Edit]] = {
         Edit("1 - 1 / growth", "1 / growth", told="what is left"),
         Edit("2**-9 / 448", "2**-6 / 448", told="down to 2^-9"),
         Edit("2 * 8192", "8192", told="*and* written"),
+        Edit("2 * 8192 * h * e", "2 * 8192 * h * 2"),
+        Edit("2 * 8192 * h * e", "2 * 8192 * 4096 * e"),
+        Edit("math.ceil(ridge", "math.floor(ridge"),
+        Edit("math.ceil(ridge", "round(ridge"),
+        Edit("2 * h - 2 * ridge * e", "2 * h - ridge * e"),
+        Edit("layers * 4 * 3 * 4", "layers * 4 * 3 * e"),
+        Edit("layers * 4 * 3 * 4", "32 * 48"),
+        Edit("1 - 1 / growth", "0.75"),
+        Edit("2**-9 / 448", "2**-10 / 448", told="no number of E4M3"),
+        Edit("1 - 1 / growth", "growth - 1", told="Relative to the true value"),
     ],
 }
 
@@ -326,8 +429,8 @@ RIGHT: dict[str, list[Edit]] = {
     "tile_scales": [
         # frexp
         Edit(
-            "torch.exp2(torch.floor(torch.log2(top / amax.double())))",
-            "torch.ldexp(torch.ones(()), torch.frexp(top / amax.double()).exponent - 1)",
+            "torch.exp2(torch.floor(torch.log2(top / amax.double())).clamp(max=127))",
+            "torch.exp2((torch.frexp(top / amax.double()).exponent - 1).clamp(max=127).double())",
         ),
     ],
     "delayed_scaling": [
@@ -371,5 +474,15 @@ def to_fp8(x, digits, lowest, top):
             "float(48 * layers)",
             ("2 * 8192 * h * e / bandwidth * 1e6", "16384e6 * h * e / bandwidth"),
         ),
+    ],
+}
+
+EQUIVALENT: dict[str, list[Same]] = {
+    "delayed_scaling": [
+        Same("line 13: `.detach()` dropped", "inside of an autograd.Function, where it is called, nothing is recorded"),
+    ],
+    "to_fp8": [
+        Same("line 6: `.float()` dropped", "the tensors of this exercise are float32"),
+        Same("line 8: `.float()` dropped", "exp2 of whole numbers is float32, too"),
     ],
 }

@@ -62,7 +62,13 @@ def broker(ranks: int) -> Iterator[tuple[list[socket.socket], Any]]:
 def test_tensors_of_every_kind_come_back() -> None:
     with broker(1) as (sockets, end):
         line = Line(sockets[0])
-        tensors = [torch.arange(6).view(2, 3).t(), torch.zeros(0, 3), torch.tensor(2.5), torch.ones(3, 1 << 18)]
+        tensors = [
+            torch.arange(6).view(2, 3).t(),
+            torch.arange(6.0).view(3, 2)[:1, 1],
+            torch.zeros(0, 3),
+            torch.tensor(2.5),
+            torch.ones(3, 1 << 18),
+        ]
         _, back = line.ask({"to": "add", "do": "now"}, tensors)
         for got, sent in zip(back, tensors, strict=True):
             assert got.dtype == sent.dtype

@@ -12,7 +12,7 @@ import torch
 
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-from .routing import top
+from .routing import clear, top
 
 # ------------------------------------------------------------------------------------------------ balancing loss
 
@@ -21,7 +21,7 @@ def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float) -> dict[str
     import torch
 
     with torch.inference_mode():
-        loss, grad = exercise.balance(logits.clone(), k, coeff)
+        loss, grad = exercise.balance(logits, k, coeff)
     return {"loss": loss, "gradient": grad}
 
 
@@ -68,12 +68,26 @@ def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, 
 
 def _some_logits(draw: Draw) -> dict[str, Any]:
     e = draw.integer(3, 9)
-    return {"logits": 2 * draw.tensor(draw.integer(4, 20), e), "k": draw.integer(2, e - 1), "coeff": 0.5}
+    return {"logits": 2 * draw.tensor(draw.integer(4, 20), e), "k": draw.integer(2, e - 1),
+            "coeff": 0.25 * draw.integer(1, 9)}  # fmt: skip
 
 
 def _skewed(draw: Draw) -> dict[str, Any]:
     inputs = _some_logits(draw)
     inputs["logits"][:, 0] += 6
+    return inputs
+
+
+def _with_logits(experts: int, k: int, coeff: float, shift: float = 0.0) -> Callable[[Draw], dict[str, Any]]:
+    """A favourite and an expert that is never chosen, the last."""
+
+    def inputs(draw: Draw) -> dict[str, Any]:
+        logits = 2 * draw.tensor(11, experts)
+        logits[:, 0] += 3
+        logits[:, -1] -= 20
+        logits[::2] += shift
+        return {"logits": logits, "k": k, "coeff": coeff}
+
     return inputs
 
 
@@ -84,9 +98,10 @@ BALANCE = Exercise(
     rtol=1e-3,
     atol=1e-6,
     cases=[
-        Case("two tokens, two experts, both to the first",
-             {"logits": torch.tensor([[1.0, 0.0], [2.0, 0.0]]), "k": 1, "coeff": 1.0}),
-        Case("other sizes", _some_logits, points=2, hidden=True),
+        Case("two tokens, four experts, k = 3",
+             {"logits": torch.tensor([[1.0, 0.0, -1.0, 0.5], [2.0, 0.0, 0.5, -1.0]]), "k": 3, "coeff": 0.5}),
+        Case("other sizes", _some_logits, points=2, hidden=True, draws=3, fixed=[
+            _with_logits(5, 1, 0.01), _with_logits(8, 5, 3.0), _with_logits(6, 3, 1.0, 200.0)]),
         Case("a favourite expert", _skewed, hidden=True),
     ],
     mistakes=[
@@ -107,32 +122,62 @@ BALANCE = Exercise(
 # -------------------------------------------------------------------------------------------------- expert bias
 
 
-def _drive_bias(exercise: Any, scores: Any, bias: Any, k: int, counts: Any, rate: float) -> dict[str, Any]:
-    probs, chosen = exercise.choose(scores, bias.clone(), k)
-    return {"probs": probs, "map": chosen, "bias": exercise.move_bias(bias.clone(), counts, rate)}
+def _drive_bias(
+    exercise: Any, scores: Any, bias: Any, k: int, counts: Any, rate: float, tied: bool = False
+) -> dict[str, Any]:
+    """`tied`: any k of the best will do, so what is compared is the same for all of them."""
+    probs, chosen = exercise.choose(scores, bias, k)
+    found = {"probs": probs, "map": chosen}
+    if tied:
+        found = {"experts of each token": chosen.sum(1).tolist(), "weights": probs.sort(1, descending=True).values}
+    return {**found, "bias": exercise.move_bias(bias.clone(), counts, rate)}
 
 
 def _biased(
-    scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, *, seen: str = "choice",
-    how: str = "sign",
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False, *,
+    seen: str = "choice", how: str = "sign",
+) -> dict[str, Any]:  # fmt: skip
     """`seen`: where the bias enters. `how`: the way in which it moves."""
     s, b = scores.double(), bias.double()
     chosen = top(s if seen == "nowhere" else s + b, k)
+    if seen == "ties":
+        chosen = s + b >= (s + b).topk(k, -1).values[:, -1:]
     kept = (s + b if seen == "both" else s) * chosen
     gap = counts.double().mean() - counts.double()
     move = {"sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum()}[how]
-    return {"probs": (kept / kept.sum(-1, keepdim=True)).float(), "map": chosen, "bias": (b + rate * move).float()}
+    probs = (kept / kept.sum(-1, keepdim=True)).float()
+    found: dict[str, Any] = {"probs": probs, "map": chosen}
+    if tied:
+        found = {"experts of each token": chosen.sum(1).tolist(), "weights": probs.sort(1, descending=True).values}
+    return {**found, "bias": (b + rate * move).float()}
 
 
 def _some_scores(draw: Draw) -> dict[str, Any]:
     e = draw.integer(4, 8)
     counts = torch.tensor([draw.integer(0, 40) for _ in range(e)])
     counts[0], counts[1] = 50, 0  # never even
-    return {
-        "scores": draw.tensor(draw.integer(5, 12), e).sigmoid(), "bias": 0.5 * draw.tensor(e),
-        "k": draw.integer(2, 3), "counts": counts, "rate": 0.01 * draw.integer(1, 9),
-    }  # fmt: skip
+    k, scores, bias = draw.integer(2, 3), draw.tensor(draw.integer(8, 14), e).sigmoid(), 0.5 * draw.tensor(e)
+    scores = scores[clear(scores.double() + bias.double(), k)]
+    return {"scores": scores, "bias": bias, "k": k, "counts": counts, "rate": 0.01 * draw.integer(1, 9)}
+
+
+def _of_k(k: int, experts: int, scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
+    """Counts whose median, middle and mean lie apart; of 6 the mean is 26.33."""
+
+    def inputs(draw: Draw) -> dict[str, Any]:
+        bias = 0.5 * draw.tensor(experts)
+        scores = scale * draw.tensor(9, experts).sigmoid()
+        counts = torch.tensor([0, 13, 26, 15, 16, 88, 12, 17, 2][:experts])
+        return {"scores": scores[clear(scores.double() + bias.double(), k)], "bias": bias, "k": k, "counts": counts,
+                "rate": 0.25}  # fmt: skip
+
+    return inputs
+
+
+_SATURATED = {
+    "scores": torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.5, 0.5, 0.25, 0.5]]), "bias": torch.zeros(4), "k": 2,
+    "counts": torch.tensor([3, 1, 0, 0]), "rate": 0.5, "tied": True,
+}  # fmt: skip
 
 
 _SCORES = {
@@ -144,6 +189,8 @@ _BIAS_MISTAKES = [
     ({"seen": "both"}, "The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of "
      "the chosen, over their sum."),
     ({"seen": "nowhere"}, "The choice is by score plus bias."),
+    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same: take the k "
+     "largest by their places, not all that reach the k-th."),
     ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
     ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
     ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
@@ -161,9 +208,10 @@ BIAS = Exercise(
     rtol=1e-3,
     cases=[
         Case("two tokens, three experts", _SCORES),
-        Case("other sizes", _some_scores, points=3, hidden=True),
+        Case("other sizes", _some_scores, points=3, hidden=True, draws=3, fixed=[
+            _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],
     mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
     hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "
     "move_bias: bias + rate * sign(mean of counts - counts).",
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lab 05: who goes where, and what a capacity drops.
+"""Lab 05: who goes where.
 
 References work in float64 on whatever was drawn. `probs` is [T, E], 0 where a token does not go; `map` says where it
 goes.
@@ -18,12 +18,27 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 # ------------------------------------------------------------------------------------------------------- router
 
 
-def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any) -> dict[str, Any]:
+def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any, tied: bool = False) -> dict[str, Any]:
+    """`tied`: any k of the best will do, so what is compared is the same for all of them."""
+    import torch
+
+    x.requires_grad_()
     weight.requires_grad_()
     probs, chosen = exercise.route(x, weight, k)
+    if tied:
+        scores = (x.float() @ weight.float().T).masked_fill(~chosen, float("-inf"))
+        return {
+            "experts of each token": chosen.sum(1).tolist(),
+            "the best": scores.sort(1, descending=True).values[:, :k],
+            "weights": probs.sort(1, descending=True).values,
+            "weights elsewhere": probs.masked_fill(chosen, 0).sum(),
+        }
     (probs * g).sum().backward()
     found = {"probs": probs.detach(), "map": chosen}
-    return found if weight.dtype != g.dtype else {**found, "weight's gradient": weight.grad}
+    for name, given in (("x's gradient", x), ("weight's gradient", weight)):
+        if given.dtype == g.dtype:
+            found[name] = torch.zeros_like(given) if given.grad is None else given.grad
+    return found
 
 
 def top(scores: torch.Tensor, k: int) -> torch.Tensor:
@@ -31,7 +46,7 @@ def top(scores: torch.Tensor, k: int) -> torch.Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, scores.topk(k, -1).indices, True)
 
 
-def _weights(logits: torch.Tensor, k: int) -> Pair:
+def weights(logits: torch.Tensor, k: int) -> Pair:
     chosen = top(logits, k)
     return logits.masked_fill(~chosen, -torch.inf).softmax(-1), chosen
 
@@ -39,24 +54,36 @@ def _weights(logits: torch.Tensor, k: int) -> Pair:
 def _router(way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
     """The answer of a router that makes of logits what `way` says."""
 
-    def answer(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor) -> dict[str, torch.Tensor]:
-        w = weight.double().detach().requires_grad_()
-        probs, chosen = way(x.double() @ w.T, k)
-        found = {"probs": probs.detach().to(dtype), "map": chosen}
-        if weight.dtype == g.dtype:
-            grad = torch.zeros_like(w)
-            if probs.requires_grad:
-                (grad,) = torch.autograd.grad((probs * g).sum(), w)
-            found["weight's gradient"] = grad.to(weight.dtype)
+    def answer(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
+        a, w = (t.double().detach().requires_grad_() for t in (x, weight))
+        logits = a @ w.T
+        probs, chosen = way(logits, k)
+        probs = probs.to(dtype)
+        if tied:
+            best = logits.masked_fill(~chosen, -torch.inf).sort(1, descending=True).values[:, :k]
+            return {"experts of each token": chosen.sum(1).tolist(), "the best": best.float(),
+                    "weights": probs.sort(1, descending=True).values, "weights elsewhere": 0.0}  # fmt: skip
+        found = {"probs": probs.detach(), "map": chosen}
+        grads = [torch.zeros_like(a), torch.zeros_like(w)]
+        if probs.requires_grad:
+            grads = list(torch.autograd.grad((probs * g).sum(), (a, w)))
+        for name, given, grad in (("x's gradient", x, grads[0]), ("weight's gradient", weight, grads[1])):
+            if given.dtype == g.dtype:
+                found[name] = grad.to(given.dtype)
         return found
 
     return answer
 
 
-def _rounded(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor) -> dict[str, torch.Tensor]:
+def _rounded(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
     """Logits in the dtype of the tokens, softmax in fp32."""
-    probs, chosen = _weights((x @ weight.T).double(), k)
+    probs, chosen = weights((x @ weight.to(x.dtype).T).double(), k)
     return {"probs": probs.float(), "map": chosen}
+
+
+def _all_tied(logits: torch.Tensor, k: int) -> Pair:
+    chosen = logits >= logits.topk(k, -1).values[:, -1:]
+    return logits.masked_fill(~chosen, -torch.inf).softmax(-1), chosen
 
 
 def _all_softmax(logits: torch.Tensor, k: int) -> Pair:
@@ -68,7 +95,7 @@ def _equal_weights(logits: torch.Tensor, k: int) -> Pair:
 
 
 def _cut_off(logits: torch.Tensor, k: int) -> Pair:
-    probs, chosen = _weights(logits, k)
+    probs, chosen = weights(logits, k)
     return probs.detach(), chosen
 
 
@@ -79,24 +106,56 @@ def _plain_exp(logits: torch.Tensor, k: int) -> Pair:
     return probs, top(logits, k)
 
 
-def _tokens(draw: Draw) -> dict[str, Any]:
-    t, h, e = draw.integer(3, 9), draw.integer(4, 9), draw.integer(4, 8)
-    return {
-        "x": draw.tensor(t, h), "weight": draw.tensor(e, h), "k": draw.integer(2, 3), "g": draw.tensor(t, e),
-    }  # fmt: skip
+def clear(scores: torch.Tensor, k: int, gap: float = 1e-3) -> torch.Tensor:
+    """[T] bool: the tokens whose choice of k does not hang on the last digits of a sum."""
+    best = scores.double().sort(-1, descending=True).values
+    return (best[:, k - 1] - best[:, k] > gap) if k < best.shape[1] else torch.ones(len(best), dtype=torch.bool)
+
+
+def _clear_tokens(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same without the tokens whose choice is not clear: about one in a thousand."""
+    x, weight, k = inputs["x"], inputs["weight"], inputs["k"]
+    kept = clear(x.double() @ weight.double().T, k)
+    return {**inputs, "x": x[kept], "g": inputs["g"][kept]}
+
+
+def _tokens(draw: Draw, k: int = 0, experts: int = 0) -> dict[str, Any]:
+    t, h, e = draw.integer(6, 12), draw.integer(4, 9), experts or draw.integer(4, 8)
+    x, weight, g = draw.tensor(t, h), draw.tensor(e, h), draw.tensor(t, e)
+    return _clear_tokens({"x": x, "weight": weight, "k": k or draw.integer(2, 3), "g": g})
 
 
 def _large_logits(draw: Draw) -> dict[str, Any]:
-    """About 200, all of them, with differences about 1."""
+    """About 200, all of them, with differences about 1; those of every second token about -200. No gradients: 200 times
+    the rounding of a weight is more than the gradient that remains."""
     inputs = _tokens(draw)
     inputs["x"][:, 0], inputs["weight"][:, 0] = 1.0, 200.0
-    return inputs
+    inputs["x"][1::2, 0] = -1.0
+    return _clear_tokens({**inputs, "g": inputs["g"].double()})
 
 
-def _half(draw: Draw) -> dict[str, Any]:
-    return {"x": draw.tensor(200, 64, dtype=torch.bfloat16), "weight": draw.tensor(8, 64, dtype=torch.bfloat16),
-            "g": draw.tensor(200, 8), "k": 2}  # fmt: skip
+def _half(draw: Draw, x: torch.dtype = torch.bfloat16, weight: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Of many tokens 200 whose choice is clear in fp32, and for some of them is not in bf16."""
+    given = {"x": draw.tensor(400, 64).bfloat16().to(x), "weight": draw.tensor(8, 64).bfloat16().to(weight),
+             "g": draw.tensor(400, 8), "k": 2}  # fmt: skip
+    found = _clear_tokens(given)
+    half = found["x"].bfloat16() @ found["weight"].bfloat16().T
+    moved = (top(half.float(), 2) != top(found["x"].float() @ found["weight"].float().T, 2)).any(1)
+    order = moved.int().argsort(descending=True, stable=True)[:200]
+    return {**found, "x": found["x"][order], "g": found["g"][order]}
 
+
+def _tied(draw: Draw) -> dict[str, Any]:
+    """Whole numbers, and each expert twice, as where a model grows by copies of its experts."""
+    t, h, e = 6, 3, 3
+    x = torch.tensor([[draw.integer(-3, 3) for _ in range(h)] for _ in range(t)], dtype=torch.float32)
+    weight = torch.tensor([[draw.integer(-3, 3) for _ in range(h)] for _ in range(e)], dtype=torch.float32)
+    return {"x": x, "weight": weight.repeat(2, 1), "k": 3, "g": draw.tensor(t, 2 * e), "tied": True}
+
+
+_NEW_ROUTER = {
+    "x": torch.ones(3, 2), "weight": torch.zeros(5, 2), "k": 2, "g": torch.ones(3, 5), "tied": True,
+}  # fmt: skip
 
 _TWO = {
     "x": torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "weight": torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, -1.0]]), "k": 2,
@@ -105,18 +164,23 @@ _TWO = {
 
 ROUTE = Exercise(
     "route",
-    reference=_router(_weights),
+    reference=_router(weights),
     drive=_drive_route,
     rtol=1e-3,
     cases=[
         Case("two tokens, three experts", _TWO),
-        Case("other sizes", _tokens, hidden=True),
-        Case("logits in the hundreds", _large_logits, hidden=True),
-        Case("tokens and weights in bf16", _half, points=2, hidden=True),
+        Case("other sizes", _tokens, hidden=True, draws=3, fixed=[
+            lambda draw: _tokens(draw, 1), lambda draw: _tokens(draw, 5, 7), lambda draw: _tokens(draw, 4, 4),
+            _tied, _NEW_ROUTER]),
+        Case("logits in the hundreds", _large_logits, hidden=True, fixed=[_large_logits]),
+        Case("tokens and weights in bf16", _half, points=2, hidden=True, fixed=[
+            _half, lambda draw: _half(draw, weight=torch.float32), lambda draw: _half(draw, x=torch.float32)]),
     ],
     mistakes=[
         Mistake(_router(_all_softmax), "That is the softmax over all experts. Here it is over the k chosen ones: the "
                 "weights of a token sum to 1."),
+        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same: "
+                "take the k largest by their places (topk's indices), not all that reach the k-th."),
         Mistake(_router(lambda logits, k: (logits.softmax(-1), logits > -torch.inf)), "Every expert gets every token. "
                 "Keep the k largest."),
         Mistake(_router(_equal_weights), "The weights are the softmax of the chosen logits; equal ones teach the "
@@ -126,79 +190,7 @@ ROUTE = Exercise(
         Mistake(_router(_plain_exp), "exp of a large logit overflows; torch.softmax subtracts the largest first."),
         Mistake(_rounded, "The logits were rounded to bf16, and some tokens go elsewhere. Cast x and weight to fp32 "
                 "*before* the product."),
-        Mistake(_router(_weights, torch.bfloat16), "The weights must be fp32, whatever the tokens are."),
+        Mistake(_router(weights, torch.bfloat16), "The weights must be fp32, whatever the tokens are."),
     ],
     hint="logits = x.float() @ weight.float().T; the k largest of each row; softmax over those; scatter into zeros.",
-)  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------ capacity
-
-
-def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    order = probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True, stable=True)[:capacity]
-    kept = torch.zeros_like(map).scatter(0, order, True) & map
-    return probs * kept, kept
-
-
-def _first_come(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = map & (map.cumsum(0) <= capacity)
-    return probs * kept, kept
-
-
-def _of_a_token(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    kept = top(probs, min(capacity, probs.shape[1])) & map
-    return probs * kept, kept
-
-
-def _made_whole(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    left, kept = limit(probs, map, capacity)
-    return left / left.sum(-1, keepdim=True).clamp_min(1e-9), kept
-
-
-def _same_map(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    return limit(probs, map, capacity)[0], map
-
-
-def _padded(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
-    order = probs.argsort(dim=0, descending=True, stable=True)[:capacity]
-    kept = torch.zeros_like(map).scatter(0, order, True)
-    return probs * kept, kept
-
-
-def _routing(draw: Draw) -> dict[str, Any]:
-    t, e = draw.integer(8, 20), draw.integer(3, 6)
-    logits = 2 * draw.tensor(t, e)
-    logits[:, 0] += 2  # more want the first than it can take, and fewer the last
-    logits[:, -1] -= 6
-    probs, chosen = _weights(logits, 2)
-    return {"probs": probs, "map": chosen, "capacity": draw.integer(2, 3)}
-
-
-def _roomy(draw: Draw) -> dict[str, Any]:
-    inputs = _routing(draw)
-    return {**inputs, "capacity": len(inputs["map"])}
-
-
-_THREE = {
-    "probs": torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3]]), "map": torch.ones(3, 2, dtype=torch.bool),
-    "capacity": 2,
-}  # fmt: skip
-
-LIMIT = Exercise(
-    "limit",
-    reference=limit,
-    cases=[
-        Case("three tokens, room for two", _THREE),
-        Case("room for all", _roomy, hidden=True),
-        Case("other sizes", _routing, points=2, hidden=True),
-    ],
-    mistakes=[
-        Mistake(_first_come, "Those are the first to come. Keep the heaviest."),
-        Mistake(_made_whole, "The weights of those that stay do not change: what is dropped is missing."),
-        Mistake(_same_map, "`map` must say who is left: rows that are dropped do not travel."),
-        Mistake(_padded, "Some expert gets tokens that did not choose it: kept means chosen *and* among the heaviest."),
-        Mistake(_of_a_token, "That limits the experts of a token. The capacity limits the tokens of an *expert*: go "
-                "down the columns."),
-    ],
-    hint="Sort each column by weight, largest first; the first C are kept, if they were chosen at all. The rest is 0.",
 )  # fmt: skip

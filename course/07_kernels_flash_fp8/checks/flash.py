@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import difference, no_tensor_above
+from labkit.checks import difference, peak_at_most
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 
@@ -38,12 +38,32 @@ FLASH_BYTES = Exercise(
     cases=[
         Case("8 tokens, blocks of 4", {"s": 8, "d": 2, "rows": 4, "cols": 4, "element_size": 2}),
         Case("8 tokens, 4 queries against 2 keys", {"s": 8, "d": 2, "rows": 4, "cols": 2, "element_size": 2}),
-        Case("other sizes", _attention_sizes, hidden=True, points=2),
+        Case("other sizes", _attention_sizes, hidden=True, points=2, fixed=[
+            {"s": 16, "d": 3, "rows": 2, "cols": 8, "element_size": 1},
+            {"s": 96, "d": 40, "rows": 6, "cols": 4, "element_size": 4},
+            {"s": 60, "d": 7, "rows": 10, "cols": 4, "element_size": 2},
+            {"s": 6, "d": 2, "rows": 3, "cols": 2, "element_size": 4},
+            {"s": 8, "d": 5, "rows": 1, "cols": 4, "element_size": 2}]),
     ],
     mistakes=[
         Mistake(
             _other(flash=lambda s, d, rows, element_size, **_: element_size * (2 * s * d + s + 2 * d * s * s // rows)),
             "The mask is causal: a block of queries loads no block of keys that begins after its last query.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, element_size, **_: element_size * (
+                2 * s * d + s + 2 * d * sum(range(rows, s + 1, rows)))),
+            "Blocks of keys are loaded whole: the last one of a block of queries may reach beyond its last query.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + s + 2 * d * sum(end // cols * cols for end in range(rows, s + 1, rows)))),
+            "A block of keys that begins before the last query of a block and ends after it is loaded, too.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + s + 2 * d * sum((end // cols + 1) * cols for end in range(rows, s + 1, rows)))),
+            "A block of keys that begins right after the last query of a block is not loaded for it.",
         ),
         Mistake(
             _other(flash=lambda element_size, s, **i: flash_bytes(s=s, element_size=element_size, **i)["flash"]
@@ -68,12 +88,19 @@ FLASH_BYTES = Exercise(
 )  # fmt: skip
 
 
-def _drive_tiles(exercise: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, rows: int, cols: int) -> dict[str, Any]:
-    from labkit.hbm import Memory
+def _drive_tiles(exercise: Any, rows: int, cols: int) -> None:
+    """The tensors are in the judge's memory, where what is moved is counted."""
+    from labkit.hbm import JudgedMemory
 
-    memory = Memory(q=q, k=k, v=v, out=out, lse=lse)
-    exercise.flash_tiles(memory, *q.shape, rows, cols)
-    return {"out": out, "lse": lse, "loaded": memory.loaded, "stored": memory.stored}
+    memory = JudgedMemory()
+    exercise.flash_tiles(memory, *memory.shapes["q"], rows, cols)
+
+
+def _memory(answer: Answer) -> dict[str, Any]:
+    """What was loaded and stored, and what is there in the end."""
+    found = answer.evidence[0].memory
+    assert found is not None
+    return found
 
 
 _CLOSE = 1e-3, 1e-4  # scores in the hundreds have few digits left behind the point
@@ -92,7 +119,7 @@ def attention(
 
 
 def _right(answer: Answer) -> str | None:
-    got, i = answer.value, answer.inputs
+    got, i = _memory(answer)["tensors"], answer.inputs
     q, k, v = i["q"], i["k"], i["v"]
     want, lse = (t.float() for t in attention(q, k, v))
     if difference(got["out"], want, *_CLOSE):
@@ -109,18 +136,27 @@ def _right(answer: Answer) -> str | None:
 
 
 def _moves(answer: Answer) -> str | None:
-    got, i = answer.value, answer.inputs
+    """Exactly what is predicted: more is waste, and for less the chip would have to hold what it has no room for."""
+    got, i = _memory(answer), answer.inputs
     s, d = i["q"].shape
     keys = d * sum(_keys_seen(s, i["rows"], i["cols"]))
-    want = {"loaded": {"q": s * d, "k": keys, "v": keys}, "stored": {"out": s * d, "lse": s}}
-    for what, table in want.items():
-        for name, most in table.items():
-            if got[what][name] > most:
-                return f"{name}: {got[what][name]} numbers are {what}; {most} are enough"
     for name in ("out", "lse"):
         if got["loaded"][name]:
             return f"{name} is loaded: keep it on the chip until it is complete, and store it once"
+    want = {"loaded": {"q": s * d, "k": keys, "v": keys}, "stored": {"out": s * d, "lse": s}}
+    for what, table in want.items():
+        for name, right in table.items():
+            if got[what][name] > right:
+                return f"{name}: {got[what][name]} numbers are {what}; {right} are enough"
+            if got[what][name] < right:
+                return (f"{name}: {got[what][name]} numbers are {what}, predicted are {right}: each block of queries "
+                        "loads its keys and values again, as the chip has no room to keep them")  # fmt: skip
     return None
+
+
+def _chip(inputs: dict[str, Any]) -> int:
+    """Bytes of K: twice what a handful of tiles takes, and half of what a block of queries needs of K and V."""
+    return int(inputs["k"].nbytes)
 
 
 def _inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int) -> dict[str, Any]:
@@ -129,18 +165,28 @@ def _inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: 
     return {"q": q, "k": k, "v": v, **empty, "rows": rows, "cols": cols}
 
 
-def _tiles(scale: float = 1.0, equal: bool = False) -> Any:
+def _tiles(scale: float = 1.0, equal: bool = False, rows: int = 0, cols: int = 0, s: int = 0) -> Any:
     def inputs(draw: Draw) -> dict[str, Any]:
-        rows = draw.choice([4, 8])
-        cols = rows if equal else draw.choice([2, 4, 8, 16])
-        s, d = 16 * draw.integer(2, 5), draw.integer(2, 8)
-        return _inputs(scale * draw.tensor(s, d), draw.tensor(s, d), draw.tensor(s, d), rows, cols)
+        m = rows or draw.choice([4, 8])
+        n = m if equal else cols or draw.choice([4, 8, 16])
+        return _of_size(draw, s or 16 * draw.integer(2, 3), draw.integer(2, 8), m, n, scale)
 
     return inputs
 
 
+def _of_size(draw: Draw, s: int, d: int, rows: int, cols: int, scale: float = 1.0) -> dict[str, Any]:
+    return _inputs(scale * draw.tensor(s, d), draw.tensor(s, d), draw.tensor(s, d), rows, cols)
+
+
+def _low_scores(draw: Draw) -> dict[str, Any]:
+    """All scores far below 0: a sum or a maximum that begins at 0 shows."""
+    inputs = _of_size(draw, 32, 3, 4, 8)
+    inputs["q"][:, 0], inputs["k"][:, 0] = -60.0, 5.0
+    return inputs
+
+
 def _long(draw: Draw) -> dict[str, Any]:
-    return _inputs(draw.tensor(128, 4), draw.tensor(128, 4), draw.tensor(128, 4), 8, draw.choice([4, 8, 16]))
+    return _of_size(draw, 256, 64, 16, 16)
 
 
 _FIXED = _inputs(
@@ -151,16 +197,19 @@ _FIXED = _inputs(
 FLASH_TILES = Exercise(
     "flash_tiles",
     drive=_drive_tiles,
-    changes=("out", "lse"),
+    memory=("q", "k", "v", "out", "lse"),
     accept=[_right],
     cases=[
         Case("4 tokens, blocks of 2", _FIXED),
         Case("other sizes, square blocks", _tiles(equal=True), hidden=True),
-        Case("blocks of any shape", _tiles(), hidden=True),
-        Case("scores in the hundreds", _tiles(100.0), hidden=True),
-        Case("nothing is moved twice that need not be", _tiles(), hidden=True, points=2, accept=[_moves]),
-        Case("never the scores of a whole row", _long, hidden=True, accept=[no_tensor_above(
-            "half of a block of queries against all keys", lambda i: 2 * i["rows"] * i["q"].shape[0])]),
+        Case("blocks of any shape", _tiles(), hidden=True, fixed=[
+            _tiles(rows=4, cols=16, s=48), _tiles(rows=8, cols=2, s=32), _tiles(rows=6, cols=4, s=36),
+            _tiles(rows=1, cols=4, s=8), _tiles(rows=3, cols=2, s=12)]),
+        Case("scores in the hundreds", _tiles(100.0), hidden=True, fixed=[_low_scores]),
+        Case("as many numbers move as predicted", _tiles(), hidden=True, points=2, accept=[_moves], fixed=[
+            _tiles(rows=4, cols=16, s=48), _tiles(rows=8, cols=4, s=32)]),
+        Case("a chip with room for as many numbers as K has", _long, hidden=True, accept=[
+            _moves, peak_at_most("the chip's room, as many numbers as K has,", _chip)]),
     ],
     hint="for each block of queries: load q; m = -inf, l = 0, o = 0. For each block of keys that begins at or before "
     "the last query: load k, v; S = q k^T / sqrt(d), -inf where the key comes after the query; m' = max(m, rowmax S); "

@@ -1,4 +1,4 @@
-"""Checks of lab 07, third part: rounding to eight bits, scales of tiles, and a linear layer that is made of both."""
+"""Checks of lab 07, third part: rounding to eight bits, and scales of tiles."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import difference
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise, Mistake
 
 E4M3: dict[str, Any] = {"digits": 3, "lowest": -6, "top": 448.0}
 E5M2: dict[str, Any] = {"digits": 2, "lowest": -14, "top": 57344.0}
@@ -77,6 +76,17 @@ def _every(format: dict[str, Any]) -> Callable[[Draw], dict[str, Any]]:
     return lambda draw: _awkward(draw, **format)
 
 
+def _every_tie(format: dict[str, Any]) -> dict[str, Any]:
+    """All of them, the numbers of float32 right beside each, and what is beyond the top or no number."""
+    numbers = grid(**format)
+    ties = ((numbers[1:] + numbers[:-1]) / 2).float()
+    beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (0.0, torch.inf)]
+    top = format["top"]
+    odd = torch.tensor([top * 1.0001, 3e38, torch.inf, torch.nan, 0.0, 1e-45, 1e-38, 2.0 ** (format["lowest"] - 30)])
+    x = torch.cat((ties, *beside, numbers.float(), odd))
+    return {"x": torch.stack((x, -x)), **format}
+
+
 _BY_HAND = torch.tensor([17.0, -19.0, 21.0, 0.3, -1.06, 447.0, 1000.0, 0.001])
 
 TO_FP8 = Exercise(
@@ -86,13 +96,18 @@ TO_FP8 = Exercise(
     atol=0.0,
     cases=[
         Case("eight numbers in E4M3", {"x": _BY_HAND, **E4M3}),
-        Case("E4M3: ties, tiny ones, too large ones", _every(E4M3), hidden=True, points=2),
-        Case("E5M2", _every(E5M2), hidden=True),
-        Case("other formats", lambda draw: _awkward(draw, **draw.choice(OTHERS)), hidden=True, points=2),
+        Case("E4M3: ties, tiny ones, too large ones", _every(E4M3), hidden=True, points=2, fixed=[_every_tie(E4M3)]),
+        Case("E5M2", _every(E5M2), hidden=True, fixed=[_every_tie(E5M2)]),
+        Case("other formats", lambda draw: _awkward(draw, **draw.choice(OTHERS)), hidden=True, points=2, fixed=[
+            _every_tie(format) for format in OTHERS]),
         Case("numbers of the format stay as they are", lambda draw: {
             "x": torch.cat((grid(**E4M3), -grid(**E4M3))).float(), **E4M3}, hidden=True),
     ],
     mistakes=[
+        Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].isinf(), torch.nan), "An infinite number is beyond the top, "
+                "too: clamp before anything else, as inf / inf is NaN."),
+        Mistake(lambda **i: to_fp8(**i).nan_to_num(0.0), "NaN stays NaN: who rounds it to a number hides that a step "
+                "went wrong."),
         Mistake(_wrong(clamp=False), "Beyond the top: clamp to ±top first. (Some casts give NaN there.)"),
         Mistake(_wrong(how=lambda t: (t + 0.5 * t.sign()).trunc()), "Half-way goes to the *even* digit, not away from "
                 "zero: torch.round does that."),
@@ -118,9 +133,19 @@ def _amaxes(x: torch.Tensor, tile: Sequence[int]) -> torch.Tensor:
     return torch.stack([torch.stack([r[:, j : j + n].abs().amax() for j in range(0, x.shape[1], n)]) for r in rows])
 
 
+def _largest_power(top: float, amax: float) -> int:
+    """The largest e with 2**e in float32 and amax * 2**e <= top, exactly: no logarithm is rounded."""
+    fraction, exponent = math.frexp(top / 2 ** math.frexp(amax)[1])
+    mantissa = math.frexp(amax)[0]
+    e = exponent
+    while math.ldexp(mantissa, e) > math.ldexp(fraction, exponent):
+        e -= 1
+    return min(e, 127)
+
+
 def tile_scales(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tensor:
     a = _amaxes(x, tile).double()
-    exponents = [[math.floor(math.log2(top / v)) if v > 0 else 0 for v in row] for row in a.tolist()]
+    exponents = [[_largest_power(top, v) if v > 0 else 0 for v in row] for row in a.tolist()]
     return torch.exp2(torch.tensor(exponents, dtype=torch.float64)).float()
 
 
@@ -133,6 +158,32 @@ def _tiles(draw: Draw) -> dict[str, Any]:
 def _ragged(draw: Draw) -> dict[str, Any]:
     inputs = _tiles(draw)
     return {**inputs, "x": inputs["x"][:, :-1].clone()}
+
+
+def _ragged_both(draw: Draw) -> dict[str, Any]:
+    x = draw.tensor(7, 11)
+    x[-1, -1] = 100.0
+    return {"x": x, "tile": [3, 4], "top": 448.0}
+
+
+def _larger_tile(draw: Draw) -> dict[str, Any]:
+    return {"x": draw.tensor(3, 5), "tile": [4, 128], "top": 448.0}
+
+
+def _at_the_edge(top: float) -> dict[str, Any]:
+    """Largest magnitudes at and right beside top times a power of two; a logarithm in float32 rounds across."""
+    at = torch.tensor([top * 2.0**e for e in (-30, -9, -1, 0, 1, 7, 30)])
+    beside = [torch.nextafter(at, torch.full_like(at, end)) for end in (0.0, torch.inf)]
+    x = torch.stack((at, *beside))
+    return {"x": torch.stack((x, -x / 3), -1).flatten(1), "tile": [1, 2], "top": top}
+
+
+# A scale is a float32, too: at most 2**127.
+_TINY_NUMBERS = {
+    "x": torch.tensor([[1e-30, -3e-37, 1e-40, 1e-45], [3.0, 2e-38, 3e38, -1.0]]),
+    "tile": [1, 2],
+    "top": 448.0,
+}
 
 
 def _with_zeros(draw: Draw) -> dict[str, Any]:
@@ -150,18 +201,24 @@ def _scales(of: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[..., 
     return lambda x, tile, top: of(_amaxes(x, tile).double(), top).float()
 
 
+def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tensor:
+    a = _amaxes(x, tile)
+    return torch.where(a > 0, torch.exp2((top / a).log2().floor()), 1.0).float()
+
+
 TILE_SCALES = Exercise(
     "tile_scales",
     reference=tile_scales,
-    rtol=0.0,
+    rtol=1e-6,  # the next power is off by a factor of 2
     atol=0.0,
     cases=[
         Case("2 x 4, tiles of 1 x 2", {"x": torch.tensor([[1.0, -2.0, 0.1, 0.2], [3.0, 0.0, 448.0, 449.0]]),
              "tile": [1, 2], "top": 448.0}),
         Case("the whole tensor as one tile", lambda draw: {**(i := _tiles(draw)), "tile": list(i["x"].shape)},
              hidden=True),
-        Case("other tiles", _tiles, hidden=True, points=2),
-        Case("a last tile that is not full", _ragged, hidden=True),
+        Case("other tiles", _tiles, hidden=True, points=2, draws=3, fixed=[
+            *(_at_the_edge(top) for top in (448.0, 57344.0, 6.0)), _TINY_NUMBERS]),
+        Case("a last tile that is not full", _ragged, hidden=True, fixed=[_ragged_both, _larger_tile]),
         Case("negative numbers; a tile of zeros", _negative, hidden=True),
         Case("a tile of zeros gets the scale 1", _with_zeros, hidden=True),
     ],
@@ -172,126 +229,13 @@ TILE_SCALES = Exercise(
                 "Rounded up, the largest number of the tile goes beyond the top. Round down."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().round()), 1.0)),
                 "Rounded to the nearest power, some tiles go beyond the top. Round down."),
+        Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
+                "out as 2**0, and amax times the scale lies beyond the top. Take the logarithm in float64."),
+        Mistake(lambda x, tile, top: _in_float32(x.double(), tile, top), "Of next to nothing the scale would be "
+                "infinite. It is a float32, too: at most 2**127."),
         Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
     ],
-    hint="For each tile amax = largest |x|; scale = 2 ** floor(log2(top / amax)), or 1 where amax is 0. Cut rows with "
-    "x.split(m), columns with .split(n, dim=1): the last piece may be smaller.",
-)  # fmt: skip
-
-# ----------------------------------------------------------------------------------------------------- a linear layer
-
-
-def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, later: Any) -> dict[str, Any]:
-    import torch as t
-
-    class Scale:
-        def __init__(self, scale):
-            self.scale, self.noted = scale, []
-
-        def note(self, tensor):
-            self.noted.append(float(tensor.detach().abs().max()))
-
-    states = [Scale(s) for s in scales]
-    x, weight = x.requires_grad_(), weight.requires_grad_()
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with t.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = exercise.Fp8Linear.apply(x, weight, *states)
-    for state, scale in zip(states, later, strict=True):
-        state.scale = scale
-    y.backward(dy)
-    noted = [max(state.noted, default=0.0) for state in states]
-    return {"y": y, "dx": x.grad, "dw": weight.grad, "noted": noted, "kept": sum(s.nbytes() for s in kept.values())}
-
-
-def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] = E5M2,
-               stale: bool = False) -> dict[str, Any]:  # fmt: skip
-    """`kept` is not compared here."""
-    sx, sw, sdy = scales
-    used = later[2]  # the gradient is cast when it comes
-    qx, qw, qdy = (to_fp8(t * s, **f).double() for t, s, f in ((x, sx, E4M3), (weight, sw, E4M3), (dy, used, gradient)))
-    bx, bw = (later[0], later[1]) if stale else (sx, sw)
-    amaxes = [float(t.detach().abs().max()) for t in (x, weight, dy)]
-    return {
-        "y": (qx @ qw.T / (sx * sw)).float(), "dx": (qdy @ qw / (used * bw)).float(),
-        "dw": (qdy.T @ qx / (used * bx)).float(), "noted": amaxes,
-    }  # fmt: skip
-
-
-def _plain(**i: Any) -> dict[str, Any]:
-    x, w, dy = i["x"], i["weight"], i["dy"]
-    return {**fp8_linear(**i), "y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
-
-
-def _linear_right(answer: Answer) -> str | None:
-    i, got = answer.inputs, dict(answer.value)
-    got.pop("kept")
-    want = fp8_linear(**i)
-    if got["y"].dtype != torch.float32:
-        return f"y has the dtype {str(got['y'].dtype).removeprefix('torch.')}; return float32"
-    if not (phrase := difference(got, want)):
-        return None
-    for wrong, why in (
-        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than digits"),
-        (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: dequantise with the scales "
-                                      "that x and W were cast with"),
-        (_plain(**i), "nothing is rounded to FP8 here"),
-        ({**want, "noted": got["noted"]}, "note(x), note(weight), note(dy): each of the tensors before it is scaled"),
-    ):  # fmt: skip
-        if not difference(got, wrong):
-            return why
-    for name in ("y", "dx", "dw"):
-        a, b = got[name], want[name]
-        if a is None or a.shape != b.shape:
-            return f"{name} has not the shape {list(b.shape)}"
-        if not difference(a, b):
-            continue
-        ratio = (a / b)[b.abs() > 1e-3 * b.abs().max()]
-        if len(ratio) and (ratio - ratio[0]).abs().max() < 1e-3 * ratio[0].abs():
-            return f"{name} is off by one factor everywhere: a scale, or its inverse, is missing or there twice"
-    return f"{phrase.split(':')[0]} is wrong"
-
-
-def _kept(answer: Answer) -> str | None:
-    i, kept = answer.inputs, answer.value["kept"]
-    most = i["x"].numel() + i["weight"].numel()
-    return f"{kept} bytes are kept for the backward pass; {most} are enough, one a number" if kept > most else None
-
-
-def _linear(move: float = 1.0, exact: bool = False) -> Callable[[Draw], dict[str, Any]]:
-    def inputs(draw: Draw) -> dict[str, Any]:
-        n, i, o = draw.integer(2, 5), draw.integer(2, 6), draw.integer(2, 6)
-        x, w, dy = draw.tensor(n, i), draw.tensor(o, i) / 8, draw.tensor(n, o) / 1000
-        dy[0, 0] = 0.9 / 1000 * 1e-4  # what E4M3 has no number for
-        tops = ((x, 448.0), (w, 448.0), (dy, 57344.0))
-        scales = (
-            [1.0] * 3 if exact else [float(2.0 ** math.floor(math.log2(t / v.abs().max().item()))) for v, t in tops]
-        )
-        return {"x": x, "weight": w, "dy": dy, "scales": scales, "later": [s * move for s in scales[:2]] + scales[2:]}
-
-    return inputs
-
-
-_HALVES = {
-    "x": torch.tensor([[1.0, 2.0], [-0.5, 300.0]]), "weight": torch.tensor([[1.0, -1.0], [0.1, 0.25], [2.0, 0.0]]),
-    "dy": torch.tensor([[0.5, 1.0, -2.0], [0.3, 0.0, 1.0]]), "scales": [1.0, 2.0, 4.0], "later": [1.0, 2.0, 4.0],
-}  # fmt: skip
-
-FP8_LINEAR = Exercise(
-    "fp8_linear",
-    drive=_drive_linear,
-    accept=[_linear_right],
-    cases=[
-        Case("2 x 2 times 3 x 2", _HALVES),
-        Case("other sizes, scales that fill the range", _linear(), hidden=True, points=2),
-        Case("backward, after the scales have moved on", _linear(0.25), hidden=True),
-        Case("one byte a number is kept", _linear(), hidden=True, accept=[_kept]),
-    ],
-    hint="forward: note both, qx = E4M3(x sx), qw = E4M3(W sw), y = qx qw^T / (sx sw). Keep qx, qw as float8 tensors, "
-    "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), dx = qdy qw / (sdy sw), dW = qdy^T qx / "
-    "(sdy sx). Compute with .float() of them.",
+    hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "
+    "amax is 0; the result in float32. Cut rows with x.split(m), columns with .split(n, dim=1): the last piece may be "
+    "smaller.",
 )  # fmt: skip

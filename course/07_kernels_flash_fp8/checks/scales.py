@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from labkit.checks import only
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake, instead
 
 Inputs = list[dict[str, Any]]
@@ -17,27 +16,38 @@ Inputs = list[dict[str, Any]]
 # ----------------------------------------------------------------------------------------------------- delayed scaling
 
 
-def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float) -> list[Any]:
+def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float, tp: Any) -> list[Any]:
     import torch as t
 
-    from minimegatron.comm.mesh import Axis
-
-    tp = Axis.world("tp")
     scales = [exercise.DelayedScale(history, top) for _ in amaxes[0][0]]
     trace = [[float(s.scale) for s in scales]]
+    sign = -1.0
     for step in amaxes:
         for microbatch in step:
             for scale, a in zip(scales, microbatch, strict=True):
-                scale.note(t.tensor([[a / 2, -a], [0.0, a / 3]]))
+                scale.note(sign * t.tensor([[a / 2, a], [0.0, -a / 3]]))
+                sign = -sign
         exercise.update(scales, tp)
         trace.append([float(s.scale) for s in scales])
     return trace
 
 
+def _largest(amaxes: list[float]) -> float:
+    """NaN where one of them is."""
+    return math.nan if any(math.isnan(a) for a in amaxes) else max(amaxes)
+
+
 def delayed(
-    ranks: Inputs, *, shared: bool = True, longest: bool = True, own: bool = True, last: bool = False
-) -> list[list[list[float]]]:
-    """The scales of every step, by rank. The keywords make mistakes."""
+    ranks: Inputs, *, shared: bool = True, longest: bool = True, own: bool = True, last: bool = False,
+    overflow: str = "leaves", nan: bool = True, zero: str = "history",
+) -> list[list[list[float]]]:  # fmt: skip
+    """The scales of every step, by rank. The keywords make mistakes.
+
+    Args:
+        overflow: the scale of a step that overflows "leaves" or "moves".
+        nan: whether it counts as not finite; else Python's `max` drops it.
+        zero: the scale is left where the "history" is all zero, or already where the "step" is.
+    """
     world, out = len(ranks), []
     for rank in range(world):
         h, top, amaxes = ranks[rank]["history"], ranks[rank]["top"], ranks[rank]["amaxes"]
@@ -48,13 +58,15 @@ def delayed(
             who = range(world) if shared else [rank]
             for t in range(len(scale)):
                 noted = [[m[t] for m in ranks[r]["amaxes"][step]] for r in who]
-                amax = max(row[-1] if last else max(row) for row in noted)
+                seen = [a for row in noted for a in (row[-1:] if last else row)]
+                amax = _largest(seen if nan else [a for a in seen if not math.isnan(a)] or [0.0])
                 past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
                 window = past[t][-h:] if longest else past[t][-1:]
                 if not own:
                     window = past[t][-h - 1 : -1]
                 most = max(window, default=0.0)
-                if most > 0 and math.isfinite(amax):
+                left = overflow == "leaves" and not math.isfinite(amax)
+                if most > 0 and not left and not (zero == "step" and amax == 0):
                     scale[t] = top / most
             trace.append(list(scale))
         out.append(trace)
@@ -79,10 +91,36 @@ def _steps(history: tuple[int, int], ranks: tuple[int, int], microbatches: int =
     return inputs
 
 
+def _series(history: int, *tensors: Sequence[Sequence[float]]) -> Inputs:
+    """One rank; of each tensor, step by step, the amax of each microbatch."""
+    steps = [[list(microbatch) for microbatch in zip(*step, strict=True)] for step in zip(*tensors, strict=True)]
+    return [{"amaxes": steps, "history": history, "top": 448.0}]
+
+
+_INF, _NAN = math.inf, math.nan
+# The largest leaves the history in the step that overflows: the scale stays, all the same.
+_OVERFLOWS = _series(
+    3,
+    [(8.0, 1.0), (4.0, 4.0), (2.0, 2.0), (_INF, 1.0), (1.0, 1.0), (0.5, 0.5)],
+    [(8.0, 1.0), (4.0, 1.0), (2.0, 1.0), (1.0, _NAN), (1.0, 0.5), (4.0, 0.5)],
+    [(4.0, 1.0), (1.0, 1.0), (2.0, 1.0), (_NAN, 2.0), (1.0, _INF), (0.5, 0.5)],
+)
+_ZEROS = _series(
+    3,
+    [(0.0,), (8.0,), (2.0,), (0.0,), (0.0,), (0.0,), (4.0,)],
+    [(4.0,), (2.0,), (0.0,), (0.0,), (0.0,), (0.0,), (1.0,)],
+)
+_RANKS_IN_TURN = [
+    {"amaxes": [[[8.0 if (step + tensor) % 3 == rank else 0.5 for tensor in range(4)]] for step in range(5)],
+     "history": 2, "top": 448.0}
+    for rank in range(3)
+]  # fmt: skip
+
+
 def _one_message(answer: Answer) -> str | None:
     steps = len(answer.inputs[0]["amaxes"])
     for rank, one in enumerate(answer.evidence):
-        if one.count() != steps:
+        if one.count() > steps:
             return f"rank {rank} sends {one.count()} messages in {steps} steps; one for all tensors together is enough"
     return None
 
@@ -93,25 +131,33 @@ DELAYED = Exercise(
     "delayed_scaling",
     reference=delayed,
     drive=_drive_delayed,
+    axis="tp",
     cases=[
         Case("one tensor that jumps once, history 4", _VECTOR),
         Case("several tensors, other histories", _steps((2, 5), (1, 1)), hidden=True),
         Case("a history of 1", _steps((1, 1), (1, 1)), hidden=True),
         Case("several microbatches a step", _steps((2, 4), (1, 1), 3), hidden=True),
-        Case("a step in which a tensor is zero", _steps((1, 1), (1, 1), odd=0.0), hidden=True),
-        Case("a step that overflows changes nothing", _steps((2, 4), (1, 2), odd=math.inf), hidden=True),
-        Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2),
-        Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[only("all_reduce"), _one_message]),
+        Case("a step in which a tensor is zero", _steps((1, 1), (1, 1), odd=0.0), hidden=True, fixed=[_ZEROS]),
+        Case("a step that overflows changes nothing", _steps((2, 4), (1, 2), odd=math.inf), hidden=True,
+             fixed=[_OVERFLOWS]),
+        Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2, fixed=[_RANKS_IN_TURN]),
+        Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[_one_message]),
     ],
     mistakes=[
         Mistake(lambda r: delayed(r, shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
         Mistake(lambda r: delayed(r, longest=False), "The largest of the last `history` steps, not of the last one."),
         Mistake(lambda r: delayed(r, own=False), "The step that ends now belongs to the history."),
         Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
+        Mistake(lambda r: delayed(r, overflow="moves"), "A step that overflows leaves the scale as it is, also when "
+                "the largest has just left the history."),
+        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: Python's max(a, nan) is a. torch.maximum keeps it. A "
+                "step with NaN has overflowed, too."),
+        Mistake(lambda r: delayed(r, zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
+                "scale: the largest of the history counts."),
     ],
-    hint="note: self.amax = max(self.amax, largest |x|). update: stack the amaxes, one all_reduce with op=MAX; append "
-    "each to its history of at most H, set amax to 0. Where the new one is finite and the history's maximum is not 0: "
-    "scale = top / maximum. An infinite one goes into the history as 0.",
+    hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, one "
+    "all_reduce with op=MAX; append each to its history of at most H, set amax to 0. Where the new one is finite and "
+    "the history's maximum is not 0: scale = top / maximum. One that is not finite goes into the history as 0.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- ranks that differ
@@ -134,6 +180,15 @@ def _mixed(tp: tuple[int, int], noise: float = 0.0, equal: bool = False) -> Call
     return inputs
 
 
+def _any_factors(draw: Draw) -> dict[str, Any]:
+    """Parts that have much in common, and factors that obey no rule."""
+    common = draw.tensor(6, 8)
+    parts = [common + 0.5 * draw.tensor(6, 8) for _ in range(3)]
+    factors = [[0.5, 2.0, -1.0], [0.0, 3.0, 0.25], [1.5, 0.5, 0.75]]
+    outs = [sum((c * part for c, part in zip(row, parts, strict=True)), torch.zeros(6, 8)) for row in factors]
+    return {"outs": outs, "parts": parts}
+
+
 SHARES = Exercise(
     "shares",
     reference=shares,
@@ -141,7 +196,7 @@ SHARES = Exercise(
     atol=0.02,
     cases=[
         Case("two ranks", lambda draw: _mixed((2, 2))(draw)),
-        Case("two to four ranks", _mixed((2, 4)), hidden=True),
+        Case("two to four ranks", _mixed((2, 4)), hidden=True, fixed=[_any_factors]),
         Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
     ],
@@ -179,6 +234,17 @@ def _run(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _another(draw: Draw) -> dict[str, Any]:
+    """No number of tokens that is whole before it is rounded up."""
+    while True:
+        inputs = _run(draw)
+        ridge, h, e = inputs["peak"] / inputs["bandwidth"], inputs["hidden"], inputs["element_size"]
+        if 0.001 < ridge * e * h / (2 * h - 2 * ridge * e) % 1 < 0.999:
+            return inputs
+
+
+_SMALL = {"peak": 1.7e14, "bandwidth": 2e12, "hidden": 1536, "element_size": 4, "layers": 7, "growth": 3.0}
+
 _instead = partial(instead, answers)
 
 _H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2, "layers": 32, "growth": 4.0}
@@ -186,7 +252,8 @@ _H100 = {"peak": 989e12, "bandwidth": 3.35e12, "hidden": 4096, "element_size": 2
 ANSWERS = Exercise(
     "answers",
     reference=answers,
-    cases=[Case("an H100, h = 4096", _H100), Case("other runs", _run, points=3, hidden=True)],
+    cases=[Case("an H100, h = 4096", _H100), Case("other runs", _another, points=3, hidden=True,
+                                                            fixed=[_SMALL])],
     mistakes=[
         Mistake(_instead(ridge=lambda bandwidth, peak, **_: bandwidth / peak), "FLOP per byte: peak over bandwidth."),
         Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, **_: math.ceil(

@@ -1,11 +1,8 @@
-# by rank: how many weigh more
-import math
+# by rank: how many weigh more, of equal ones those that come first
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
 def limit(probs, map, capacity):
     p = probs.masked_fill(~map, -1)
-    above = (p[None] > p[:, None]).sum(1)
+    earlier = torch.arange(len(p))[:, None] > torch.arange(len(p))
+    above = (p[None] > p[:, None]).sum(1) + ((p[None] == p[:, None]) & earlier[..., None]).sum(1)
     kept = map & (above < capacity)
     return probs.masked_fill(~kept, 0), kept

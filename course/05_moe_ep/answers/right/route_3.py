@@ -1,15 +1,11 @@
 # in double, token by token
-import math
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
 def route(x, weight, k):
     probs, map = [], []
     for row in x:
         logits = weight.double() @ row.double()
-        kth = logits.sort().values[-k]
-        m = logits >= kth
+        m = torch.zeros(len(logits), dtype=torch.bool)
+        m[logits.argsort(descending=True)[:k]] = True
         e = (logits - logits.max()).exp() * m
         probs.append((e / e.sum()).float())
         map.append(m)

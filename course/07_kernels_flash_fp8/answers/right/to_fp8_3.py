@@ -12,4 +12,4 @@ def to_fp8(x, digits, lowest, top):
     tied = gap == gap.amin(-1, keepdim=True)
     even = torch.arange(len(grid)) % 2 == 0
     i = (tied.int() * 2 + (tied & even).int()).argmax(-1)
-    return torch.copysign(grid[i].float(), x)
+    return torch.where(x.isnan(), x, torch.copysign(grid[i].float(), x))

@@ -1,4 +1,4 @@
-# told: half of a block of queries
+# told: room
 import torch
 import torch.distributed as dist
 def flash_tiles(memory, s, d, rows, cols):

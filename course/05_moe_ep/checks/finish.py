@@ -1,0 +1,119 @@
+"""Lab 05: gradients of experts and of everything else, each summed over the ranks that hold a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.checks import at_most
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+from .dispatch import OUTWARD
+
+Inputs = list[dict[str, Any]]
+
+
+def _drive_finish(exercise: Any, dense: Any, expert: Any, tokens: int, ep: int, dp: Any, edp: Any) -> dict[str, Any]:
+    # contiguous, as flat gradients are; it may sum them in place
+    dense, expert = exercise.finish(dense.contiguous(), expert.contiguous(), tokens, dp, edp)
+    return {"dense": dense, "expert": expert}
+
+
+def _same_experts(ranks: Inputs) -> list[list[int]]:
+    """The groups of edp."""
+    ep = ranks[0]["ep"]
+    return [list(range(first, len(ranks), ep)) for first in range(ep)]
+
+
+def _finished(
+    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_by: str = "all"
+) -> list[dict[str, torch.Tensor]]:
+    """`expert_over`: the ranks that are summed; `..._by`: what the sum is divided by."""
+    ep, world = ranks[0]["ep"], len(ranks)
+    every = sum(r["tokens"] for r in ranks)
+    found = []
+    for r in range(world):
+        edp = [one for i, one in enumerate(ranks) if i % ep == r % ep]
+        own = {"edp": edp, "dp": ranks, "own": [ranks[r]]}[expert_over]
+        by = {
+            "all": every, "edp": sum(one["tokens"] for one in edp), "mean": every * len(edp), "ep": every * ep,
+            "nothing": 1, "dp": every * world,
+        }  # fmt: skip
+        means = torch.stack([one["dense"] / one["tokens"] for one in ranks]).mean(0)
+        total = torch.stack([one["dense"] for one in ranks]).sum(0)
+        dense = {"all": total / every, "means": means, "nothing": total}[dense_by]
+        found.append({"dense": dense, "expert": torch.stack([one["expert"] for one in own]).sum(0) / by[expert_by]})
+    return found
+
+
+def _gradients(draw: Draw, world: int = 4, ep: int = 2, n: int = 0, m: int = 0) -> Inputs:
+    n, m = n or draw.integer(2, 6), m or draw.integer(2, 6)
+    return [
+        {"dense": draw.tensor(n), "expert": draw.tensor(m), "tokens": 5 + 3 * r + draw.integer(0, 2), "ep": ep}
+        for r in range(world)
+    ]
+
+
+def _all_ep(draw: Draw) -> Inputs:
+    return _gradients(draw, 3, 3)
+
+
+def _no_ep(draw: Draw) -> Inputs:
+    """One of the ranks has no token that counts."""
+    ranks = _gradients(draw, 2, 1)
+    ranks[1]["tokens"] = 0
+    for name in ("dense", "expert"):
+        ranks[1][name] = torch.zeros_like(ranks[1][name])
+    return ranks
+
+
+def _many(draw: Draw) -> Inputs:
+    return _gradients(draw, 4, 2, 4000, 3000)
+
+
+_FOUR = [
+    {"dense": torch.tensor([10.0 * r, 10.0]), "expert": torch.tensor([1.0 + r, 10.0]), "tokens": 1 + r, "ep": 2}
+    for r in range(4)
+]  # fmt: skip
+
+
+def _sums(ranks: Inputs) -> int:
+    """The two gradients, twice (an all-reduce may be made of two halves), and 4 KiB for the number of tokens."""
+    return 2 * int(ranks[0]["dense"].nbytes + ranks[0]["expert"].nbytes) + 4096
+
+
+def _expert(**how: str) -> Callable[[Inputs], Any]:
+    return lambda ranks: _finished(ranks, **how)
+
+
+FINISH = Exercise(
+    "finish",
+    reference=_finished,
+    drive=_drive_finish,
+    axis={"dp": None, "edp": _same_experts},
+    changes=("dense", "expert"),
+    cases=[
+        Case("4 ranks, ep 2", _FOUR, points=2),
+        Case("3 ranks, ep 3: every expert lives once", _all_ep, hidden=True),
+        Case("2 ranks, ep 1; one has no token that counts", _no_ep, hidden=True),
+        Case("no more travels than the sums need", _many, hidden=True, accept=[
+            at_most("two sums, of dense and of expert,", _sums, *OUTWARD)]),
+    ],
+    mistakes=[
+        Mistake(_expert(expert_by="edp"), "The experts are divided by the tokens of edp alone. Tokens of *all* ranks "
+                "reached them, through the all-to-all: divide by the tokens of the whole batch."),
+        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks. Sums are "
+                  "divided by the number of tokens and by nothing else.") for by in ("mean", "ep", "dp")),
+        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Sum an expert over the "
+                "ranks that hold a copy of it: edp."),
+        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens: their gradients "
+                "are summed."),
+        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much. Sum the gradients, "
+                "sum the tokens, divide once."),
+        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet: by the tokens of all "
+                "ranks."),
+    ],
+    hint="N = tokens summed over dp. dense: sum over dp, divided by N. expert: sum over edp, divided by the same N.",
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""Lab 05: what a capacity drops.
+
+`probs` is [T, E], 0 where a token does not go; `map` says where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+from .routing import Pair, top, weights
+
+
+def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool = False) -> Any:
+    """`tied`: of tokens that weigh the same any will do, so what is compared is the same for all of them."""
+    left, kept = exercise.limit(probs, map, capacity)
+    if tied:
+        return {
+            "tokens of each expert": kept.sum(0).tolist(),
+            "weights": left.sort(0).values,
+            "kept of those that chose it": bool((kept <= map).all()),
+        }
+    return {"probs": left, "map": kept}
+
+
+def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    order = probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True, stable=True)[:capacity]
+    kept = torch.zeros_like(map).scatter(0, order, True) & map
+    return probs * kept, kept
+
+
+def _first_come(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = map & (map.cumsum(0) <= capacity)
+    return probs * kept, kept
+
+
+def _of_a_token(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = top(probs, min(capacity, probs.shape[1])) & map
+    return probs * kept, kept
+
+
+def _made_whole(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    left, kept = limit(probs, map, capacity)
+    return left / left.sum(-1, keepdim=True).clamp_min(1e-9), kept
+
+
+def _same_map(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    return limit(probs, map, capacity)[0], map
+
+
+def _padded(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    order = probs.argsort(dim=0, descending=True, stable=True)[:capacity]
+    kept = torch.zeros_like(map).scatter(0, order, True)
+    return probs * kept, kept
+
+
+def _limited(way: Callable[[torch.Tensor, torch.Tensor, int], Pair]) -> Callable[..., dict[str, Any]]:
+    """The answer of a capacity that leaves what `way` says."""
+
+    def answer(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
+        left, kept = way(probs, map, capacity)
+        if tied:
+            return {"tokens of each expert": kept.sum(0).tolist(), "weights": left.sort(0).values,
+                    "kept of those that chose it": bool((kept <= map).all())}  # fmt: skip
+        return {"probs": left, "map": kept}
+
+    return answer
+
+
+def _all_that_weigh_as_much(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    weights = probs.masked_fill(~map, -1.0)
+    kept = map & ((weights[None] > weights[:, None]).sum(1) < capacity)
+    return probs * kept, kept
+
+
+def _routing(draw: Draw, k: int = 2, capacity: int = 0) -> dict[str, Any]:
+    t, e = draw.integer(8, 20), draw.integer(3, 6)
+    logits = 2 * draw.tensor(t, e)
+    logits[:, 0] += 2  # more want the first than it can take, and fewer the last
+    logits[:, -1] -= 6
+    probs, chosen = weights(logits, k)
+    return {"probs": probs, "map": chosen, "capacity": capacity or draw.integer(2, 3)}
+
+
+def _roomy(draw: Draw) -> dict[str, Any]:
+    inputs = _routing(draw)
+    return {**inputs, "capacity": len(inputs["map"])}
+
+
+def _more_room_than_tokens(draw: Draw) -> dict[str, Any]:
+    inputs = _routing(draw)
+    return {**inputs, "capacity": len(inputs["map"]) + 3}
+
+
+def _one_choice(draw: Draw) -> dict[str, Any]:
+    """k = 1: the softmax over one logit is 1, so all weigh the same."""
+    return {**_routing(draw, 1), "tied": True}
+
+
+_THREE = {
+    "probs": torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3]]), "map": torch.ones(3, 2, dtype=torch.bool),
+    "capacity": 2,
+}  # fmt: skip
+
+LIMIT = Exercise(
+    "limit",
+    reference=_limited(limit),
+    drive=_drive_limit,
+    cases=[
+        Case("three tokens, room for two", _THREE),
+        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens]),
+        Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
+            _one_choice, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
+    ],
+    mistakes=[
+        Mistake(_limited(_first_come), "Those are the first to come. Keep the heaviest."),
+        Mistake(_limited(_all_that_weigh_as_much), "Where tokens weigh the same, an expert gets more than it has room "
+                "for. Keep at most C, by their places in the order, whichever of the equal ones they are."),
+        Mistake(_limited(_made_whole), "The weights of those that stay do not change: what is dropped is missing."),
+        Mistake(_limited(_same_map), "`map` must say who is left: rows that are dropped do not travel."),
+        Mistake(_limited(_padded), "Some expert gets tokens that did not choose it: kept means chosen *and* among the "
+                "heaviest."),
+        Mistake(_limited(_of_a_token), "That limits the experts of a token. The capacity limits the tokens of an "
+                "*expert*: go down the columns."),
+    ],
+    hint="Sort each column by weight, largest first; the first C are kept, if they were chosen at all. The rest is 0.",
+)  # fmt: skip

@@ -1,0 +1,131 @@
+"""Lab 05: tokens as rows, sorted by expert, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+from .routing import top
+
+
+def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> dict[str, Any]:
+    for given in (tokens, probs, y):
+        given.requires_grad_()
+    rows, weights, source = exercise.permute(tokens, probs, map)
+    ((rows * rows.detach()).sum() + (weights * weights.detach()).sum()).backward()
+    back = exercise.unpermute(y, source, len(tokens))
+    (back * back.detach()).sum().backward()
+    return {
+        "rows": rows.detach(),
+        "weights": weights.detach(),
+        "source": source,
+        "back": back.detach(),
+        "gradient of tokens": tokens.grad,
+        "gradient of probs": probs.grad,
+        "gradient of what comes back": y.grad,
+    }
+
+
+def _permuted(
+    tokens: torch.Tensor, probs: torch.Tensor, map: torch.Tensor, y: torch.Tensor, *, by: str = "expert",
+    weights_by: str = "", back: str = "sum",
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """`by`: what the rows are sorted by; `weights_by`: the same of their weights; `back`: what is done on the way."""
+    pairs = {
+        "expert": [(t, e) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]],
+        "token": [(t, e) for t in range(len(map)) for e in range(map.shape[1]) if map[t, e]],
+    }
+    source = torch.tensor([t for t, _ in pairs[by]], dtype=torch.int64)
+    weights_of = pairs[weights_by or by]
+    weights = torch.stack([probs[t, e] for t, e in weights_of]) if len(source) else probs.new_zeros(0)
+    total = torch.zeros_like(tokens)
+    for row, t in enumerate(source.tolist()):
+        total[t] = total[t] + y[row] if back != "last" else y[row]
+    share = torch.ones(len(tokens), 1)
+    if back == "mean":
+        share = 1.0 / map.sum(1, keepdim=True).clamp_min(1)
+        total = total * share
+    grad = torch.zeros_like(tokens).index_add(0, source, tokens[source])
+    of_y = (total * share)[source]
+    of_probs = torch.zeros_like(probs)
+    for t, e in pairs["expert"]:
+        of_probs[t, e] = probs[t, e]
+    return {
+        "rows": tokens[source], "weights": weights, "source": source, "back": total, "gradient of tokens": grad,
+        "gradient of probs": of_probs, "gradient of what comes back": of_y,
+    }  # fmt: skip
+
+
+def _some_map(draw: Draw, k: int = 2) -> dict[str, Any]:
+    t, e, h = draw.integer(4, 9), draw.integer(3, 6), draw.integer(2, 5)
+    scores = draw.tensor(t, e)
+    return _with_map(draw, top(scores, k or e), h)
+
+
+def _with_map(draw: Draw, chosen: torch.Tensor, h: int) -> dict[str, Any]:
+    t, e = chosen.shape
+    probs = draw.tensor(t, e).abs() * chosen
+    return {"tokens": draw.tensor(t, h), "probs": probs, "map": chosen, "y": draw.tensor(int(chosen.sum()), h)}
+
+
+def _every_expert(draw: Draw) -> dict[str, Any]:
+    return _some_map(draw, 0)
+
+
+def _quiet(draw: Draw) -> dict[str, Any]:
+    """An expert that no token wants, and a token that was dropped everywhere."""
+    chosen = _some_map(draw)["map"]
+    chosen[:, draw.integer(0, chosen.shape[1] - 1)] = False
+    chosen[draw.integer(0, len(chosen) - 1)] = False
+    return _with_map(draw, chosen, draw.integer(2, 5))
+
+
+def _quiet_ends(draw: Draw) -> dict[str, Any]:
+    """The first and the last expert, the first and the last token have nothing to do with each other or any other."""
+    chosen = torch.zeros(7, 5, dtype=torch.bool)
+    chosen[1:-1, 1:-1] = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]], dtype=torch.bool)
+    return _with_map(draw, chosen, 3)
+
+
+def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
+    """A softmax may come to 0, and the row travels all the same."""
+    inputs = _some_map(draw)
+    places = inputs["map"].nonzero()[::3]
+    inputs["probs"][places[:, 0], places[:, 1]] = 0.0
+    return inputs
+
+
+_SMALL = {
+    "tokens": torch.tensor([[1.0], [2.0], [3.0]]),
+    "probs": torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]]),
+    "map": torch.tensor([[True, True], [False, True], [True, False]]),
+    "y": torch.tensor([[10.0], [20.0], [30.0], [40.0]]),
+}
+
+PERMUTE = Exercise(
+    "permute",
+    reference=_permuted,
+    drive=_drive_permute,
+    cases=[
+        Case("three tokens, two experts", _SMALL),
+        Case("other sizes", _some_map, points=2, hidden=True, draws=3, fixed=[
+            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing]),
+        Case("every token to every expert", _every_expert, hidden=True),
+        Case("an expert without tokens, a token without experts", _quiet, hidden=True, fixed=[_quiet_ends]),
+    ],
+    mistakes=[
+        Mistake(lambda **i: _permuted(**i, by="token"), "The rows are sorted by token. What goes to one expert must "
+                "be contiguous: sort by expert, then by token."),
+        Mistake(lambda **i: _permuted(**i, weights_by="token"), "The weights stand in the order of the tokens, the "
+                "rows in that of the experts: each row gets another row's weight."),
+        Mistake(lambda **i: _permuted(**i, back="last"), "A token has several rows: they are *added* to it. An "
+                "assignment keeps the last."),
+        Mistake(lambda **i: _permuted(**i, back="mean"), "The rows are added, not averaged: their weights sum to 1 "
+                "already."),
+    ],
+    hint="map.T.nonzero() lists the pairs (expert, token) in the right order. rows = tokens[source]; "
+    "weights = probs.T[map.T]; back: index_add into zeros.",
+)  # fmt: skip

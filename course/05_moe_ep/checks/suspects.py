@@ -1,0 +1,96 @@
+"""Lab 05: gradients compared with those of the twin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+
+def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    found = {}
+    for name, right in want.items():
+        g, w = got[name].double(), right.double()
+        if (g - w).norm() <= 1e-3 * w.norm():
+            continue
+        factor = (g * w).sum() / (w * w).sum()
+        found[name] = factor.item() if (g - factor * w).norm() <= 1e-3 * g.norm() else math.nan
+    return found
+
+
+def _pairs(draw: Draw) -> dict[str, Any]:
+    want = {f"layer.{i}.{part}": draw.tensor(3, 4) for i in range(3) for part in ("router", "fc1", "fc2")}
+    got = {name: g * (1 + 1e-6 * draw.tensor(3, 4)) for name, g in want.items()}
+    names = draw.random.sample(list(want), 5)
+    for name, factor in zip(names, (2.0, 0.25, -1.0, 0.0), strict=False):
+        got[name] = factor * got[name]
+    got[names[4]] = draw.tensor(3, 4)
+    return {"got": got, "want": want}
+
+
+def _never_used(draw: Draw) -> dict[str, Any]:
+    """An expert without tokens has the gradient 0, and rightly; a small gradient is a gradient."""
+    small = 1e-6 * draw.tensor(5)
+    want = {"idle": torch.zeros(4), "small": small, "large": draw.tensor(4)}
+    return {"got": {"idle": torch.zeros(4), "small": 3 * small, "large": want["large"].clone()}, "want": want}
+
+
+_AWKWARD = {
+    "want": {
+        "zeros in it": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "sums to nothing": torch.tensor([1.0, -1.0, 2.0, -2.0]),
+        "off in one": torch.tensor([1.0, 0.0, 0.0]), "nearly": torch.tensor([3.0, 4.0]),
+        "nearly right": torch.tensor([1.0, 0.0]), "nothing wanted": torch.zeros(3), "twice": torch.tensor([1e-4, 2e-4]),
+        "begins with 0": torch.tensor([0.0, 1.0]),
+        "a little off": torch.tensor([0.0, 2.0]),
+        "tiny, in another direction": torch.tensor([1e-4, 2e-4]),
+        "large, nearly three times": torch.tensor([100.0, 0.0]),
+        "large, hardly three times": torch.tensor([100.0, 0.0]),
+        "first is right": torch.tensor([1.0, 1.0, 1.0]), "a sign": torch.tensor([1.0, 2.0]),
+    },
+    "got": {
+        "zeros in it": torch.tensor([[3.0, 0.0], [0.0, 6.0]]), "sums to nothing": torch.tensor([0.5, -0.5, 1.0, -1.0]),
+        "off in one": torch.tensor([1.0, 0.0, 0.5]), "nearly": torch.tensor([3.0, 4.0]) * 1.004,
+        "nearly right": torch.tensor([1.0, 5e-4]), "nothing wanted": torch.ones(3), "twice": torch.tensor([2e-4, 4e-4]),
+        "begins with 0": torch.tensor([0.0, 3.0]),
+        "a little off": torch.tensor([0.0, 2.003]),
+        "tiny, in another direction": torch.tensor([2e-4, -1e-4]),
+        "large, nearly three times": torch.tensor([300.0, 0.06]),
+        "large, hardly three times": torch.tensor([300.0, 0.45]),
+        "first is right": torch.tensor([1.0, 2.0, 2.0]), "a sign": torch.tensor([-1.0, -2.0]),
+    },
+}  # fmt: skip
+
+
+def _by_norm(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    ratio = {n: (got[n].double().norm() / w.double().norm()).item() for n, w in want.items() if w.norm() > 0}
+    return {n: r for n, r in ratio.items() if abs(r - 1) > 1e-3}
+
+
+_NAMED = {
+    "want": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, -1.0]), "c": torch.tensor([3.0, 0.0])},
+    "got": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5, -0.5]), "c": torch.tensor([0.0, 3.0])},
+}
+
+SUSPECTS = Exercise(
+    "suspects",
+    reference=suspects,
+    rtol=1e-2,
+    cases=[
+        Case("one right, one half as large, one of another direction", _NAMED),
+        Case("nine gradients", _pairs, points=2, hidden=True, fixed=[_AWKWARD]),
+        Case("gradients of zero, and tiny ones", _never_used, hidden=True),
+    ],
+    mistakes=[
+        Mistake(_by_norm, "A norm does not see a direction, or a sign. The factor is (got . want) / (want . want), if "
+                "got - factor * want is nothing."),
+        Mistake(lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor "
+                "is got over want."),
+        Mistake(lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that "
+                "are right."),
+    ],
+    hint="For each name: right if |got - want| <= 1e-3 |want|. Else factor = (got . want)/(want . want); if "
+    "|got - factor want| is not small beside |got| it is no factor: nan.",
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Checks of lab 07, third part: a linear layer in FP8, what it keeps for its backward pass, and its scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.checks import difference
+from labkit.exercises import Answer, Case, Draw, Exercise
+
+from .fp8 import E4M3, E5M2, to_fp8
+
+
+def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, later: Any) -> dict[str, Any]:
+    """`kept`: bytes of what is alive after the forward pass and was not before, inputs that only it keeps included."""
+    import gc
+    import weakref
+
+    import torch as t
+
+    class Scale:
+        def __init__(self, scale):
+            self.scale, self.noted = scale, []
+
+        def note(self, tensor):
+            self.noted.append(float(tensor.detach().abs().max()))
+
+    def storages(tensors):
+        return {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+
+    def numbers(value, seen):
+        """Bytes of plain numbers and arrays behind an object, as far as lists, dicts and cells lead."""
+        if id(value) in seen:
+            return 0
+        seen.add(id(value))
+        if isinstance(value, dict):
+            return sum(numbers(one, seen) for one in value.values())
+        if isinstance(value, list | tuple | set):
+            return sum(8 if isinstance(one, float) else numbers(one, seen) for one in value)
+        if isinstance(value, bytes | bytearray):
+            return len(value)
+        return int(value.nbytes) if type(value).__module__ == "numpy" and hasattr(value, "nbytes") else 0
+
+    states = [Scale(s) for s in scales]
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    inner = [leaf * 1.0 for leaf in leaves]  # as a layer's inputs are: made by what comes before, and free afterwards
+    given = [(weakref.ref(one), storages([one])) for one in inner]
+    packed = {}
+
+    def pack(tensor):
+        packed.update(storages([tensor]))
+        return tensor
+
+    gc.freeze()  # what is there already is no longer listed
+    with t.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = exercise.Fp8Linear.apply(*inner, *states)
+    del inner
+    kept = {**packed, **storages(one for one in gc.get_objects() if type(one) in (t.Tensor, t.nn.Parameter))}
+    gc.unfreeze()
+    for alive, storage in given:
+        kept.update(storage if alive() is not None else {})
+    kept.pop(y.untyped_storage().data_ptr(), None)
+    module = {name: one for name, one in vars(exercise).items() if not name.startswith("__")}
+    seen: set[int] = set()
+    plain = numbers(vars(y.grad_fn) if hasattr(y.grad_fn, "__dict__") else {}, seen) + numbers(module, seen)
+    for state, scale in zip(states, later, strict=True):
+        state.scale = scale
+    y.backward(dy)
+    noted = [max(state.noted, default=0.0) for state in states]
+    return {"y": y, "dx": leaves[0].grad, "dw": leaves[1].grad, "noted": noted, "kept": sum(kept.values()) + plain}
+
+
+def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] = E5M2,
+               stale: bool = False) -> dict[str, Any]:  # fmt: skip
+    """`kept` is not compared here."""
+    sx, sw, sdy = scales
+    used = later[2]  # the gradient is cast when it comes
+    qx, qw, qdy = (to_fp8(t * s, **f).double() for t, s, f in ((x, sx, E4M3), (weight, sw, E4M3), (dy, used, gradient)))
+    bx, bw = (later[0], later[1]) if stale else (sx, sw)
+    amaxes = [float(t.detach().abs().max()) for t in (x, weight, dy)]
+    return {
+        "y": (qx @ qw.T / (sx * sw)).float(), "dx": (qdy @ qw / (used * bw)).float(),
+        "dw": (qdy.T @ qx / (used * bx)).float(), "noted": amaxes,
+    }  # fmt: skip
+
+
+def _dy_early(**i: Any) -> dict[str, Any]:
+    """dy is cast with the scale that its state had in the forward pass."""
+    return fp8_linear(**{**i, "later": [*i["later"][:2], i["scales"][2]]})
+
+
+def _plain(**i: Any) -> dict[str, Any]:
+    x, w, dy = i["x"], i["weight"], i["dy"]
+    return {**fp8_linear(**i), "y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
+
+
+def _linear_right(answer: Answer) -> str | None:
+    i, got = answer.inputs, dict(answer.value)
+    got.pop("kept")
+    want = fp8_linear(**i)
+    if got["y"].dtype != torch.float32:
+        return f"y has the dtype {str(got['y'].dtype).removeprefix('torch.')}; return float32"
+    if not (phrase := difference(got, want)):
+        return None
+    for wrong, why in (
+        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than digits"),
+        (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: dequantise with the scales "
+                                      "that x and W were cast with"),
+        (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
+        (_plain(**i), "nothing is rounded to FP8 here"),
+        ({**want, "noted": got["noted"]}, "note(x), note(weight), note(dy): each of the tensors before it is scaled"),
+    ):  # fmt: skip
+        if not difference(got, wrong):
+            return why
+    for name in ("y", "dx", "dw"):
+        a, b = got[name], want[name]
+        if a is None or a.shape != b.shape:
+            return f"{name} has not the shape {list(b.shape)}"
+        if not difference(a, b):
+            continue
+        ratio = (a / b)[b.abs() > 1e-3 * b.abs().max()]
+        if len(ratio) and (ratio - ratio[0]).abs().max() < 1e-3 * ratio[0].abs():
+            return f"{name} is off by one factor everywhere: a scale, or its inverse, is missing or there twice"
+    return f"{phrase.split(':')[0]} is wrong"
+
+
+def _kept(answer: Answer) -> str | None:
+    """Two scales and the like may be tensors: 64 bytes."""
+    i, kept = answer.inputs, answer.value["kept"]
+    most = i["x"].numel() + i["weight"].numel()
+    if kept <= most + 64:
+        return None
+    return (f"{kept} bytes are kept for the backward pass, on ctx or elsewhere; {most} are enough, one a number: keep "
+            "the FP8 tensors, and neither x nor W")  # fmt: skip
+
+
+def _linear(move: float = 1.0, of_dy: float = 1.0, sizes: Sequence[int] = ()) -> Callable[[Draw], dict[str, Any]]:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        n, i, o = sizes or (draw.integer(2, 5), draw.integer(2, 6), draw.integer(2, 6))
+        x, w, dy = draw.tensor(n, i), draw.tensor(o, i) / 8, draw.tensor(n, o) / 1000
+        dy[0, 0] = 0.9 / 1000 * 1e-4  # what E4M3 has no number for
+        tops = ((x, 448.0), (w, 448.0), (dy, 57344.0))
+        scales = [float(2.0 ** math.floor(math.log2(t / v.abs().max().item()))) for v, t in tops]
+        moved = [s * by for s, by in zip(scales, (move, move / 2, of_dy), strict=True)]
+        return {"x": x, "weight": w, "dy": dy, "scales": scales, "later": moved if move != 1.0 else scales}
+
+    return inputs
+
+
+_HALVES = {
+    "x": torch.tensor([[1.0, 2.0], [-0.5, 300.0]]), "weight": torch.tensor([[1.0, -1.0], [0.1, 0.25], [2.0, 0.0]]),
+    "dy": torch.tensor([[0.5, 1.0, -2.0], [0.3, 0.0, 1.0]]), "scales": [1.0, 2.0, 4.0], "later": [1.0, 2.0, 4.0],
+}  # fmt: skip
+
+FP8_LINEAR = Exercise(
+    "fp8_linear",
+    drive=_drive_linear,
+    accept=[_linear_right],
+    cases=[
+        Case("2 x 2 times 3 x 2", _HALVES),
+        Case("other sizes, scales that fill the range", _linear(), hidden=True, points=2, fixed=[
+            _linear(sizes=(5, 3, 2)), _linear(sizes=(2, 4, 7))]),
+        Case("backward, after the scales have moved on", _linear(0.25, 2.0**-9), hidden=True, fixed=[
+            _linear(0.25, 4.0, (4, 3, 5))]),
+        Case("one byte a number is kept", _linear(sizes=(16, 24, 20)), hidden=True, accept=[_kept], fixed=[
+            _linear(0.5, 0.5, (24, 12, 16))]),
+    ],
+    hint="forward: note both, qx = E4M3(x sx), qw = E4M3(W sw), y = qx qw^T / (sx sw). Keep qx, qw as float8 tensors, "
+    "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), dx = qdy qw / (sdy sw), dW = qdy^T qx / "
+    "(sdy sx). Compute with .float() of them.",
+)  # fmt: skip
