@@ -147,6 +147,8 @@ def _play(
         if judged.ended or not isinstance(judged.value, dict):
             cause = next((f" ({why})" for signal, why in _CAUSES.items() if signal in judged.ended), "")
             return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}{cause}"}]
+        if len(judged.value.get("kernels", [])) > len(drawn):
+            return [*played[:-1], {"error": "it begins trials of its own"}]
         _witnessed(played, judged.value)
         return played
     outcomes: list[dict[str, Any]] = []
