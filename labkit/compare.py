@@ -63,6 +63,8 @@ def _difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
         if isinstance(got, torch.Tensor) and got.ndim > 0:
             tensors = any(isinstance(item, torch.Tensor) for item in want)
             tolerance = _tolerance(got.dtype, tolerance) if got.is_floating_point() else tolerance
+            if tensors and len(got) != len(want):  # each row of a list would be a tensor of its own
+                return f"got {len(got)} items, expected {len(want)}"
             got = list(got) if tensors else got.tolist()
         if isinstance(got, list | tuple | range):
             return _list_difference(got, want, tolerance)

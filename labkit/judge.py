@@ -149,6 +149,8 @@ def _play(
         if judged.ended or not isinstance(judged.value, dict):
             cause = next((f" ({why})" for signal, why in _CAUSES.items() if signal in judged.ended), "")
             return [*played[:-1], {"error": f"the kernel ended the process that ran it: it {judged.ended}{cause}"}]
+        if len(judged.value.get("kernels", [])) > len(drawn):
+            return [*played[:-1], {"error": "it begins trials of its own"}]
         _witnessed(played, judged.value)
         return played
     outcomes: list[dict[str, Any]] = []
@@ -234,7 +236,7 @@ def _trials_of(reply: Reply) -> list[dict[str, Any]]:
 
 def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) -> dict[str, Any] | None:
     """One of `{"todo"}`, `{"error"}` from what the ranks sent; None when all have sent trials."""
-    said = [reply.value if isinstance(reply.value, dict) else {} for reply in replies]
+    said = [_readable(reply.value) for reply in replies]
     if todo := next((one["todo"] for one in said if "todo" in one), None):
         return {"todo": str(todo)}
     errors = [(bool(said[r].get("peer")), replies[r].order, r) for r in range(len(said)) if "error" in said[r]]
@@ -252,6 +254,16 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
             why = reply.ended or "sent what cannot be read"
             return {"error": f"{_who([rank], len(said))}no answer: the process {why}"}
     return None
+
+
+def _readable(value: Any) -> dict[str, Any]:
+    """What a process has sent, if its reasons are those that the player gives; else nothing."""
+    if not isinstance(value, dict):
+        return {}
+    fits = all(
+        isinstance(value.get(key, kind()), kind) for key, kind in (("todo", str), ("error", str), ("peer", bool))
+    )
+    return value if fits else {}
 
 
 def _who(ranks: list[int], world: int) -> str:
@@ -366,7 +378,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         changed = {str(name) for of_rank in outcome["changed"] for name in of_rank}.difference(
             asked.changes, asked.spoil
         )
-    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
+    except Exception:  # whatever a hostile process writes in the place of its evidence
         return "what it sent cannot be read", ""
 
     def apart(function: Any) -> Apart | None:
@@ -374,7 +386,11 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
-            if phrase := difference(one, other, asked.rtol, asked.atol):
+            try:
+                phrase = difference(one, other, asked.rtol, asked.atol)
+            except Exception as error:  # a fault of ours, which must not read as one of the course's
+                phrase = f"the answer cannot be compared ({type(error).__name__})"
+            if phrase:
                 who, part = f"rank {rank}: " if on_ranks else "", _part(phrase, other)
                 return f"{who}{phrase}", f"{who}{part} is {_WRONG}" if part else _WRONG
         return None

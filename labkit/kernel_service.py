@@ -12,16 +12,22 @@ the arrays that are not const. The judge gets, of each launch, what it was given
 | `arrays`    | {parameter: tensor as it was given}; `numbers`: {parameter: int or float}                         |
 | `grid`      | and `block`                                                                                       |
 | `outputs`   | for each order of the threads that was tried: {parameter that is not const: tensor}               |
+| `other`     | the same launch on other numbers: `arrays`, those of const float, drawn anew; `outputs`; `counts` |
 | `writes`    | {parameter that is not const: how often each number was written}                                  |
-| `counts`    | as `Kernel.counts`                                                                                |
+| `counts`    | as `Kernel.counts`, of the launch on other numbers where there is one                             |
 | `note`      | what explains a wrong result; `error` and `line`: why the launch failed                           |
 
 Arrays that are not const hold NaN before a launch, whatever the learner put there: a kernel writes them, and what was
 in them before can be no answer. Each launch is run in several orders of its threads, from the same start.
+
+A number that a kernel is passed can hold what Python has computed from an array: enough integers hold anything. So it
+is launched once more with the same numbers and other arrays, which nobody knows before: there what Python computed is
+wrong, and what the kernel computes is right. `other` is None where that launch fails.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +61,7 @@ class KernelService:
             self._known[digest] = path, one["name"], [Parameter(*pair) for pair in one["parameters"]]
         self._trials: list[list[dict[str, Any]]] = []
         self._numbers = 0
+        self._generator = torch.Generator().manual_seed(secrets.randbits(63))
 
     def handle(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> Iterable[Letter]:
         """`{"do": "trial"}` begins a trial; `{"do": "launch", "text", "numbers", "grid", "block"}` launches.
@@ -90,7 +97,7 @@ class KernelService:
         named = list(zip(parameters, args, strict=True))
         record: dict[str, Any] = {
             "name": name, "text": text, "grid": grid, "block": block, "outputs": [], "writes": {}, "counts": {},
-            "note": "", "error": "", "line": 0,
+            "note": "", "error": "", "line": 0, "other": None,
             "arrays": {p.name: value.clone() for p, value in named if "*" in p.kind},
             "numbers": {p.name: value for p, value in named if "*" not in p.kind},
         }  # fmt: skip
@@ -105,7 +112,26 @@ class KernelService:
                 record.update(counts=done.counts, writes=done.writes)
             record["note"] = record["note"] or done.note
             record["outputs"].append({p.name: a for p, a in zip(parameters, fresh, strict=True) if _is_written(p)})
+        if other := self._on_others(text, named, grid, block):
+            record.update(other=other, counts=other["counts"])  # a kernel that knows its arrays could save itself work
         return record
+
+    def _on_others(self, text: str, named: list[tuple[Parameter, Any]], grid: int, block: int) -> dict[str, Any] | None:
+        """The launch on arrays drawn anew; an array that is passed twice stays one. None where it fails."""
+        drawn: dict[bytes, torch.Tensor] = {}
+        args = []
+        for parameter, value in named:
+            if parameter.kind == "const float*":
+                fresh = torch.randn(value.shape, generator=self._generator)
+                value = drawn.setdefault(value.numpy().tobytes(), fresh)
+            args.append(_before(parameter, value))
+        arrays = {p.name: value.clone() for (p, _), value in zip(named, args, strict=True) if p.kind == "const float*"}
+        try:
+            counts = self._loaded[text].launch(args, grid, block, turns=CHECKED_TURNS, quiet=True).counts
+        except LaunchError:
+            return None
+        outputs = {p.name: value for (p, _), value in zip(named, args, strict=True) if _is_written(p)}
+        return {"arrays": arrays, "outputs": outputs, "counts": counts}
 
     def gone(self, rank: int) -> Iterable[Letter]:
         return []

@@ -50,6 +50,8 @@ MAX_REPLY = 300_000  # of what a process sends: the answer, and what it did
 MAX_ITEMS = 100_000  # of an iterator, which may have no end
 MAX_BITS = 13_000  # of an int: Python's json reads 4300 digits
 MAX_TENSOR = 256 << 20
+MAX_DIMS = 32
+MAX_EMPTY = 1 << 20  # rows of a tensor without numbers: a list of them costs memory all the same
 _MAX_KEY = 1 << 60  # larger ints can be chosen so that all have one hash, and a dict of them takes hours
 _WORD = 1 << 64
 _ATOMS = {bool, int, float, str, type(None)}
@@ -208,8 +210,17 @@ def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
         raise DataError(f"{_place(path)} is a tensor of {name}; a check reads {', '.join(DTYPES)}")
     if size > MAX_TENSOR:
         raise DataError(f"{_place(path)} is a tensor of {size >> 20} MiB; at most {MAX_TENSOR >> 20} are read")
+    if not _bounded(tensor.shape):
+        raise DataError(
+            f"{_place(path)} is a tensor of the shape {list(tensor.shape)!s:.80}, which a check cannot read"
+        )
     if tensor.is_meta:
         raise DataError(f"{_place(path)} is a tensor on the meta device, which has no numbers")
+
+
+def _bounded(shape: Sequence[int]) -> bool:
+    """Whether a tensor of this shape can be looked at: 10**9 rows of no numbers take no bytes and 64 GB as a list."""
+    return len(shape) <= MAX_DIMS and (0 not in shape or math.prod(size or 1 for size in shape) <= MAX_EMPTY)
 
 
 def _encode_tensor(tensor: torch.Tensor) -> list[Any]:
@@ -246,6 +257,8 @@ def _decode_tensor(name: str, shape: list[int], text: str) -> torch.Tensor:
     raw = bytearray(base64.b64decode(text, validate=True))
     if not all(type(size) is int and size >= 0 for size in shape) or len(raw) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(raw)} bytes for a tensor of shape {shape!s:.80} and dtype {name}")
+    if not _bounded(shape):
+        raise ValueError(f"a tensor of the shape {shape!s:.80}")
     if not raw:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape)

@@ -35,7 +35,8 @@ from labkit.transport_waits import Thing, Waits
 from minimegatron.errors import DataError, MinimegatronError
 
 MAX_HELD = 1 << 30  # bytes of a rank that wait here: given and not yet used, or not yet collected
-_MAX_GROUPS = 4096
+_MAX_GROUPS = 64  # of a rank: in which order they are complete tells something
+_LEAST = 8  # bytes that a message counts for: an empty one says something by its tag
 
 
 @dataclasses.dataclass
@@ -95,6 +96,7 @@ class Transport:
         self._held = dict.fromkeys(range(ranks), 0)
         self._all: list[_Group] = []
         self._made: dict[int, int] = {}  # groups, by rank, where it has returned
+        self._refused = ""  # the first error that told a rank what another had asked for
         self._do = {
             "group": self._join, "start": self._start, "wait": self._wait, "test": self._test, "mark": self._mark,
             "late": self._late, "keys": self._ask_keys, "done": self._finish,
@@ -119,7 +121,12 @@ class Transport:
         return {"entries": self._log.to_plain(), "unclaimed": unclaimed, "out_of_step": self._out_of_step()}
 
     def _out_of_step(self) -> str | None:
-        """What would hang the next program: a group that some have made, a call that some have started."""
+        """What would hang the next program, or told a rank of another past all counts: a group that some have made, a
+        call that some have started, an error whose text names what the other side asked for."""
+        if refused := self._refused or self._waits.deadlock:
+            return f"a communication fails: {refused}"
+        if self._forming:
+            return "some ranks make a group that others do not make"
         made = [self._made[rank] for rank in sorted(self._made)]
         if made and len(set(made)) > 1:
             more = max(made) - min(made)
@@ -142,7 +149,7 @@ class Transport:
         name, ranks = str(header["name"])[:200], tuple(whole(r) for r in header["ranks"])
         if rank not in ranks or len(set(ranks)) != len(ranks) or max(ranks) >= self.ranks:
             raise DataError(f"rank {rank} creates a group of the ranks {list(ranks)}"[:200])
-        if len(self._groups) >= _MAX_GROUPS:
+        if sum(one == rank for one, _ in self._groups) >= _MAX_GROUPS:
             raise DataError(f"more than {_MAX_GROUPS} groups")
         group = self._forming.setdefault(name, _Group(name, ranks))
         thing = Thing(rank, f"new_group({list(ranks)})", group.absent)
@@ -151,6 +158,7 @@ class Transport:
             group.error = "the ranks do not create the same groups in the same order: " + ", ".join(
                 f"rank {one} creates one of the ranks {members}" for one, members in sides
             )
+            self._refused = self._refused or group.error
         if rank in group.joined:
             raise DataError(f"rank {rank} joins {group} twice")
         group.joined[rank] = thing
@@ -214,6 +222,7 @@ class Transport:
             )
         call.parts[me], call.things[me] = part, thing
         if call.error:
+            self._refused = self._refused or call.error
             for one in call.things.values():
                 one.error = call.error
         if len(call.parts) == len(group.ranks):
@@ -229,6 +238,7 @@ class Transport:
         try:
             given = results([call.parts[me] for me in range(len(group.ranks))], group.ranks)
         except DataError as error:
+            self._refused = self._refused or error.what
             for thing in call.things.values():
                 thing.error = error.what
             return
@@ -256,7 +266,7 @@ class Transport:
         thing.what = f"{header['op']} {whom}" + (f" with tag {tag}" if tag else "")
         thing.lacks, thing.any_of = others.copy, peer < 0
         thing.entry = self._log.start(rank, str(header["op"]), group.ranks, header.get("at"), peer)
-        thing.entry.sent = nbytes if sends else 0
+        thing.entry.sent = max(nbytes, _LEAST) if sends else 0
         dtype, shape = (tensors[0].dtype, list(tensors[0].shape)) if sends else _told(header, nbytes)
         mine = _Message(source, target, tag, thing, nbytes, shown(dtype, shape), tensors[0] if sends else None)
         queue, waiting = (group.sends, group.receives) if sends else (group.receives, group.sends)
@@ -274,6 +284,7 @@ class Transport:
                 f"rank {send.thing.rank} sends {send.nbytes} bytes ({send.shown}) to rank {receive.thing.rank}, whose "
                 f"buffer has {receive.nbytes} ({receive.shown})"
             )
+            self._refused = self._refused or said
             send.thing.error = receive.thing.error = said
             return
         self._deliver(send.thing, [])
@@ -327,7 +338,8 @@ class Transport:
     def _ask_keys(self, rank: int, header: dict[str, Any], tensors: list[torch.Tensor]) -> list[Letter]:
         thing = self._keys.asked(rank, header, tensors)
         thing.entry = self._log.start(rank, "store", tuple(range(self.ranks)), header.get("at"))
-        thing.entry.sent = 8 + sum(tensor.nbytes for tensor in tensors)  # a key and a number tell something, too
+        told = sum(len(str(name).encode()) for name in header["names"]) + sum(tensor.nbytes for tensor in tensors)
+        thing.entry.sent = _LEAST + told  # a key and a number tell something, too
         seconds = header.get("seconds")
         return self._waits.add(thing, header["id"], _threads(header),
                                float(seconds) if isinstance(seconds, int | float) else None)  # fmt: skip

@@ -51,7 +51,10 @@ class Keys:
         elif verb == "append":
             held[names[0]] = held.get(names[0], b"") + values[0]
         elif verb == "add":
-            held[names[0]] = str(int(held.get(names[0], b"0")) + int(header["amount"])).encode()
+            total = int(held.get(names[0], b"0")) + int(header["amount"])
+            if total.bit_length() > 63:
+                raise DataError("the sum in the store is beyond 64 bits")
+            held[names[0]] = str(total).encode()
             return int(held[names[0]])
         elif verb == "compare_set":
             there = held.get(names[0])

@@ -63,6 +63,9 @@ class Waits:
     Args:
         ranks: their number.
         collected: called with a thing when its rank has got the result.
+
+    Attributes:
+        deadlock: the first, in the words that every rank in it was told; or "".
     """
 
     def __init__(self, ranks: int, collected: Callable[[Thing], None]) -> None:
@@ -70,6 +73,7 @@ class Waits:
         self._waits: list[_Wait] = []
         self._ended: dict[int, str] = {}
         self._heard = time.monotonic()
+        self.deadlock = ""
 
     def heard(self) -> None:
         """A message has arrived."""
@@ -129,6 +133,7 @@ class Waits:
                 return letters
         waits = sorted(self._waits, key=lambda wait: wait.thing.rank)
         said = "; ".join(f"rank {wait.thing.rank} waits in {wait.thing.what}{_for(wait.thing)}" for wait in waits)
+        self.deadlock = self.deadlock or f"deadlock: {said}"
         for wait in self._waits:
             wait.thing.error = f"deadlock: {said}"
         return self.settle()

@@ -175,4 +175,44 @@ def ring(x):
     dist.all_reduce(x)
     return x
 """,
+    "by the tags of empty messages": """
+import torch, torch.distributed as dist
+def ring(x):
+    me, size = dist.get_rank(), dist.get_world_size()
+    total, values = x.clone(), x.tolist()
+    for hop in range(size - 1):
+        bits, got = sum(int(v) << 4 * i for i, v in enumerate(values)), 0
+        for i in range(4 * len(values)):
+            first = 2 * (hop * 4 * len(values) + i)
+            asked = [dist.irecv(torch.empty(0), (me - 1) % size, tag=first + k) for k in (0, 1)]
+            dist.isend(torch.empty(0), (me + 1) % size, tag=first + (bits >> i & 1))
+            while not asked[0].is_completed() and not asked[1].is_completed(): pass
+            got |= asked[1].is_completed() << i
+        values = [float(got >> 4 * i & 15) for i in range(len(values))]
+        total = total + torch.tensor(values)
+    return total
+""",
+    "by errors that name the ranks of another's group": """
+import itertools, json, torch, torch.distributed as dist
+from labkit import channel
+ORDERS = list(itertools.permutations(range(3)))[:4]
+def told(a, b, i, ranks):
+    head = {"to": "transport", "do": "group", "name": f"{a} {b} {i}", "ranks": ranks, "threads": 1}
+    try:
+        channel.mine().ask(head)
+    except RuntimeError as error:
+        said = str(error).split(f"rank {a} creates one of the ranks ")[1].split("]")[0] + "]"
+        return ORDERS.index(tuple(json.loads(said)))
+def ring(x):
+    me, total, bits = dist.get_rank(), x.clone(), sum(int(v) << 4 * i for i, v in enumerate(x.tolist()))
+    for a, b in itertools.permutations(range(3), 2):
+        if me in (a, b):
+            pairs = [told(a, b, i, ORDERS[bits >> 2 * i & 3] if me == a else (b, a)) for i in range(12)]
+            if me == b:
+                total += torch.tensor([float(pairs[2 * i] + 4 * pairs[2 * i + 1]) for i in range(6)])
+    work = dist.isend(x[:1].clone(), (me + 1) % 3)
+    dist.recv(x[:1].clone(), (me - 1) % 3)
+    work.wait()
+    return total
+""",
 }

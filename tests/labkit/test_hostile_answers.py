@@ -49,6 +49,8 @@ WRONG = {
     "a tensor of NaN": ("import torch; return torch.full((3, 3), float('nan'))", "got a tensor [3, 3] of float32"),
     "a tensor on no device": ("import torch; return torch.ones(1, device='meta')", "on the meta device"),
     "a tensor without end": ("import torch; return torch.ones(1).expand(1 << 40)", "is a tensor of 4194304 MiB"),
+    "rows of no numbers": ("import torch; return torch.empty(10**9, 0)", "is a tensor of the shape [1000000000, 0]"),
+    "dims without end": ("import torch; return torch.ones([1] * 5000)", "is a tensor of the shape [1, 1, 1,"),
     "a dict of odd keys": ("return {None: 1, (1, 2): 2, 1.5: 3}", "got {None: 1, [1, 2]: 2, 1.5: 3}, expected"),
     "keys of one hash": ("return {i * (2**61 - 1): 0 for i in range(9)}", "a dict with a key beyond 2**60"),
 }  # fmt: skip
@@ -70,3 +72,28 @@ def test_wrong_is_told_why_and_the_check_itself_does_not_fail(nursery: Nursery, 
     verdict = said(nursery, f"def bubble(p, m):\n    {body}\n")
     assert verdict.state == "wrong" and verdict.points == 0 and says in verdict.rows[0].note, verdict
     assert verdict.rows[0].note.isprintable() and len(verdict.rows[0].note) < 400
+
+
+FORGED = {
+    "a reason that is a tensor": "import torch\nfrom labkit import player\n"
+    'player._error = lambda *_: {"error": torch.ones(2)}\ndef bubble(p, m): raise ValueError',
+    "a truth that is two": "import torch\nfrom labkit import player\n"
+    'player._error = lambda *_: {"error": "no", "peer": torch.ones(2)}\ndef bubble(p, m): raise ValueError',
+    "evidence of tensors": "import torch\nfrom labkit.evidence import Evidence\nreal = Evidence.to_plain\n"
+    "Evidence.to_plain = lambda self: "
+    '{**real(self), "order": [["matmul", torch.ones(2)]] * 2, "places": [torch.ones(2)] * 2}\n'
+    "def bubble(p, m): return (p - 1) / (m + p - 1)",
+    "an answer of rows without numbers": "import base64, os\n"
+    """def bubble(p, m):
+    text = '{"dict": [["trials", [{"dict": [["value", {"tensor": ["float32", [1000000000, 0], ""]}]]}]]]}'
+    for fd in range(3, 64):
+        try: os.write(fd, text.encode() + bytes([10]))
+        except OSError: pass
+    os._exit(0)""",
+}
+
+
+@pytest.mark.parametrize("form", FORGED)
+def test_what_a_process_says_in_the_place_of_the_player_is_a_wrong_answer(nursery: Nursery, form: str) -> None:
+    verdict = said(nursery, FORGED[form])
+    assert verdict.state == "wrong" and verdict.points == 0, verdict

@@ -170,3 +170,15 @@ def test_a_kernel_that_ends_its_process_takes_no_verdict_along(nursery: Nursery)
     assert divides != solved
     verdict = judge(nursery, f"course.{LAB}", "norm_rows", {"norm_rows": divides})
     assert verdict.points == 0 and "an integer was divided by 0" in repr(verdict), verdict
+
+
+def test_each_launch_is_tried_on_arrays_that_nobody_knows(kernels: KernelService) -> None:
+    x, y = torch.arange(8.0), torch.zeros(8)
+    kernels.handle(0, {"id": 0, "do": "trial"}, [])
+    launch(kernels, x, y)
+    launch(kernels, x, y)
+    [records] = kernels.evidence()
+    drawn = [record["other"]["arrays"]["x"] for record in records]
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], x)
+    for record, other in zip(records, drawn, strict=True):
+        assert torch.equal(record["other"]["outputs"]["y"], 2 * other) and record["counts"] == record["other"]["counts"]

@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labkit.transport import Transport
 from labkit.transport_log import Entry
+from minimegatron.errors import DataError
 from minimegatron.launch.consequence import is_consequence, timed_out
 from tests.labkit.lines import Ranks
 
@@ -116,3 +118,23 @@ def test_what_is_forged_is_refused(ranks: Ranks) -> None:
 def test_bytes_that_wait_are_limited(ranks: Ranks) -> None:
     said, _ = ranks.run("tests.labkit.talks:never_waits", 2)
     assert said[0] == "RuntimeError: rank 0 has started communications of more than 1024 MiB and waited for none"
+
+
+def test_all_that_the_store_is_told_counts() -> None:
+    transport = Transport(2)
+    asked = {"do": "keys", "id": 1, "verb": "set", "names": ["k" * 100]}
+    transport.handle(0, asked, [torch.zeros(5, dtype=torch.uint8)])
+    [[entry], []] = transport.evidence()["entries"]
+    assert Entry(*entry).sent == 8 + 100 + 5
+    with pytest.raises(DataError, match="beyond 64 bits"):
+        transport.handle(0, {"do": "keys", "id": 2, "verb": "add", "names": ["n"], "amount": 1 << 4000}, [])
+
+
+def test_groups_that_some_make_are_seen() -> None:
+    transport = Transport(2)
+    for rank, ranks in ((0, [0, 1]), (1, [1, 0])):
+        transport.handle(rank, {"do": "group", "id": 1, "name": "a", "ranks": ranks}, [])
+    assert "do not create the same groups" in transport.evidence()["out_of_step"]
+    waiting = Transport(2)
+    waiting.handle(0, {"do": "group", "id": 1, "name": "a", "ranks": [0, 1]}, [])
+    assert "make a group that others do not" in waiting.evidence()["out_of_step"]

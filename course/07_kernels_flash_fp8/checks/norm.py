@@ -170,9 +170,27 @@ def _right(answer: Answer) -> str | None:
         return "in another order of its threads y differs: one reads what another has not written yet, or overwrites it"
     if not right[0]:
         return _what_is_wrong(answer, y, want)
+    if sentence := _on_others(launch, name, x, gamma, eps):
+        return sentence
     times = launch["counts"][name]["written"] / y.nbytes
     if times != 1:
         return f"it writes y {times:.4g} times; once is enough: do several threads do the same work?"
+    return None
+
+
+def _on_others(launch: dict[str, Any], name: str, x: torch.Tensor, gamma: torch.Tensor, eps: float) -> str | None:
+    """The same launch on another x and gamma: what Python computed from x, and passed as numbers, is wrong there."""
+    other = launch["other"] or {"arrays": {}, "outputs": {}}
+
+    def drawn(array: torch.Tensor) -> torch.Tensor | None:
+        places = (what for what in other["arrays"] if _same(launch["arrays"][what], array))
+        return next((other["arrays"][what].view(array.shape) for what in places), None)
+
+    one, scale = drawn(x), drawn(gamma)
+    if one is None or not _close(
+        other["outputs"][name].view(x.shape), rms_norm(one, gamma if scale is None else scale, eps)
+    ):
+        return "with the same numbers and another x the kernel is wrong: what depends on x is computed in the kernel"
     return None
 
 
