@@ -75,8 +75,8 @@ def test_the_expected_drops_are_the_mean_over_all_choices():
 @pytest.mark.parametrize(
     ("exercise", "old", "new", "part"),
     [
-        ("expert_bias", "bias + rate", "bias - 3 * rate", "`bias` is wrong"),
-        ("balance", "return paid.sum()", "return paid.mean()", "`loss` is wrong"),
+        ("expert_bias", "bias + rate", "bias - 3 * rate", "bias is wrong"),
+        ("balance", "return paid.sum()", "return paid.mean()", "loss is wrong"),
     ],
 )
 def test_a_hidden_case_says_which_part_is_wrong(nursery, exercise, old, new, part):
