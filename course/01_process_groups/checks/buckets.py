@@ -5,8 +5,8 @@ is asked of time is decided by order, in the broker's one order of all starts, w
 
 | asked                     | how it is seen                                                                        |
 |---------------------------|---------------------------------------------------------------------------------------|
-| a full bucket leaves      | the backward of each layer sets a mark; between which two marks an all-reduce starts  |
-| while backward runs       | says after which gradient                                                             |
+| a full bucket leaves      | the backward of each layer multiplies by a number that the rank gets then (`late`):   |
+| while backward runs       | what starts before the next number is given cannot have waited for the next gradient  |
 | nothing is waited for     | in one trial rank 1 begins its backward when rank 0 has ended its own: a rank that    |
 | before `finish()`         | waits there, in whatever way, never ends it; one that only looks does                 |
 """
@@ -39,31 +39,19 @@ def _drive(
     import torch as t
     import torch.distributed as dist
 
-    from labkit.transport_group import mark
-
-    class Mark(t.autograd.Function):
-        """Its backward is a mark in the evidence: the layer before it begins to go back."""
-
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            mark("a layer goes back")
-            return grad
-
     generator = t.Generator().manual_seed(0)
     params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
     reducer = exercise.OverlappedReducer(params, bucket_size, group)
     store, found, waited = dist.distributed_c10d._get_default_store(), [], 0
     for step in range(steps):
-        h = x * (step + 1)
+        h = x.detach().requires_grad_() * (step + 1)
+        number = step * (len(params) + 1)
+        h.register_hook(lambda grad, number=number: grad * late(number))  # type: ignore[name-defined]  # noqa: F821
         for p in params:
-            p.grad = None
-            h = Mark.apply(t.tanh(h @ p if p.ndim == 2 else h * p))
+            p.grad, number = None, number + 1
+            h = t.tanh(h @ p if p.ndim == 2 else h * p)
+            h.register_hook(lambda grad, number=number: grad * late(number))  # type: ignore[name-defined]  # noqa: F821
         loss = h.sum()
-        mark("backward begins")
         if apart and dist.get_rank(group):
             try:
                 store.wait([f"rank 0 has gone back {step}"], datetime.timedelta(seconds=apart[step]))
@@ -72,7 +60,6 @@ def _drive(
         loss.backward()
         if apart:
             store.set(f"rank 0 has gone back {step}", "")
-        mark("backward is over")
         reducer.finish()
         found.append([p.grad if p.grad is None else p.grad.detach().clone() for p in params])
     return {"steps": found, "waited": waited == steps}
@@ -92,8 +79,9 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     found = []
     for r in ranks:
         h = r["x"] * (step + 1)
-        for p in params:
+        for number, p in enumerate(params, step * (len(params) + 1) + 1):
             h = torch.tanh(h @ p if p.ndim == 2 else h * p)
+            h.register_hook(lambda grad, factor=r["factors"][number]: grad * factor)
         found.append(list(torch.autograd.grad(h.sum(), params)))
     return found
 
@@ -163,22 +151,26 @@ def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:
     return full, left
 
 
-def _steps(one: Evidence) -> list[list[int]]:
-    """For each step the moments at which backward begins, each layer goes back, and backward is over."""
-    steps: list[list[int]] = []
-    for text, moment in one.marks:
-        if text == "backward begins":
-            steps.append([])
-        if steps:
-            steps[-1].append(moment)
-    return steps
+def _steps(one: Evidence, inputs: dict[str, Any]) -> list[list[int]]:
+    """For each step the moments at which each layer goes back, the last first, and at which all have."""
+    layers, moments = len(inputs["shapes"]) + 1, [moment for _, moment in one.marks]
+    return [moments[at : at + layers] for at in range(0, len(moments), layers)]
+
+
+def _each_once(answer: Answer) -> str | None:
+    for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
+        layers = len(inputs["shapes"]) + 1
+        want = [f"late {step * layers + layer}" for step in range(inputs["steps"]) for layer in reversed(range(layers))]
+        if [text for text, _ in one.marks] != want:
+            return f"rank {rank}: the layers do not go back once each"
+    return None
 
 
 def _one_launch_a_bucket(answer: Answer) -> str | None:
     full, left = _buckets(answer.inputs[0])
     want = sum(full) + (left > 0)
     for rank, one in enumerate(answer.evidence):
-        begins = [0, *(moments[0] for moments in _steps(one)[1:]), math.inf]
+        begins = [0, *(moments[0] for moments in _steps(one, answer.inputs[rank])[1:]), math.inf]
         for step, (low, high) in enumerate(itertools.pairwise(begins), 1):
             if (made := _launched(one, low, high)) != want:
                 return f"rank {rank} calls all_reduce {made} times in step {step}; {want} buckets need {want}"
@@ -192,10 +184,8 @@ def _launched(one: Evidence, low: float, high: float) -> int:
 def _at_once(answer: Answer) -> str | None:
     full, _ = _buckets(answer.inputs[0])
     for rank, one in enumerate(answer.evidence):
-        for step, moments in enumerate(_steps(one), 1):
-            if len(moments) != 2 + len(full):
-                return f"rank {rank}, step {step}: {len(moments) - 2} of {len(full)} layers go back"
-            for layer, next_layer in enumerate(moments[2:], 1):
+        for step, moments in enumerate(_steps(one, answer.inputs[rank]), 1):
+            for layer, next_layer in enumerate(moments[1:], 1):
                 if _launched(one, moments[0], next_layer) < sum(full[:layer]):
                     return (f"rank {rank}, step {step}: a bucket is full after {layer} of {len(full)} gradients, and "
                             "has not left when the next gradient is computed")  # fmt: skip
@@ -206,7 +196,15 @@ def _net(draw: Draw, ranks: int = 2, groups: int = 1) -> Inputs:
     shapes = _chain(draw, draw.integer(4, 6))
     total = sum(math.prod(shape) for shape in shapes)
     sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": ()}
-    return [{"x": draw.tensor(3, shapes[0][0]), **sizes, "part": rank % groups} for rank in range(ranks)]
+    return [
+        {"x": draw.tensor(3, shapes[0][0]), **sizes, "factors": _factors(draw, sizes), "part": rank % groups}
+        for rank in range(ranks)
+    ]
+
+
+def _factors(draw: Draw, sizes: dict[str, Any]) -> list[float]:
+    """A number for each layer, and one for the input, of each step."""
+    return [draw.integer(8, 24) / 16 for _ in range(sizes["steps"] * (len(sizes["shapes"]) + 1))]
 
 
 def _chain(draw: Draw, layers: int) -> list[tuple[int, ...]]:
@@ -226,15 +224,18 @@ def _two_groups(draw: Draw) -> Inputs:
 
 
 def _fixed(
-    bucket_size: int, *shapes: tuple[int, ...], steps: int = 2, apart: tuple[float, ...] = ()
+    bucket_size: int, *shapes: tuple[int, ...], steps: int = 2, apart: tuple[float, ...] = (), groups: int = 1
 ) -> Callable[[Draw], Inputs]:
-    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart, "part": 0}
-    return lambda draw: [{"x": draw.tensor(2, shapes[0][0]), **common} for _ in range(2)]
+    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart}
+    return lambda draw: [
+        {"x": draw.tensor(2, shapes[0][0]), **common, "factors": _factors(draw, common), "part": rank % groups}
+        for rank in range(2 * groups)
+    ]
 
 
 _EXACT = _fixed(32, *[(4, 4)] * 4)  # the second gradient fills a bucket exactly, and nothing is left for finish()
 _MIXED = _fixed(20, (3, 5), (5,), (5, 2), (2, 7), (7,), (7, 3))
-_ONE = _fixed(10**6, (2, 3), (3,), (3, 2), steps=3)
+_ONE = _fixed(10**6, (2, 3), (3,), (3, 2), steps=3, groups=2)  # finish() sends all
 _APART = _fixed(16, *[(4, 4)] * 4, steps=len(PATIENCE), apart=PATIENCE)
 
 BUCKETS = Exercise(
@@ -242,14 +243,15 @@ BUCKETS = Exercise(
     reference=_summed,
     function="OverlappedReducer",
     drive=_drive,
+    late="factors",
     group={"group": _parts},
     cases=[
         Case("gradients are summed over the ranks of the group, at every step", _two_groups, points=2, hidden=True,
              fixed=[_ONE]),
         Case("one all-reduce a bucket", _net, hidden=True, fixed=[_EXACT], accept=[
-            only("all_reduce"), _one_launch_a_bucket]),
+            only("all_reduce"), _each_once, _one_launch_a_bucket]),
         Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
-             fixed=[_MIXED, _APART], accept=[_at_once]),
+             fixed=[_MIXED, _APART], accept=[_each_once, _at_once]),
     ],
     mistakes=[
         Mistake(_changed(_average), "Sum, do not average: who divides comes later."),
