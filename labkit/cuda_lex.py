@@ -24,6 +24,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from minimegatron.errors import MinimegatronError
@@ -81,14 +82,15 @@ def words(source: str, line: int = 1) -> list[Word]:
     macros: dict[str, _Macro] = {}
     found: list[Word] = []
     pending: list[Word] = []
+    replaced = Counter[None]()
     for row in _rows(source, line):
         if row[0].text == "#" and row[0].kind == "mark":
-            found += _expanded(pending, macros, frozenset())
+            found += _expanded(pending, macros, frozenset(), replaced)
             pending = []
             _directive(row, macros)
         else:
             pending += row
-    found += _expanded(pending, macros, frozenset())
+    found += _expanded(pending, macros, frozenset(), replaced)
     for word in found:
         if word.text in ("#", "##"):
             raise CompileError(f"`{word.text}` stands in the middle of a line", word.line)
@@ -180,8 +182,11 @@ def _directive(row: list[Word], macros: dict[str, _Macro]) -> None:
     macros[row[2].text] = _Macro(parameters, tuple(body))
 
 
-def _expanded(row: list[Word], macros: dict[str, _Macro], busy: frozenset[str]) -> list[Word]:
-    """The words with each macro replaced, but for those that are being replaced (`busy`)."""
+def _expanded(row: list[Word], macros: dict[str, _Macro], busy: frozenset[str], replaced: Counter[None]) -> list[Word]:
+    """The words with each macro replaced, but for those that are being replaced (`busy`).
+
+    `replaced` counts words that were looked at: macros of macros of nothing make none, and take for ever.
+    """
     out: list[Word] = []
     at = 0
     while at < len(row):
@@ -191,15 +196,20 @@ def _expanded(row: list[Word], macros: dict[str, _Macro], busy: frozenset[str]) 
         if macro is None or (macro.parameters is not None and (at >= len(row) or row[at].text != "(")):
             out.append(word)
             continue
+        replaced[None] += 1 + len(macro.body)
+        if replaced[None] > _MAX_WORDS:
+            raise CompileError(f"the macro {word.text} makes too many words", word.line)
         body = list(macro.body)
         if macro.parameters is not None:
             given, at = _arguments(row, at)
             if len(given) != len(macro.parameters) and not (not macro.parameters and given == [[]]):
                 raise CompileError(f"the macro {word.text} takes {len(macro.parameters)} arguments", word.line)
-            by_name = dict(zip(macro.parameters, (_expanded(one, macros, busy) for one in given), strict=False))
+            by_name = dict(
+                zip(macro.parameters, (_expanded(one, macros, busy, replaced) for one in given), strict=False)
+            )
             body = [new for old in body for new in by_name.get(old.text, [old])]
         body = [dataclasses.replace(one, line=word.line) for one in body]
-        out += _expanded(body, macros, busy | {word.text})
+        out += _expanded(body, macros, busy | {word.text}, replaced)
         if len(out) > _MAX_WORDS:
             raise CompileError(f"the macro {word.text} makes too many words", word.line)
     return out

@@ -319,7 +319,11 @@ class Transport:
         return self._wait(rank, header, tensors)
 
     def _collected(self, thing: Thing) -> None:
-        self._held[thing.rank] -= sum(tensor.nbytes for tensor in thing.tensors)
+        nbytes = sum(tensor.nbytes for tensor in thing.tensors)
+        if thing.entry is not None and thing.entry.name == "store":  # never held for this rank
+            thing.entry.received = nbytes
+        else:
+            self._held[thing.rank] -= nbytes
         thing.tensors = []
 
     # -------------------------------------------------------------------------------------------------- others

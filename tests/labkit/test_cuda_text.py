@@ -111,6 +111,8 @@ BEFORE = {
     "#define F(x) F F F F F F F F\n" * 2 + "void f() { int F; }\n#define G(a, a) a": "names between commas",
     "#define A0 1+1\n" + "".join(f"#define A{i} A{i - 1}+A{i - 1}\n" for i in range(1, 30)) + "constexpr int a = A29;":
         "makes too many words",
+    "#define A0\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 30)) + "A29 constexpr int a = 1;":
+        "makes too many words",
 }  # fmt: skip
 
 

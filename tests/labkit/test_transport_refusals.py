@@ -126,6 +126,9 @@ def test_all_that_the_store_is_told_counts() -> None:
     transport.handle(0, asked, [torch.zeros(5, dtype=torch.uint8)])
     [[entry], []] = transport.evidence()["entries"]
     assert Entry(*entry).sent == 8 + 100 + 5
+    transport.handle(1, {"do": "keys", "id": 1, "verb": "get", "names": ["k" * 100]}, [])
+    assert Entry(*transport.evidence()["entries"][1][0]).received == 5
+    assert transport._held == {0: 0, 1: 0}, "what the store gives makes no room for more"
     with pytest.raises(DataError, match="beyond 64 bits"):
         transport.handle(0, {"do": "keys", "id": 2, "verb": "add", "names": ["n"], "amount": 1 << 4000}, [])
 
