@@ -3,9 +3,10 @@
 The problem in a sentence: an exercise asks for a list that the package can generate, and a learner who imports the
 generator has solved nothing.
 
-`Exercise(without=("minimegatron.parallel.schedules",))` names them. In the learner's process they cannot be imported,
-under whatever name, and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the
-text into the cell beforehand, which looks to a judge like any other answer.
+`Exercise(without=("minimegatron.parallel.schedules",))` names them, and `Lab(without=...)` those of all its exercises;
+the name of a package closes all that is in it. In the learner's process they cannot be imported, under whatever name,
+and their files cannot be read: `files_of` gives those to the sandbox. What remains is to copy the text into the cell
+beforehand, which looks to a judge like any other answer.
 """
 
 from __future__ import annotations
@@ -31,14 +32,20 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in self.modules:
+        if not self.modules.isdisjoint(_with_parents(name)):
             raise Closed(f"`{name}` is closed in this exercise, which asks you to write what it does")
         return None
 
 
+def _with_parents(name: str) -> list[str]:
+    """The module and the packages that it is in."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
 def close(modules: Sequence[str]) -> None:
     """From now on none of these modules can be imported here, nor is one that was imported before."""
-    for name in modules:
+    for name in [name for name in sys.modules if not set(modules).isdisjoint(_with_parents(name))]:
         sys.modules.pop(name, None)
         parent, _, last = name.rpartition(".")
         if parent in sys.modules and hasattr(sys.modules[parent], last):
@@ -48,10 +55,11 @@ def close(modules: Sequence[str]) -> None:
 
 
 def files_of(modules: Iterable[str]) -> list[Path]:
-    """The source of each module, and its compiled form, there or not."""
+    """The folder of each package; the source of each other module, and its compiled form, there or not."""
     found = []
     for name in modules:
         top, *rest = name.split(".")
-        source = Path(str(importlib.import_module(top).__file__)).parent.joinpath(*rest).with_suffix(".py")
-        found += [source, Path(importlib.util.cache_from_source(str(source)))]
+        place = Path(str(importlib.import_module(top).__file__)).parent.joinpath(*rest)
+        source = place.with_suffix(".py")
+        found += [place] if place.is_dir() else [source, Path(importlib.util.cache_from_source(str(source)))]
     return found

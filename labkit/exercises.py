@@ -294,11 +294,15 @@ class Lab:
     Args:
         name: the notebook's file name without `.ipynb`, e.g. `01_process_groups`.
         exercises: each with a name of its own.
+        without: modules that no exercise of it may import, beside its own `without`.
     """
 
-    def __init__(self, name: str, exercises: Sequence[Exercise]) -> None:
+    def __init__(self, name: str, exercises: Sequence[Exercise], without: Sequence[str] = ()) -> None:
         self.name = name
-        self.exercises = {exercise.name: exercise for exercise in exercises}
+        self.exercises = {
+            exercise.name: dataclasses.replace(exercise, without=(*exercise.without, *without))
+            for exercise in exercises
+        }
         if len(self.exercises) != len(exercises):
             raise ConfigError("two exercises have the same name", where=f"lab {name}")
 

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks.buckets import BUCKETS
 from .checks.predicted import BYTES, GROUPS, QUESTIONS, SAMPLER
 from .checks.ranks import LOSS, PAIR, RING
 
-LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, LOSS, QUESTIONS])
+LAB = Lab("01_process_groups", [BYTES, GROUPS, RING, PAIR, SAMPLER, BUCKETS, LOSS, QUESTIONS], without=CLOSED)

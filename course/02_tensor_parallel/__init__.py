@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks.heads import ATTENTION, QKV
@@ -24,5 +25,4 @@ LAB = Lab(
     [
         BYTES, ACTIVATIONS, COLUMN, ROW, QKV, ATTENTION, EMBEDDING, LOSS, SEQUENCE, PARTIAL, OVERLAP, INITIAL,
         QUESTIONS,
-    ],
-)  # fmt: skip
+    ], without=CLOSED)  # fmt: skip

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks.gradients import SURVIVORS, TIED
@@ -17,4 +18,8 @@ from .checks.halves import STAGE
 from .checks.predicted import BUBBLE, QUESTIONS
 from .checks.schedules import GPIPE, INTERLEAVED, ONE_F_ONE_B, ZB_H1
 
-LAB = Lab("03_pipeline_1f1b", [BUBBLE, GPIPE, ONE_F_ONE_B, INTERLEAVED, STAGE, ZB_H1, TIED, SURVIVORS, QUESTIONS])
+LAB = Lab(
+    "03_pipeline_1f1b",
+    [BUBBLE, GPIPE, ONE_F_ONE_B, INTERLEAVED, STAGE, ZB_H1, TIED, SURVIVORS, QUESTIONS],
+    without=[name for name in CLOSED if name != "minimegatron.parallel"],
+)

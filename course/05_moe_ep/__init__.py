@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks.balance import BALANCE, BIAS
@@ -25,4 +26,8 @@ from .checks.predicted import BYTES, DROPS, QUESTIONS
 from .checks.routing import ROUTE
 from .checks.suspects import SUSPECTS
 
-LAB = Lab("05_moe_ep", [BYTES, DROPS, ROUTE, BALANCE, BIAS, PERMUTE, DISPATCH, LIMIT, FINISH, SUSPECTS, QUESTIONS])
+LAB = Lab(
+    "05_moe_ep",
+    [BYTES, DROPS, ROUTE, BALANCE, BIAS, PERMUTE, DISPATCH, LIMIT, FINISH, SUSPECTS, QUESTIONS],
+    without=CLOSED,
+)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from course import CLOSED
 from labkit.exercises import Lab
 
 from .checks import flash, norm
@@ -19,4 +20,4 @@ from .checks.fp8_linear import FP8_LINEAR
 from .checks.scales import ANSWERS, DELAYED, SHARES
 
 FP8 = [TO_FP8, TILE_SCALES, DELAYED, FP8_LINEAR, SHARES, ANSWERS]  # the order of the notebook
-LAB = Lab("07_kernels_flash_fp8", [*norm.EXERCISES, *flash.EXERCISES, *FP8])
+LAB = Lab("07_kernels_flash_fp8", [*norm.EXERCISES, *flash.EXERCISES, *FP8], without=CLOSED)

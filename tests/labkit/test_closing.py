@@ -46,3 +46,17 @@ def test_nothing_is_closed_where_nothing_is_asked_for() -> None:
     finders = list(sys.meta_path)
     closing.close([])
     assert sys.meta_path == finders and closing.files_of([]) == []
+
+
+def test_a_package_is_closed_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("minimegatron.viz.timeline")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in [name for name in sys.modules if name.startswith("minimegatron.viz")]:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    monkeypatch.setattr("minimegatron.viz", importlib.import_module("minimegatron.viz"))
+    closing.close(["minimegatron.viz"])
+    for name in ("minimegatron.viz", "minimegatron.viz.timeline"):
+        with pytest.raises(ImportError, match=r"minimegatron\.viz` is closed in this exercise"):
+            importlib.import_module(name)
+    [folder] = closing.files_of(["minimegatron.viz"])
+    assert folder.is_dir() and (folder / "timeline.py").exists()
