@@ -193,9 +193,8 @@ class _Job:
             answers.read(min(left, _LOOK_SECONDS))
             if not running and len(answers.started) == len(self.started):
                 running, deadline = True, time.monotonic() + self.limits.seconds
-        late = sorted(answers.waiting.intersection(ranks))
-        why = self._too_much(ranks) if late else ""
-        return dict.fromkeys(late, why) if why else {}
+        why = self._too_much(ranks)  # also when all have answered: each still holds what it has taken
+        return dict.fromkeys(ranks, why) if why else {}
 
     def _too_much(self, ranks: Collection[int]) -> str:
         """What the ranks have taken beyond their limits, or ""."""

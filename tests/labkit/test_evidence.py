@@ -53,11 +53,11 @@ def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any],
     """The evidence of each rank of a call, as the judge puts it together."""
     job: dict[str, Any] = {
         "sources": {"talk": source}, "exercise": "talk", "function": function, "drive": None, "seconds": 10,
-        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": False, "spoil": [], "trials": [inputs],
-        "hidden": "/nowhere", "libraries": None,
+        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": [False], "spoil": [], "trials": [inputs],
+        "hidden": "/nowhere", "without": [],
     }  # fmt: skip
     *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
-    logs = [_of_the_call(log) for log in heard.value["entries"]]
+    logs = [_of_the_call(log, 0, True) for log in heard.value["entries"]]
     said = [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
     return [one.with_log(log, range(ranks)) for one, log in zip(said, logs, strict=True)]
 

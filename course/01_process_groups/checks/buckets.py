@@ -107,6 +107,10 @@ def _average(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
     return [[g / n for g in grads] for grads in one["steps"]]
 
 
+def _average_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+    return [[g / len(ranks) for g in grads] for grads in one["steps"]]
+
+
 def _own_last_bucket(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
     """What finish() should have sent stays this rank's own."""
     left = _buckets(ranks[0])[1]
@@ -255,6 +259,7 @@ BUCKETS = Exercise(
     ],
     mistakes=[
         Mistake(_changed(_average), "Sum, do not average: who divides comes later."),
+        Mistake(_changed(_average_over_all), "Sum, do not average: who divides comes later."),
         Mistake(lambda ranks: _summed(ranks, _everyone), "You sum over all ranks; asked are those in `group`."),
         Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
                 "those in `group`."),
