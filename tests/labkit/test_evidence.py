@@ -53,8 +53,8 @@ def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any],
     """The evidence of each rank of a call, as the judge puts it together."""
     job: dict[str, Any] = {
         "sources": {"talk": source}, "exercise": "talk", "function": function, "drive": None, "seconds": 10,
-        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": [False], "spoil": [], "trials": [inputs],
-        "hidden": "/nowhere", "without": [],
+        "world": ranks, "members": list(range(ranks)), "groups": [], "strided": [False], "spoil": [],
+        "trials": [inputs], "hidden": "/nowhere", "without": [],
     }  # fmt: skip
     *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
     logs = [_of_the_call(log, 0, True) for log in heard.value["entries"]]
