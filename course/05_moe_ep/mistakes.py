@@ -167,7 +167,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("tokens[source]", "tokens.detach()[source]", told="gradient of tokens"),
         Edit("probs[source, expert]", "probs.detach()[source, expert]", told="probs"),
         Edit("index_add(0, source, rows)", "index_add(0, source, rows.detach())"),
-        Edit("map.T.nonzero", "probs.T.nonzero", told="weight of 0 | hidden"),
+        Edit("map.T.nonzero", "probs.T.nonzero", told="Number of indices | hidden"),
         Edit("rows.new_zeros(tokens,", "rows.new_zeros(int(source.max()) + 1,"),
         Edit(
             "rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows)",
