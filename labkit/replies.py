@@ -68,8 +68,7 @@ class Process:
                 text.write(plain.dumps(job, most=None).encode())
                 text.seek(0)
                 self.pid = server.fork(answer, text.fileno(), stack, *sockets, order=order)
-            # By this it can be killed when the nursery has gone, whatever it did to outlive it.
-            self.handle = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+            self.handle = _handle(self.pid)
         except BaseException:
             os.close(self.answer)
             os.close(self.stack)
@@ -168,6 +167,17 @@ def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
         return Reply(value=plain.loads(text), order=order)
     except MinimegatronError as error:
         return Reply(ended=error.what)
+
+
+def _handle(pid: int) -> int | None:
+    """By this a process can be killed when the nursery has gone, whatever it did to outlive it.
+
+    None where the system has no such thing, and of one that has ended already: a stub takes less than a millisecond.
+    """
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:
+        return None
 
 
 def used(folder: Path, enough: int) -> int:

@@ -92,6 +92,18 @@ def test_who_fails_answers_and_leaves(nursery: Nursery) -> None:
     assert reply.value == {"why": "planted"}
 
 
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_rank_may_end_before_it_is_taken_hold_of(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    def pidfd_open(pid: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open, raising=False)
+    [reply] = nursery.call(misbehave, ["raise Failed('at once')"], ENOUGH)
+    assert reply.value == "at once"
+
+
 def test_a_rank_holds_nothing_of_others(nursery: Nursery) -> None:
     """Standard streams, its answer, its stack, its line: no socket of the nursery, no job, no end of another rank."""
     replies = nursery.call(descriptors, [None] * 3, ENOUGH, beside=(overhear, None))
