@@ -229,10 +229,10 @@ TILE_SCALES = Exercise(
                 "Rounded up, the largest number of the tile goes beyond the top. Round down."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().round()), 1.0)),
                 "Rounded to the nearest power, some tiles go beyond the top. Round down."),
-        Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
-                "out as 2**0, and amax times the scale lies beyond the top. Take the logarithm in float64."),
         Mistake(lambda x, tile, top: _in_float32(x.double(), tile, top), "Of next to nothing the scale would be "
                 "infinite. It is a float32, too: at most 2**127."),
+        Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
+                "out as 2**0, and amax times the scale lies beyond the top. Take the logarithm in float64."),
         Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
     ],
     hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "
