@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError, did_you_mean
-from minimegatron.viz.picture import FAINT, INK, blank, box, colours, new_figure, styled
+from minimegatron.viz.picture import FAINT, INK, blank, box, new_figure, rank_colours, styled
 
 COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -141,7 +141,7 @@ def _sum(blocks: Sequence[Block | None]) -> Block | None:
 
 def _draw(axes: Axes, name: str, before: State, after: State) -> None:
     size = len(before)
-    palette = colours(size)
+    palette = rank_colours(size)
     right = size + 2.0
     for r in range(size):
         axes.text(-0.25, r + 0.5, f"rank {r}", ha="right", va="center", fontsize=9)

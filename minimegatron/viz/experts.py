@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import FAINT, INK, blank, colours, hatch, new_figure, styled
+from minimegatron.viz.picture import FAINT, INK, blank, colours, hatch, new_figure, rank_colours, styled
 
 Grid = Sequence[Sequence[bool]]
 
@@ -53,7 +53,7 @@ def routing_grid(maps: Mapping[str, Grid], ranks: int = 1, kept: Mapping[str, Gr
 
 def _grid(axes: Axes, grid: Grid, ranks: int, kept: Grid) -> None:
     tokens, experts = len(grid), len(grid[0])
-    local, palette = experts // ranks, colours(ranks)
+    local, palette = experts // ranks, rank_colours(ranks)
     for t, row in enumerate(grid):
         for e, goes in enumerate(row):
             rank = e // local

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PAPER, blank, box, colours, hatch, new_figure, styled, text_on
+from minimegatron.viz.picture import INK, PAPER, blank, box, colours, hatch, new_figure, rank_colours, styled, text_on
 
 Groups = Sequence[Sequence[int]]
 _GAP = 0.45  # between blocks of a slower axis, in cells
@@ -207,7 +207,7 @@ def _draw_weight(axes: Axes, weight: Shards) -> None:
         box(axes, (left, 0), (width, height), PAPER, "every rank\nholds all", pattern="//", edge=INK)
     else:
         text += f", dim {weight.dim} cut"
-        palette, length = colours(len(weight.parts)), weight.shape[weight.dim]
+        palette, length = rank_colours(len(weight.parts)), weight.shape[weight.dim]
         for rank, ranges in enumerate(weight.parts):
             for start, stop in ranges:
                 a, b = start / length, stop / length

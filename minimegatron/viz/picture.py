@@ -20,10 +20,21 @@ from matplotlib.patches import Rectangle
 
 STYLE = Path(__file__).with_name("minimegatron.mplstyle")
 
+# One colour, one meaning, in every picture of every lab. What a colour says, a label, a letter or a hatch says too.
 # From light to dark, so that a grey print keeps them apart; hues differ as well.
 PALETTE = ("#fbe3a1", "#a8dbc5", "#f4a97b", "#84b2e3", "#d2789f", "#4f9d69", "#7a52a8", "#24406e")
+# Rank 0, 1, 2, ... of whatever is drawn; none of them is a colour of WORK.
+RANKS = ("#c4ecdb", "#f4a97b", "#d2789f", "#7a52a8", "#dcc8ee", "#b58a5a", "#2f8f8f", "#6e1f3a")
+WORK = {"F": "#fbe3a1", "B": "#84b2e3", "W": "#4f9d69"}  # forward, backward of activations, backward of weights
+COMPUTE, COMM = WORK["F"], "#24406e"
 INK, FAINT, PAPER = "#222222", "#9a9a9a", "#f4f4f2"
 HATCHES = ("", "///", "...", "xxx")
+# (colour, hatch) of bars: what a formula says, what was counted or timed, and what both are compared with.
+PREDICTED, MEASURED, REFERENCE = ("white", "///"), ("#555555", ""), ("#c8c8c8", "")
+# How a curve of each is drawn, as keyword arguments of `plot`.
+PREDICTED_LINE = {"color": INK, "linestyle": "--", "linewidth": 1.4}
+MEASURED_LINE = {"color": INK, "linestyle": "-", "linewidth": 1.4}
+REFERENCE_LINE = {"color": "#b0b0b0", "linestyle": "-", "linewidth": 5.0}
 
 
 class Picture(Figure):
@@ -91,6 +102,11 @@ def colours(n: int) -> list[str]:
         return [PALETTE[i % len(PALETTE)] for i in range(n)]
     step = (len(PALETTE) - 1) / max(1, n - 1)
     return [PALETTE[round(i * step)] for i in range(n)]
+
+
+def rank_colours(n: int) -> list[str]:
+    """The colours of `n` ranks: rank 1 has the same one whatever `n` is; beyond eight they repeat (see `hatch`)."""
+    return [RANKS[i % len(RANKS)] for i in range(n)]
 
 
 def hatch(i: int) -> str:

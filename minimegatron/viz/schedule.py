@@ -24,10 +24,9 @@ from matplotlib.colors import to_hex, to_rgb
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import at_pixels
-from minimegatron.viz.picture import FAINT, INK, PALETTE, text_on
+from minimegatron.viz.picture import FAINT, INK, PALETTE, WORK, text_on
 
 WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 860, 52, 56, 20, 14, 6  # px
-COLOURS = {"F": PALETTE[0], "B": PALETTE[3], "W": PALETTE[5]}
 WIDEST_TEXT = 400  # columns; beyond that the text form lists actions without their times
 
 
@@ -199,7 +198,7 @@ def _colour(event: Event) -> str:
     """By kind; a later chunk is mixed with ink."""
     chunk = int(event.note.partition(".")[2] or 0)
     share = min(0.15 * chunk, 0.6)
-    plain, ink = to_rgb(COLOURS.get(event.name, PALETTE[6])), to_rgb(INK)
+    plain, ink = to_rgb(WORK.get(event.name, PALETTE[6])), to_rgb(INK)
     red, green, blue = ((1 - share) * a + share * b for a, b in zip(plain, ink, strict=True))
     return to_hex((red, green, blue))
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, blank, colours, hatch, new_figure, styled
+from minimegatron.viz.picture import INK, blank, hatch, new_figure, rank_colours, styled
 
 
 def pairs_of(held: Sequence[Sequence[int]]) -> list[int]:
@@ -49,7 +49,7 @@ def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
 
 def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
     owner = {i: rank for rank, tokens in enumerate(held) for i in tokens}
-    palette, work = colours(len(held)), pairs_of(held)
+    palette, work = rank_colours(len(held)), pairs_of(held)
     for i in range(len(owner)):
         colour, pattern = palette[owner[i]], hatch(owner[i])
         axes.add_patch(Rectangle((0, i), i + 1, 1, facecolor=colour, edgecolor=INK, hatch=pattern, linewidth=0.4))

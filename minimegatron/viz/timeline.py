@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import at_pixels, covered, lay_out, times
-from minimegatron.viz.picture import INK, PALETTE, box, colours, hatch, new_figure, scaled, styled
+from minimegatron.viz.picture import COMM, COMPUTE, INK, PALETTE, WORK, box, colours, hatch, new_figure, scaled, styled
 
 KINDS = ("compute", "comm", "wait", "memory", "mark")
 UNITS = ("µs", "ms", "s")
@@ -31,8 +31,8 @@ BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
 _LOOKS: dict[str, Look] = {
-    "compute": (PALETTE[0], ""),
-    "comm": (PALETTE[7], ""),
+    "compute": (COMPUTE, ""),
+    "comm": (COMM, ""),
     "wait": ("#ffffff", "///"),
     "memory": (PALETTE[4], "..."),
     "mark": (INK, ""),
@@ -161,7 +161,9 @@ def _styles(events: Sequence[tuple[Event, float]], by: str) -> dict[str, Look]:
         kinds = {e.kind: _kind(e) for e, _ in events}
         return {kind: _LOOKS.get(kind, (PALETTE[2], "")) for kind in sorted(kinds, key=kinds.__getitem__)}
     names = list(dict.fromkeys(e.name for e, _ in sorted(events, key=lambda pair: pair[1])))
-    return {name: (colour, hatch(i)) for i, (name, colour) in enumerate(zip(names, colours(len(names)), strict=True))}
+    other = [name for name in names if name not in WORK]
+    found = {name: (colour, hatch(i)) for i, (name, colour) in enumerate(zip(other, colours(len(other)), strict=True))}
+    return {name: found.get(name) or (WORK[name], "") for name in names}
 
 
 def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event], Look], labels: bool) -> None:

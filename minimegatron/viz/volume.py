@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.picture import INK, PALETTE, bytes_text, new_figure, scaled, styled
+from minimegatron.viz.picture import INK, MEASURED, PREDICTED, bytes_text, new_figure, scaled, styled
 
 
 def wire_bytes(events: Iterable[Event]) -> dict[str, float]:
@@ -46,9 +46,9 @@ def bars(
     keys = list(dict.fromkeys([*predicted, *(measured or {})]))
     if not keys:
         raise ConfigError("bars of nothing", fix="give at least one number of bytes")
-    series = [("predicted", predicted, "white", "///")]
+    series = [("predicted", predicted, *PREDICTED)]
     if measured is not None:
-        series.append(("measured", measured, PALETTE[7], ""))
+        series.append(("measured", measured, *MEASURED))
     most = max(max(table.values(), default=0.0) for _, table, _, _ in series)
     divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
     height = 0.8 / len(series)

@@ -2,15 +2,28 @@ import subprocess
 import sys
 
 import matplotlib
+from matplotlib.colors import to_rgb
 
 from minimegatron.viz.collective import before_after
-from minimegatron.viz.picture import bytes_text, colours, hatch, new_figure, styled, text_on
+from minimegatron.viz.picture import (
+    COMM,
+    RANKS,
+    WORK,
+    bytes_text,
+    colours,
+    hatch,
+    new_figure,
+    rank_colours,
+    styled,
+    text_on,
+)
 from tests.viz.reading import overlaps
 
 
 def test_a_picture_shows_itself_and_leaves_nothing_behind():
     script = """
 import matplotlib
+from matplotlib.colors import to_rgb
 before = dict(matplotlib.rcParams)
 from minimegatron.viz.collective import before_after
 png = before_after("all_reduce", 2)._repr_png_()
@@ -56,3 +69,11 @@ def test_colours_darken_and_their_text_stays_readable():
     assert text_on("#ffffff") != text_on("#000000")
     looks = [(colour, hatch(i)) for i, colour in enumerate(colours(32))]
     assert len(set(looks)) == 32, "more groups than colours are told apart by hatches"
+
+
+def test_a_colour_has_one_meaning():
+    assert not {*RANKS} & {*WORK.values(), COMM}, "a rank looks like a kind of work"
+    assert len({*RANKS}) == 8 and all(rank_colours(n) == [*RANKS[:n]] for n in range(9)), "a rank changes its colour"
+    assert rank_colours(9)[8] == RANKS[0] and hatch(8) != hatch(0), "rank 8 is told from rank 0 by its hatch"
+    light = sorted(sum(c * w for c, w in zip(to_rgb(colour), (0.30, 0.59, 0.11), strict=True)) for colour in RANKS[:4])
+    assert min(b - a for a, b in zip(light, light[1:], strict=False)) > 0.08, "a grey print mixes up four ranks"
