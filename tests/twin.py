@@ -38,7 +38,7 @@ class Case:
         layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
-        overlap, bucket_size: of the data-parallel wrapper.
+        overlap, bucket_size, sharding: of the data-parallel wrapper.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
@@ -50,6 +50,7 @@ class Case:
     accumulation: int = 1
     overlap: bool = False
     bucket_size: int | None = None
+    sharding: str = "no_shard"
     double: bool = False
     seed: int = 0
     empty_rank: int | None = None
@@ -136,7 +137,7 @@ def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
     model = model.double() if case.double else model
     dtype = torch.float64 if case.double else torch.float32
-    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype)
+    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding)
 
 
 def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
@@ -149,7 +150,8 @@ def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
         batch = cut_batch(microbatch(case, mesh.dp.rank, i), mesh)
         with ddp.no_sync() if i < case.accumulation - 1 else contextlib.nullcontext():
             loss = losses(ddp, batch).sum()
-            loss.backward()
+            with ddp.backward_pass():
+                loss.backward()
         total += loss.detach()
         count += batch["loss_mask"].sum()
     tokens = finalize_model_grads(ddp, mesh, count)
@@ -176,7 +178,7 @@ def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]
     reports = []
     for case in cases:
         mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
-        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None)}"
+        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None, sharding='')}"
         if key not in twins:
             twins[key] = serial_gradients(case, mesh.dp.size)
         reports.append(_compare(case, mesh, *twins[key]))
@@ -192,7 +194,8 @@ def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
 def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Tensor]) -> dict[str, Any]:
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
-    got = {n: gather_logical(p.main_grad, layout_of(p), mesh) for n, p in ddp.params.items()}
+    whole = ddp.whole_gradients()
+    got = {n: gather_logical(whole[n], layout_of(p), mesh) for n, p in ddp.params.items()}
     counted = [g for n, g in got.items() if not layout_of(ddp.params[n]).shared]
     squares = sum((g.double().square().sum() for g in counted), torch.zeros((), dtype=torch.float64))
     norm = c.all_reduce(squares, mesh.pp).sqrt().item()
@@ -202,7 +205,7 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
     for name, param in ddp.params.items():
         expert = layout_of(param).experts is not None
         copies, tp = (mesh.edp, mesh.etp) if expert else (mesh.dp_cp, mesh.tp)
-        for what, tensor in ((name, param), (f"{name}.grad", param.main_grad)):
+        for what, tensor in ((name, param), (f"{name}.grad", whole[name])):
             over_dp = c.all_gather(tensor.detach()[None], copies)
             over_tp = c.all_gather(tensor.detach()[None], tp)
             if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):

@@ -115,7 +115,11 @@ class ModuleStage:
         if kind == "W" and names:  # those that are not deferred have been complete since the last B
             deferred = {self._ddp.name_of(p.weight) for p in self._products[microbatch]}
             self._ddp.ready(names - deferred)
-        return self._ddp.sync_only(names)
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._ddp.sync_only(names))
+        if kind == "W" or not self._schedule.is_split(microbatch, self._stage):
+            stack.enter_context(self._ddp.backward_pass(self._module))
+        return stack
 
     @contextlib.contextmanager
     def _counting(self, microbatch: int) -> Iterator[None]:

@@ -112,7 +112,7 @@ def forward_backward(
             with trace.span("forward", note=str(index)):
                 output, summed = forward_step(data_iterator, model)
                 loss, num_tokens, report = summed(output)
-            with trace.span("backward", note=str(index)):
+            with trace.span("backward", note=str(index)), model.backward_pass():
                 scale(loss).backward()
         tokens += num_tokens.detach()
         for name, pair in report.items():

@@ -114,9 +114,21 @@ class Trainer:
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
         self.model = DistributedDataParallel(
-            model, mesh, run.parallel.ddp_bucket_size, run.parallel.overlap_grad_reduce
+            model,
+            mesh,
+            run.parallel.ddp_bucket_size,
+            run.parallel.overlap_grad_reduce,
+            sharding=run.parallel.data_parallel_sharding_strategy,
+            overlap_param_gather=run.parallel.overlap_param_gather,
         )
-        self.optimizer = build_optimizer(run.optimizer, self.model, mesh, kernels=run.model.kernels)
+        self.optimizer = build_optimizer(
+            run.optimizer,
+            self.model,
+            mesh,
+            self.model.shards(),
+            kernels=run.model.kernels,
+            publish=self.model.start_param_gather,
+        )
         schedule = Schedule.from_config(
             run.optimizer,
             global_batch_size=self.batch_sizes.global_batch_size,
