@@ -195,6 +195,8 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
     whole = ddp.whole_gradients()
+    with ddp.whole_weights():
+        held_weights = {n: p.detach().clone() for n, p in ddp.params.items()}
     got = {n: gather_logical(whole[n], layout_of(p), mesh) for n, p in ddp.params.items()}
     counted = [g for n, g in got.items() if not layout_of(ddp.params[n]).shared]
     squares = sum((g.double().square().sum() for g in counted), torch.zeros((), dtype=torch.float64))
@@ -205,7 +207,7 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
     for name, param in ddp.params.items():
         expert = layout_of(param).experts is not None
         copies, tp = (mesh.edp, mesh.etp) if expert else (mesh.dp_cp, mesh.tp)
-        for what, tensor in ((name, param), (f"{name}.grad", whole[name])):
+        for what, tensor in ((name, held_weights[name]), (f"{name}.grad", whole[name])):
             over_dp = c.all_gather(tensor.detach()[None], copies)
             over_tp = c.all_gather(tensor.detach()[None], tp)
             if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):

@@ -33,12 +33,15 @@ class Shard(Protocol):
     Attributes:
         piece: elements of the flattened parameter; None for all of it.
         grad: where their gradients are.
+        data: the weights themselves, in the model's dtype.
     """
 
     @property
     def piece(self) -> slice | None: ...
     @property
     def grad(self) -> torch.Tensor: ...
+    @property
+    def data(self) -> torch.Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,7 @@ class MainParam:
         counts_here: whether this rank counts its gradient in the norm.
         wd_mult: factor for weight decay.
         grad: where the gradient of `main` is; None: the model's `main_grad` or `grad`.
+        data: where the weights that `main` covers are; None: in the model.
     """
 
     name: str
@@ -62,22 +66,24 @@ class MainParam:
     counts_here: bool
     wd_mult: float
     grad: torch.Tensor | None = None
+    data: torch.Tensor | None = None
 
     @classmethod
     def of(cls, name: str, model: nn.Parameter, mesh: Mesh, shard: Shard | None = None) -> MainParam:
         """Wrap one parameter, or a part of it; no weight decay on biases and 1-D parameters."""
         layout, piece = layout_of(model), shard.piece if shard else None
         half = model.dtype in (torch.bfloat16, torch.float16)
-        part = _part(model.detach(), piece)
+        part = shard.data if shard else model.detach()
         decays = len(layout.shape) > 1 and not name.endswith(".bias")
         counts = counts_here(layout, mesh, piece is not None)
         main = part.float() if half else part
-        return cls(name, model, main, piece, counts, 1.0 if decays else 0.0, shard.grad if shard else None)
+        given = (shard.grad, shard.data) if shard else (None, None)
+        return cls(name, model, main, piece, counts, 1.0 if decays else 0.0, *given)
 
     @property
     def model_part(self) -> torch.Tensor:
-        """The part of the model's parameter that `main` covers, a view."""
-        return _part(self.model.detach(), self.piece)
+        """The weights that `main` covers, in the model's memory or its shard."""
+        return self.model.detach() if self.data is None else self.data
 
     @property
     def is_copy(self) -> bool:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Hashable, Sequence
 
 DEFAULT_BUCKET_SIZE = 40_000_000
 PARAM_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements: 256 bytes of fp32, 256 bytes of bf16
@@ -135,7 +135,10 @@ class BufferLayout:
 
 
 def bucket_layout(
-    numels: Sequence[int], bucket_size: int | None, shards: int | None = None, alone: Collection[int] = ()
+    numels: Sequence[int],
+    bucket_size: int | None,
+    shards: int | None = None,
+    groups: Sequence[Hashable] | None = None,
 ) -> BufferLayout:
     """Lay parameters out in reverse order of registration.
 
@@ -143,7 +146,7 @@ def bucket_layout(
         numels: sizes of the parameters in the order of registration.
         bucket_size: a bucket is closed when it holds at least this many elements; None means one bucket.
         shards: ranks among which every bucket is cut; None cuts and pads nothing.
-        alone: parameters, by their place, that have a bucket of their own where there are shards.
+        groups: of each parameter; those of different groups share no bucket.
     """
     spans = [Span(0, 0)] * len(numels)
     buckets: list[BucketSpan] = []
@@ -158,15 +161,14 @@ def bucket_layout(
             start, offset, members = end, end, []
 
     for index in reversed(range(len(numels))):
-        separate = shards is not None and index in alone
-        if separate:
+        if members and groups is not None and groups[index] != groups[members[-1]]:
             close()
         if shards is not None:
             offset = _align(offset, PARAM_ALIGNMENT)
         spans[index] = Span(offset, offset + numels[index])
         offset += numels[index]
         members.append(index)
-        if separate or (bucket_size is not None and offset - start >= bucket_size):
+        if bucket_size is not None and offset - start >= bucket_size:
             close()
     close()
     return BufferLayout(tuple(spans), tuple(buckets), shards)

@@ -55,10 +55,11 @@ from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.balance import ExpertLoad
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, bucket_layout
 from minimegatron.parallel.grad_buffer import Bucket, Fleeting, GradBuffer, Replicated, Sharded
-from minimegatron.parallel.param_buffer import ParamBuffer
-from minimegatron.parallel.units import units_of
+from minimegatron.parallel.gather_on_use import GatherOnUse
+from minimegatron.parallel.param_buffer import ShardedParams, WholeParams
+from minimegatron.parallel.units import Unit, leaves_of, units_of
 
-KINDS = {"no_shard": Replicated, "optim": Sharded, "optim_grads": Fleeting}
+KINDS = {"no_shard": Replicated, "optim": Sharded, "optim_grads": Fleeting, "optim_grads_params": Fleeting}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +69,12 @@ class Shard:
     Attributes:
         piece: elements of the flattened parameter; None for all of it.
         grad: their gradients after `finish_grad_sync`, flat where there is a piece.
+        data: the weights themselves, in the model's dtype; a view of what the model reads or is gathered from.
     """
 
     piece: slice | None
     grad: torch.Tensor
+    data: torch.Tensor
 
 
 class BufferSink:
@@ -161,11 +164,15 @@ class DistributedDataParallel(nn.Module):
         self.overlap = overlap
         self.sharding, self._gathers_late = sharding, overlap_param_gather
         self._sync: Collection[str] | None = None  # parameters whose gradient is now complete; None means all
-        in_time = overlap or overlap_param_gather or sharding == "optim_grads"
+        by_unit = sharding == "optim_grads_params"
+        in_time = (overlap or overlap_param_gather or sharding == "optim_grads") and not by_unit
         self._bucket_size = (bucket_size or max(DEFAULT_BUCKET_SIZE, 1_000_000 * mesh.dp_cp.size)) if in_time else None
         trainable = [(n, p) for n, p in logical_parameters(module) if p.requires_grad]
         self.grad_buffers: list[GradBuffer] = []
-        self.param_buffers: list[ParamBuffer] = []
+        self._whole_params: list[WholeParams] = []
+        self._sharded_params: list[list[ShardedParams]] = []
+        units = units_of(module) if by_unit else []
+        self._unit_of = {param: number for number, unit in enumerate(units) for param in unit.params}
         dense = [(n, p) for n, p in trainable if layout_of(p).experts is None]
         experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]
         self._add_buffers(dense, mesh.dp_cp, grad_dtype)
@@ -180,7 +187,10 @@ class DistributedDataParallel(nn.Module):
             sink = BufferSink(self, name, self._buffer_of[name].bucket_of[name], param.dtype == grad_dtype)
             param.gradient_sink = sink  # type: ignore[attr-defined]
             param.register_post_accumulate_grad_hook(sink.collect)
-        if overlap_param_gather:
+        self._on_use: GatherOnUse | None = None
+        if by_unit:
+            self._gather_on_use(units)
+        elif overlap_param_gather:
             self._wait_before_use()
 
     def _add_buffers(self, params: list[tuple[str, nn.Parameter]], axis: Axis, dtype: torch.dtype) -> None:
@@ -189,21 +199,36 @@ class DistributedDataParallel(nn.Module):
         kinds = dict.fromkeys(p.dtype if sharded else None for _, p in params) or {None: None}
         for kind in kinds:
             members = [(n, p) for n, p in params if kind is None or p.dtype == kind]
-            alone = {i for i, (_, p) in enumerate(members) if layout_of(p).copies}
+            groups = [(self._unit_of.get(p), layout_of(p).copies and n) for n, p in members] if sharded else None
             numels = [p.numel() for _, p in members]
-            layout = bucket_layout(numels, self._bucket_size, axis.size if sharded else None, alone)
-            if sharded:
-                self.param_buffers.append(ParamBuffer(members, layout, axis))
+            layout = bucket_layout(numels, self._bucket_size, axis.size if sharded else None, groups)
+            if self._unit_of:
+                self._sharded_params.append([ShardedParams(members, layout, b, axis) for b in layout.buckets])
+            elif sharded:
+                self._whole_params.append(WholeParams(members, layout, axis))
             self.grad_buffers.append(GradBuffer(members, layout, KINDS[self.sharding], axis, dtype, self.overlap))
 
     def _wait_before_use(self) -> None:
         """Before a unit of the model runs, its weights must have come."""
-        buffers = {name: buffer for buffer in self.param_buffers for name in buffer.bucket_of}
-        for unit, params in units_of(self.module):
-            held = [(buffers[self._names[p]], self._names[p]) for p in params if p in self._names]
-            needed = list({(id(b), b.bucket_of[n]): (b, n) for b, n in held}.values())
-            if needed:
-                unit.register_forward_pre_hook(_Arrival(needed))
+        buffers = {name: buffer for buffer in self._whole_params for name in buffer.bucket_of}
+        for unit in units_of(self.module):
+            for part, params in leaves_of(unit):
+                names = [self._names[p] for p in params if p in self._names]
+                needed = dict.fromkeys((buffers[name], buffers[name].bucket_of[name]) for name in names)
+                part.register_forward_pre_hook(_Arrival(list(needed)))
+
+    def _gather_on_use(self, units: list[Unit]) -> None:
+        """The units of the model gather their weights."""
+        buckets: list[list[ShardedParams]] = [[] for _ in units]
+        for buffer, sharded in zip(self.grad_buffers, self._sharded_params, strict=True):
+            params = list(buffer.params.values())
+            for span, bucket in zip(buffer.layout.buckets, sharded, strict=True):
+                buckets[self._unit_of[params[span.members[0]]]].append(bucket)
+        parts = [
+            (unit.module, mine, [self._names[p] for p in unit.params if p in self._names])
+            for unit, mine in zip(units, buckets, strict=True)
+        ]
+        self._on_use = GatherOnUse(parts, keep_outside=self.mesh.pp.size == 1)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -219,6 +244,8 @@ class DistributedDataParallel(nn.Module):
             buffer = self._buffer_of[name]
             if self.overlap or buffer.fleeting:
                 buffer.ready(name)
+            if self._on_use is not None:
+                self._on_use.complete(name)
 
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
@@ -241,15 +268,22 @@ class DistributedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def backward_pass(self, module: nn.Module | None = None) -> Iterator[None]:
-        """Around the backward pass of one microbatch through `module` (default: all there is)."""
-        if self.sharding == "optim_grads":
+        """Around what produces gradients of one microbatch, of parameters of `module` (default: of all)."""
+        fleeting = any(buffer.fleeting for buffer in self.grad_buffers)
+        if fleeting:
             names = {self._names[p] for p in (module or self.module).parameters() if p in self._names}
             for buffer in self.grad_buffers:
                 buffer.begin_pass(names)
         yield
-        if self.sharding == "optim_grads":
+        if fleeting:
             for buffer in self.grad_buffers:
                 buffer.end_pass()
+        self.release_weights()
+
+    def release_weights(self) -> None:
+        """A backward pass has ended: let go of weights that were gathered for it."""
+        if self._on_use is not None:
+            self._on_use.end_pass()
 
     def finish_grad_sync(self) -> None:
         """After this every `main_grad` is the sum over its axis. Call once a step, after the last backward pass."""
@@ -269,14 +303,21 @@ class DistributedDataParallel(nn.Module):
     def shards(self) -> dict[str, Shard]:
         """What this rank updates, by the parameter's logical name; a parameter may have no part here."""
         if self.sharding == "no_shard":
-            return {name: Shard(None, param.main_grad) for name, param in self.params.items()}  # type: ignore[arg-type]
-        return {
-            list(buffer.params)[piece.param]: Shard(
-                piece.of_param.slice, buffer.buckets[piece.bucket].owned[piece.of_shard.slice]
-            )
-            for buffer in self.grad_buffers
-            for piece in buffer.layout.pieces(buffer.axis.rank)
-        }
+            return {n: Shard(None, p.main_grad, p.detach()) for n, p in self.params.items()}  # type: ignore[arg-type]
+        found = {}
+        for number, buffer in enumerate(self.grad_buffers):
+            names = list(buffer.params)
+            for piece in buffer.layout.pieces(buffer.axis.rank):
+                grad = buffer.buckets[piece.bucket].owned[piece.of_shard.slice]
+                data = self._weights(number, piece.bucket)[piece.of_shard.slice]
+                found[names[piece.param]] = Shard(piece.of_param.slice, grad, data)
+        return found
+
+    def _weights(self, buffer: int, bucket: int) -> torch.Tensor:
+        """This rank's shard of the weights of a bucket."""
+        if self._sharded_params:
+            return self._sharded_params[buffer][bucket].shard
+        return self._whole_params[buffer].shard(bucket)
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
         """Every gradient whole, from the shards of all replicas (a check wants them; training does not)."""
@@ -289,15 +330,19 @@ class DistributedDataParallel(nn.Module):
 
     def start_param_gather(self) -> None:
         """The shards of the weights are new: put them together again, or begin to."""
-        for buffer in self.param_buffers:
+        self.release_weights()  # what is here is old
+        for buffer in self._whole_params:
             buffer.start()
-        if not self._gathers_late:
-            self.finish_param_gather()
+            if not self._gathers_late:
+                buffer.finish()
 
-    def finish_param_gather(self) -> None:
-        """After this every weight is whole; call before reading weights outside of a forward pass."""
-        for buffer in self.param_buffers:
+    @contextlib.contextmanager
+    def whole_weights(self) -> Iterator[None]:
+        """In the block every weight is whole: for what reads weights outside of a forward pass."""
+        for buffer in self._whole_params:
             buffer.finish()
+        with self._on_use.whole() if self._on_use is not None else contextlib.nullcontext():
+            yield
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
@@ -308,9 +353,9 @@ class DistributedDataParallel(nn.Module):
 class _Arrival:
     """A forward pre-hook that waits for weights."""
 
-    def __init__(self, needed: list[tuple[ParamBuffer, str]]) -> None:
+    def __init__(self, needed: list[tuple[WholeParams, int]]) -> None:
         self._needed = needed
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        for buffer, name in self._needed:
-            buffer.require(name)
+        for buffer, bucket in self._needed:
+            buffer.require(bucket)

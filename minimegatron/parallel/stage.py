@@ -119,6 +119,8 @@ class ModuleStage:
         stack.enter_context(self._ddp.sync_only(names))
         if kind == "W" or not self._schedule.is_split(microbatch, self._stage):
             stack.enter_context(self._ddp.backward_pass(self._module))
+        else:
+            stack.callback(self._ddp.release_weights)
         return stack
 
     @contextlib.contextmanager

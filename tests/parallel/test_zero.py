@@ -30,11 +30,11 @@ def trained(rank: int, world: int, case: Case, config: OptimizerConfig) -> tuple
     for _ in range(STEPS):
         accumulate(ddp, case, mesh)
         norms.append(optimizer.step().grad_norm)
-    ddp.finish_param_gather()
-    return {n: gather_logical(p, layout_of(p), mesh) for n, p in logical_parameters(ddp)}, norms
+    with ddp.whole_weights():
+        return {n: gather_logical(p, layout_of(p), mesh) for n, p in logical_parameters(ddp)}, norms
 
 
-@pytest.mark.parametrize("sharding", ["optim", "optim_grads"])
+@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params"])
 @pytest.mark.parametrize("layout", [{}, {TP: 2, SP: True}, {PP: 2}], ids=str)
 def test_steps_are_those_of_plain_data_parallelism(ranks: Any, layout: dict[str, Any], sharding: str) -> None:
     def case(sharding: str) -> Case:
