@@ -111,7 +111,14 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     shake(model, run.training.seed)
     model = model.double()
     parallel = run.parallel
-    ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce, torch.float64)
+    ddp = DistributedDataParallel(
+        model,
+        mesh,
+        parallel.ddp_bucket_size,
+        parallel.overlap_grad_reduce,
+        torch.float64,
+        parallel.data_parallel_sharding_strategy,
+    )
     ddp.zero_grad_buffer()
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)

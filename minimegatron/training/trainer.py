@@ -233,8 +233,9 @@ class Trainer:
 
     def _check_replicas(self) -> None:
         """Compare every parameter with its copies on other ranks."""
-        held = logical_parameters(self.model)
-        check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
+        with self.model.whole_weights():
+            held = logical_parameters(self.model)
+            check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins
