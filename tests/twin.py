@@ -24,8 +24,10 @@ from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 
@@ -131,16 +133,18 @@ def _grad(p: torch.Tensor) -> torch.Tensor:
     return p.grad if p.grad is not None else torch.zeros_like(p)
 
 
-def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
+def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
     model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
     model = model.double() if case.double else model
+    if case.sharding == "fsdp2":
+        return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
     return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding)
 
 
-def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+def accumulate(ddp: DataParallel, case: Case, mesh: Mesh) -> float:
     """Forward and backward over this rank's microbatches, then the last sums; returns the mean loss per token."""
     ddp.zero_grad_buffer()
     if isinstance(ddp.module, ModelChunks):
@@ -158,7 +162,7 @@ def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
     return (c.all_reduce(total, mesh.dp_cp) / tokens).item()
 
 
-def _accumulate_pipelined(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+def _accumulate_pipelined(ddp: DataParallel, case: Case, mesh: Mesh) -> float:
     batches = (cut_batch(microbatch(case, mesh.dp.rank, i), mesh) for i in range(case.accumulation))
     count, reports = forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss)
     assert bool(reports) == any(chunk.post_process for _, chunk in ddp.module.stages()), "the last stage reports"

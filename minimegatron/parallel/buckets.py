@@ -128,9 +128,7 @@ class BufferLayout:
             for index in bucket.members:
                 place = self.params[index]
                 if both := place.overlap(shard):
-                    found.append(
-                        Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start))
-                    )
+                    found.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
         return found
 
 

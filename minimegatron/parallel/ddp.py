@@ -10,14 +10,16 @@ arrives, while the layers before it are still being computed:
     backward   |  layer 3  |  layer 2  |  layer 1  |  layer 0  |
     network                | bucket 0  |    bucket 1   |  bucket 2 |      only the last one is waited for
 
-| `sharding`    | what travels                        | when               | a rank keeps of gradients, of AdamW's state |
-|---------------|-------------------------------------|--------------------|---------------------------------------------|
-| `no_shard`    | all-reduce a bucket                 | last microbatch    | all, all                                    |
-| `optim`       | reduce-scatter; all-gather of weights | last microbatch; after the step | all, 1/D                     |
-| `optim_grads` | reduce-scatter; all-gather of weights | every microbatch; after the step | 1/D, 1/D                    |
+| `sharding`           | of gradients travels                | and of weights                    | a rank keeps 1/D of |
+|----------------------|-------------------------------------|-----------------------------------|---------------------|
+| `no_shard`           | all-reduce, last microbatch         | nothing                           | nothing             |
+| `optim`              | reduce-scatter, last microbatch     | all-gather, after the step        | AdamW's state       |
+| `optim_grads`        | reduce-scatter, every microbatch    | all-gather, after the step        | and gradients       |
+| `optim_grads_params` | reduce-scatter, every microbatch    | all-gather, when a unit runs      | and weights         |
 
-With a sharded optimizer the weights lie in a buffer of the same layout (`parallel/param_buffer`), each rank updates its
-shard of it (`shards`), and `gather_params` puts the shards together again.
+The names are Megatron's, after the stages 1, 2 and 3 of ZeRO. With a sharded optimizer the weights lie in buffers of
+the gradients' layout (`parallel/param_buffer`) and each rank updates its `shards` of them; how they come together again
+is in that file and in `parallel/gather_on_use`.
 
 Where weights have the buffer's dtype, a linear layer's backward adds its dW to the buffer in the very product that
 computes it (`layers/products.py`; Megatron's `gradient_accumulation_fusion`): the gradient itself never exists, and one
@@ -34,13 +36,13 @@ the global token count, is in `parallel/finalize.py`.
 Experts have a buffer of their own, because other ranks hold copies of them: edp, which is what expert parallelism
 leaves of tp x cp x dp. Tokens of the other ranks have reached an expert by then, and with them their gradients.
 
-Li et al. 2020 (arXiv 2006.15704); Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM: `megatron/core/distributed/distributed_data_parallel.py`.
+Li et al. 2020 (arXiv 2006.15704); Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM:
+`megatron/core/distributed/distributed_data_parallel.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -52,29 +54,19 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.parallel.balance import ExpertLoad
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, bucket_layout
-from minimegatron.parallel.grad_buffer import Bucket, Fleeting, GradBuffer, Replicated, Sharded
+from minimegatron.parallel.data_parallel import DataParallel, Shard
 from minimegatron.parallel.gather_on_use import GatherOnUse
+from minimegatron.parallel.grad_buffer import Bucket, Fleeting, GradBuffer, Replicated, Sharded
 from minimegatron.parallel.param_buffer import ShardedParams, WholeParams
 from minimegatron.parallel.units import Unit, leaves_of, units_of
 
-KINDS = {"no_shard": Replicated, "optim": Sharded, "optim_grads": Fleeting, "optim_grads_params": Fleeting}
-
-
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """The part of a parameter that this rank updates.
-
-    Attributes:
-        piece: elements of the flattened parameter; None for all of it.
-        grad: their gradients after `finish_grad_sync`, flat where there is a piece.
-        data: the weights themselves, in the model's dtype; a view of what the model reads or is gathered from.
-    """
-
-    piece: slice | None
-    grad: torch.Tensor
-    data: torch.Tensor
+KINDS: dict[str, type[Replicated] | type[Fleeting]] = {
+    "no_shard": Replicated,
+    "optim": Sharded,
+    "optim_grads": Fleeting,
+    "optim_grads_params": Fleeting,
+}
 
 
 class BufferSink:
@@ -126,7 +118,7 @@ class BufferSink:
         return ddp
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(DataParallel):
     """Wrap a model so that its gradients are summed over the ranks that hold the same weights.
 
     Args:
@@ -143,9 +135,6 @@ class DistributedDataParallel(nn.Module):
     Attributes:
         buffer: of all parameters but experts, and but those of another dtype where weights are sharded.
         grad_buffers: all, those of experts last.
-        expert_load: what the routers did in the last finished step (`parallel/balance.py`); None without experts.
-        loss_names: of the losses that the last pipeline stage reports (`training/reports.py`): in an evaluation and in
-            a step; empty until it has said them.
     """
 
     def __init__(
@@ -158,9 +147,7 @@ class DistributedDataParallel(nn.Module):
         sharding: str = "no_shard",
         overlap_param_gather: bool = False,
     ) -> None:
-        super().__init__()
-        self.module = module
-        self.mesh = mesh
+        super().__init__(module, mesh)
         self.overlap = overlap
         self.sharding, self._gathers_late = sharding, overlap_param_gather
         self._sync: Collection[str] | None = None  # parameters whose gradient is now complete; None means all
@@ -179,8 +166,6 @@ class DistributedDataParallel(nn.Module):
         if experts:
             self._add_buffers(experts, mesh.edp, grad_dtype)
         self.buffer = self.grad_buffers[0]
-        self.expert_load: ExpertLoad | None = None
-        self.loss_names: tuple[list[str], list[str]] = ([], [])
         self._names = {param: name for name, param in trainable}
         self._buffer_of = {name: buffer for buffer in self.grad_buffers for name in buffer.params}
         for name, param in trainable:
@@ -230,9 +215,6 @@ class DistributedDataParallel(nn.Module):
         ]
         self._on_use = GatherOnUse(parts, keep_outside=self.mesh.pp.size == 1)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
-
     def complete(self, name: str) -> None:
         """This gradient of a microbatch is there; the last one of a step may travel."""
         if self._sync is None or name in self._sync or self._buffer_of[name].fleeting:
@@ -250,12 +232,6 @@ class DistributedDataParallel(nn.Module):
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
         return self._names[param]  # type: ignore[index]
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only accumulate; for every microbatch of a step but the last."""
-        with self.sync_only(()):
-            yield
 
     @contextlib.contextmanager
     def sync_only(self, names: Collection[str]) -> Iterator[None]:
@@ -295,6 +271,10 @@ class DistributedDataParallel(nn.Module):
         for buffer in self.grad_buffers:
             buffer.zero()
 
+    def divide_gradients(self, divisor: torch.Tensor) -> None:
+        for buffer in self.grad_buffers:
+            buffer.divide(divisor)
+
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
         """Multiply every gradient."""
         for buffer in self.grad_buffers:
@@ -303,8 +283,8 @@ class DistributedDataParallel(nn.Module):
     def shards(self) -> dict[str, Shard]:
         """What this rank updates, by the parameter's logical name; a parameter may have no part here."""
         if self.sharding == "no_shard":
-            return {n: Shard(None, p.main_grad, p.detach()) for n, p in self.params.items()}  # type: ignore[arg-type]
-        found = {}
+            return {n: Shard(None, self._buffer_of[n].bucket_of[n].grad(n), p.detach()) for n, p in self.params.items()}
+        found: dict[str, Shard] = {}
         for number, buffer in enumerate(self.grad_buffers):
             names = list(buffer.params)
             for piece in buffer.layout.pieces(buffer.axis.rank):
@@ -321,7 +301,7 @@ class DistributedDataParallel(nn.Module):
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
         """Every gradient whole, from the shards of all replicas (a check wants them; training does not)."""
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for buffer in self.grad_buffers:
             for bucket in buffer.buckets:
                 whole = bucket.owned if self.sharding == "no_shard" else all_gather(bucket.owned, buffer.axis)
@@ -343,11 +323,6 @@ class DistributedDataParallel(nn.Module):
             buffer.finish()
         with self._on_use.whole() if self._on_use is not None else contextlib.nullcontext():
             yield
-
-    @property
-    def params(self) -> dict[str, nn.Parameter]:
-        """Every trainable parameter by its logical name."""
-        return {name: param for buffer in self.grad_buffers for name, param in buffer.params.items()}
 
 
 class _Arrival:

@@ -36,7 +36,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.parallel.balance import count_loads
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 
 
 def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
@@ -44,7 +44,7 @@ def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
     return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
 
 
-def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+def sum_partial_gradients(model: DataParallel, mesh: Mesh) -> None:
     """Complete the gradients of replicated parameters, one flat all-reduce per axis."""
     by_axis: dict[str, list[torch.Tensor]] = {}
     axes, params = partial_axes(mesh), model.params
@@ -58,7 +58,7 @@ def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
             grad.copy_(total.view_as(grad))
 
 
-def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+def sum_tied_gradients(model: DataParallel, mesh: Mesh) -> None:
     """Add up the gradients of the copies of a tied weight on several pipeline stages."""
     params = model.params
     for name, shard in model.shards().items():
@@ -67,7 +67,7 @@ def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
             all_reduce(shard.grad, mesh.axis(copies))
 
 
-def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
+def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
     """Make every gradient, or this rank's shard of it, that of the mean loss per token of the whole batch.
 
     Args:
@@ -85,7 +85,6 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
     total = all_reduce(total, mesh.pp)
     total = torch.where(total > 0, total, torch.ones_like(total))
-    for buffer in model.grad_buffers:
-        buffer.divide(total)
+    model.divide_gradients(total)
     model.expert_load = count_loads(model, mesh)
     return total

@@ -21,7 +21,8 @@ them in different orders, and mismatched collectives return wrong numbers or han
 
 fp32 for a reason: adding 1000 ones in bf16 stops at 256.
 
-Rajbhandari et al. 2020 (arXiv 1910.02054), section 5. Megatron-LM: `megatron/core/distributed/param_and_grad_buffer.py`.
+Rajbhandari et al. 2020 (arXiv 1910.02054), section 5. Megatron-LM:
+`megatron/core/distributed/param_and_grad_buffer.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending, all_reduce, all_reduce_start, reduce_scatter_start
+from minimegatron.comm.collectives import Pending, all_reduce_start, reduce_scatter_start
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
 
 IN_FLIGHT = 2  # fleeting buckets that exist at a time
@@ -177,7 +178,7 @@ class GradBuffer:
             for b in layout.buckets
         ]
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.members}
-        self._turn: list[Bucket] = list(self.buckets)  # still to be started, in this order
+        self._turn: list[Bucket] = [] if self.fleeting else list(self.buckets)  # still to be started, in this order
         self._started: list[Bucket] = []
         if not self.fleeting:
             for name, param in params:
@@ -191,7 +192,6 @@ class GradBuffer:
     def begin_pass(self, names: Collection[str]) -> None:
         """The next gradients are of these parameters; `Fleeting` buckets of others do not travel in this pass."""
         if self.fleeting:
-            assert not self._started, "a pass begins before the one before has ended"
             self._turn = [bucket for bucket in self.buckets if not bucket.members.keys().isdisjoint(names)]
 
     def ready(self, name: str) -> None:
@@ -203,15 +203,28 @@ class GradBuffer:
     def end_pass(self) -> None:
         """The gradients of a microbatch are complete: `Fleeting` buckets have their sums after this."""
         if self.fleeting:
-            self.finish()
+            self._flush()
 
     def finish(self) -> None:
-        """Start what has not travelled yet, then wait for all."""
+        """Start what has not travelled yet, then wait for all.
+
+        Raises:
+            RuntimeError: gradients came to `Fleeting` buckets outside of a pass.
+        """
+        lost = [b for b in self.buckets if isinstance(b, Fleeting) and b.data is not None]
+        if lost:
+            raise RuntimeError(
+                f"gradients of {', '.join(sorted(lost[0].members)[:3])} were computed outside of a pass; "
+                "put `with ddp.backward_pass():` around `backward()`"
+            )
+        self._flush()
+        self._turn = [] if self.fleeting else list(self.buckets)
+
+    def _flush(self) -> None:
         while self._turn:
             self._start_next()
         while self._started:
             self._started.pop(0).finish()
-        self._turn = list(self.buckets)
 
     def _start_next(self) -> None:
         bucket = self._turn.pop(0)

@@ -3,10 +3,10 @@
 The problem in a sentence: when each of D ranks has updated 1/D of every bucket, all ranks need all of it, in as few
 messages as there are buckets; the question is when, and for how long.
 
-| class          | a rank keeps   | a bucket is gathered                     | bytes a step, of bf16          | known as   |
-|----------------|----------------|------------------------------------------|--------------------------------|------------|
-| `WholeParams`  | every weight   | once, after the step                     | 2 (D-1)/D a parameter          | ZeRO-1, -2 |
-| `ShardedParams`| its shards     | when its unit runs, forward and backward | twice that for each microbatch | ZeRO-3     |
+| class           | a rank keeps | a bucket is gathered                     | bytes a step, of bf16       | known as   |
+|-----------------|--------------|------------------------------------------|-----------------------------|------------|
+| `WholeParams`   | every weight | once, after the step                     | 2 (D-1)/D a parameter       | ZeRO-1, -2 |
+| `ShardedParams` | its shards   | when its unit runs, forward and backward | twice that a microbatch     | ZeRO-3     |
 
 `WholeParams`: a rank's shard is a slice of the bucket, and the message writes the other slices in place:
 

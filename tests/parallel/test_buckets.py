@@ -16,8 +16,8 @@ from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 from minimegatron.layers.products import fusing_sink
 from minimegatron.parallel.buckets import Span, bucket_layout
-from minimegatron.parallel.grad_buffer import GradBuffer, Replicated
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.grad_buffer import GradBuffer, Replicated
 
 
 def test_the_frozen_layout():

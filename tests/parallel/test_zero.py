@@ -9,11 +9,10 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
-from minimegatron.layers.logical import gather_logical, load_logical
+from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.decoder import GPTModel
 from minimegatron.optim.optimizer import build_optimizer
-from tests.twin import Case, accumulate, distance, parallel_model, serial_gradients, weights
+from tests.twin import Case, accumulate, distance, parallel_model
 
 TP, SP, PP = "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"
 CP, EP, VP = "context_parallel_size", "expert_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
@@ -34,7 +33,7 @@ def trained(rank: int, world: int, case: Case, config: OptimizerConfig) -> tuple
         return {n: gather_logical(p, layout_of(p), mesh) for n, p in logical_parameters(ddp)}, norms
 
 
-@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params"])
+@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params", "fsdp2"])
 @pytest.mark.parametrize("layout", [{}, {TP: 2, SP: True}, {PP: 2}], ids=str)
 def test_steps_are_those_of_plain_data_parallelism(ranks: Any, layout: dict[str, Any], sharding: str) -> None:
     def case(sharding: str) -> Case:
