@@ -11,9 +11,9 @@ from labkit.checks import busy_during, in_order, peak_at_most
 from labkit.evidence import Evidence, Witness
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
-from labkit.judge import _of_the_call
 from labkit.nursery import Limits
 from labkit.player import play
+from labkit.playing import of_the_call
 from labkit.transport import listen
 
 TALK = """
@@ -57,7 +57,7 @@ def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any],
         "trials": [inputs], "hidden": "/nowhere", "without": [],
     }  # fmt: skip
     *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
-    logs = [_of_the_call(log, 0, True) for log in heard.value["entries"]]
+    logs = [of_the_call(log, 0, True) for log in heard.value["entries"]]
     said = [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
     return [one.with_log(log, range(ranks)) for one, log in zip(said, logs, strict=True)]
 

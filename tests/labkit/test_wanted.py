@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from labkit.compare import difference
-from labkit.judge import _part
+from labkit.deciding import _part
 from labkit.wanted import ANYTHING, OneOf
 
 
