@@ -17,16 +17,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from labkit.compare import difference
+from labkit.compare import difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.nursery import Failed
+from labkit.parts import named, other_number, wrong_parts
 from labkit.settings import PLAIN, Trial, place, trials
 from labkit.verdict import Row, Verdict
 
 NOT_TRIED = "not tried after that"
-_WRONG = "wrong; the inputs and answers of this case stay hidden"
-Apart = tuple[str, str]  # how an answer departs from what was expected, and that where the case is hidden
+_HIDDEN = "the inputs and answers of this case stay hidden"
+_MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
 
 
 def draw(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +90,8 @@ def _first_wrong(
     """(what is wrong in the first trial that is, what `_wrong` says beside it, that trial or None: not tried)."""
     for trial, outcome in zip(drawn, tried, strict=False):
         wrong, said = _wrong(asked, case, trial, outcome)
+        if wrong and said is not None and not case.hidden and len(drawn) > 1:
+            wrong = f"{_with(trial.given)}{wrong}"
         if wrong:
             return wrong, said, None if outcome.get("error") == NOT_TRIED else trial
     if len(tried) < len(drawn):
@@ -114,35 +117,34 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     except Exception:  # whatever a hostile process writes in the place of its evidence
         return "what it sent cannot be read", None
 
-    def apart(function: Any) -> Apart | None:
+    def apart(function: Any, hidden: bool) -> str | None:
         inputs = trial.inputs  # anew each time: the code that gets them may change them
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
             try:
-                phrase = difference(one, other, asked.rtol, asked.atol)
+                phrase = _compared(asked, one, other, hidden)
             except Exception as error:  # a fault of ours, which must not read as one of the course's
                 phrase = f"the answer cannot be compared ({type(error).__name__})"
             if phrase:
-                who, part = f"rank {rank}: " if on_ranks else "", _part(phrase, other)
-                return f"{who}{phrase}", f"{who}{part} is {_WRONG}" if part else _WRONG
+                return f"rank {rank}: {phrase}" if on_ranks else phrase
         return None
 
     def made(mistake: Mistake) -> bool:
         try:
-            return apart(mistake.answer) is None
+            return apart(mistake.answer, hidden=False) is None
         except RuntimeError:
             if trial.setting.double:  # a mistake need not compute in float64
                 return False
             raise
 
     reference = case.reference or asked.reference
-    phrase = apart(reference) if reference else None
+    phrase = apart(reference, case.hidden) if reference else None
     known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", known
     if phrase:
-        return phrase[case.hidden], known
+        return phrase, known
     for accept in (*asked.accept, *case.accept):
         try:
             sentence = accept(Answer(value, trial.inputs, evidence))
@@ -153,7 +155,18 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     return None, None
 
 
-def _part(phrase: str, want: Any) -> str:
-    """The entry of a dict that a phrase is about, or ""."""
-    keys = [str(key) for key in want] if isinstance(want, dict) else []
-    return next((key for key in keys if phrase.startswith(f"{key}: ")), "")
+def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:
+    """How one rank's answer departs from what was expected, or None; without numbers where they are hidden."""
+    one, other = named(got, asked.outputs), named(want, asked.outputs)
+    if other is not want and (few := other_number(one, asked.outputs)):
+        return few
+    phrase = difference(one, other, asked.rtol, asked.atol)
+    return f"{wrong_parts(one, other, asked.rtol, asked.atol)}; {_HIDDEN}" if phrase and hidden else phrase
+
+
+def _with(given: Any) -> str:
+    """The inputs that were tried, where they are short; of a case that tries several."""
+    if not isinstance(given, dict) or not all(isinstance(value, bool | int | float | str) for value in given.values()):
+        return ""
+    text = ", ".join(f"{name}={show(value)}" for name, value in given.items())
+    return f"with {text}: " if len(text) <= _MOST_INPUTS else ""
