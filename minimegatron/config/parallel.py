@@ -14,7 +14,7 @@ import dataclasses
 import math
 
 from minimegatron.config.fields import Config, opt
-from minimegatron.config.stages import SCHEDULES
+from minimegatron.config.stages import SCHEDULES, SPLIT
 from minimegatron.errors import ConfigError, require
 
 SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # what replicas share out (`parallel/ddp`)
@@ -68,13 +68,17 @@ class ParallelConfig(Config):
         "default: the state with --use-distributed-optimizer, else nothing",
         SHARDING,
     )
+    use_torch_fsdp2: bool = opt(False, "torch's fully_shard shares out parameters, gradients and state (ZeRO-3)")
     overlap_param_gather: bool = opt(False, "wait for updated parameters when they are used, not after the step")
     ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1)
     distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank", above=0.0)
 
     def _check(self) -> None:
         self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)
-        self._derive(data_parallel_sharding_strategy="optim" if self.use_distributed_optimizer else "no_shard")
+        least = (
+            "optim_grads_params" if self.use_torch_fsdp2 else "optim" if self.use_distributed_optimizer else "no_shard"
+        )
+        self._derive(data_parallel_sharding_strategy=least)
         self._check_sharding()
         self._check_context()
         axes = self.order.split("-")
@@ -98,6 +102,17 @@ class ParallelConfig(Config):
             strategy != "no_shard" or not self.use_distributed_optimizer,
             "use_distributed_optimizer with data_parallel_sharding_strategy='no_shard'",
             "drop one of the two",
+        )
+        require(
+            not self.use_torch_fsdp2 or strategy == "optim_grads_params",
+            f"use_torch_fsdp2 with data_parallel_sharding_strategy={strategy!r}: it shares out parameters as well",
+            "drop one of the two",
+        )
+        require(
+            not (self.use_torch_fsdp2 and self.pipeline_schedule in SPLIT),
+            f"use_torch_fsdp2 with pipeline_schedule={self.pipeline_schedule!r}: it reduces gradients when autograd has "
+            "finished, and those of weights come later there",
+            "--data-parallel-sharding-strategy optim_grads_params, or another schedule",
         )
         require(
             not self.overlap_param_gather or strategy in ("optim", "optim_grads"),

@@ -27,11 +27,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.data_parallel import DataParallel, Shard
@@ -58,7 +56,7 @@ class TorchFSDP2(DataParallel):
         )
         if policy.param_dtype is not None:
             module.float()
-        dense, experts = _device_mesh(mesh.dp_cp, mesh), _device_mesh(mesh.edp, mesh)
+        dense, experts = mesh.device_mesh_of("dp_cp"), mesh.device_mesh_of("edp")
         for unit in reversed(units_of(module)):
             for part in unit.module.modules():
                 own = list(part.parameters(recurse=False))
@@ -138,10 +136,3 @@ def _first_row(param: torch.Tensor) -> int:
     assert isinstance(param, DTensor), "fully_shard has made it one"
     rows = -(-param.shape[0] // param.device_mesh.size())
     return min(rows * param.device_mesh.get_local_rank(), param.shape[0])
-
-
-def _device_mesh(axis: Axis, mesh: Mesh) -> DeviceMesh:
-    """The ranks of an axis as torch wants them, also one alone."""
-    group = axis.group
-    assert group is not None, "an axis of one rank shares nothing out"
-    return DeviceMesh.from_group(group, mesh.device.type, mesh_dim_names=(axis.name,))

@@ -40,8 +40,9 @@ from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.datasets import microbatches
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import reduce_reports
@@ -59,7 +60,7 @@ class Gradients(NamedTuple):
     """What a batch gives: mean losses by name, and the model that has its gradients."""
 
     losses: dict[str, float]
-    model: DistributedDataParallel
+    model: DataParallel
 
 
 def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:
@@ -110,15 +111,7 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     model = build_model_chunks(config, mesh, run.training.seed, spec)
     shake(model, run.training.seed)
     model = model.double()
-    parallel = run.parallel
-    ddp = DistributedDataParallel(
-        model,
-        mesh,
-        parallel.ddp_bucket_size,
-        parallel.overlap_grad_reduce,
-        torch.float64,
-        parallel.data_parallel_sharding_strategy,
-    )
+    ddp = data_parallel(model, mesh, torch.float64)
     ddp.zero_grad_buffer()
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
@@ -130,8 +123,8 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
 
 
 def distances(
-    model: DistributedDataParallel,
-    twin: DistributedDataParallel | None,
+    model: DataParallel,
+    twin: DataParallel | None,
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
 ) -> torch.Tensor:

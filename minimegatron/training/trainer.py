@@ -47,7 +47,7 @@ from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
@@ -113,14 +113,7 @@ class Trainer:
         self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
-        self.model = DistributedDataParallel(
-            model,
-            mesh,
-            run.parallel.ddp_bucket_size,
-            run.parallel.overlap_grad_reduce,
-            sharding=run.parallel.data_parallel_sharding_strategy,
-            overlap_param_gather=run.parallel.overlap_param_gather,
-        )
+        self.model = data_parallel(model, mesh)
         self.optimizer = build_optimizer(
             run.optimizer,
             self.model,
