@@ -110,8 +110,8 @@ class ParallelConfig(Config):
         )
         require(
             not (self.use_torch_fsdp2 and self.pipeline_schedule in SPLIT),
-            f"use_torch_fsdp2 with pipeline_schedule={self.pipeline_schedule!r}: it reduces gradients when autograd has "
-            "finished, and those of weights come later there",
+            f"use_torch_fsdp2 with pipeline_schedule={self.pipeline_schedule!r}: it reduces gradients when autograd "
+            "has finished, and those of weights come later there",
             "--data-parallel-sharding-strategy optim_grads_params, or another schedule",
         )
         require(
