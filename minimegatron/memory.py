@@ -35,6 +35,7 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class Tracker(TorchDispatchMode):
             return
         if known:
             self._add(known[2], -known[1])
-        ended = weakref.ref(storage, lambda _, key=key: self._forget(key)) if not known else known[0]
+        ended = known[0] if known else weakref.ref(storage, partial(self._forget, key))
         self._live[key] = ended, nbytes, name
         self._add(name, nbytes)
         self._sample()
@@ -147,7 +148,7 @@ class Tracker(TorchDispatchMode):
             self.see(tensor, ACTIVATIONS)
         return tensor
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key: int, _: object) -> None:
         _, nbytes, owner = self._live.pop(key)
         self._add(owner, -nbytes)
         self._sample()

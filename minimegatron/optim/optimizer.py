@@ -187,6 +187,11 @@ class MixedPrecisionOptimizer:
                 if p.is_copy:
                     p.main.copy_(p.model_part)
 
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """{owner: tensors} of this rank: main parameters that are copies, and moments."""
+        state = [tensor for p in self.params for tensor in self.inner.state[p.main].values() if torch.is_tensor(tensor)]
+        return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive a restart; tensors are references, not copies.
 

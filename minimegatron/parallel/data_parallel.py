@@ -112,6 +112,10 @@ class DataParallel(nn.Module):
         """Every gradient whole, from the shards of all replicas (a check wants them; training does not)."""
         raise NotImplementedError
 
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """{owner: tensors} that last from step to step (`memory.Tracker`): parameters, gradients, and buffers."""
+        raise NotImplementedError
+
     def start_param_gather(self) -> None:
         """The shards of the weights are new: put them together again, or begin to."""
 

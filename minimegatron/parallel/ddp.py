@@ -308,6 +308,15 @@ class DistributedDataParallel(DataParallel):
                 found |= {name: bucket.view(whole, name) for name in bucket.members}
         return {name: found[name] for name in self.params}
 
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        found: dict[str, list[torch.Tensor]] = {"parameters": [], "gradients": [], "communication": []}
+        found["gradients"] += [buffer.data for buffer in self.grad_buffers]
+        found["communication"] += [whole for one in self._sharded_params for bucket in one for whole in bucket.memory]
+        here = {whole.untyped_storage()._cdata for whole in found["communication"]}
+        found["parameters"] += [bucket.shard for one in self._sharded_params for bucket in one]
+        found["parameters"] += [p for p in self.module.parameters() if p.untyped_storage()._cdata not in here]
+        return found
+
     def start_param_gather(self) -> None:
         """The shards of the weights are new: put them together again, or begin to."""
         self.release_weights()  # what is here is old

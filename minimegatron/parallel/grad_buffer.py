@@ -34,6 +34,7 @@ from torch import nn
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import Pending, all_reduce_start, reduce_scatter_start
+from minimegatron.memory import owned
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
 
 IN_FLIGHT = 2  # fleeting buckets that exist at a time
@@ -132,7 +133,7 @@ class Fleeting(Bucket):
 
     def _opened(self) -> torch.Tensor:
         if self.data is None:
-            self.data = self._owned.new_zeros(self.span.size)
+            self.data = owned(self._owned.new_zeros(self.span.size), "communication")
         return self.data
 
     def _begin(self) -> Pending:
@@ -240,13 +241,13 @@ class GradBuffer:
 
     def divide(self, divisor: torch.Tensor) -> None:
         """Divide what this rank owns."""
-        for owned in self._owned:
-            owned.div_(divisor.to(owned.dtype))
+        for part in self._owned:
+            part.div_(divisor.to(part.dtype))
 
     def multiply(self, factor: torch.Tensor | float) -> None:
         """Multiply what this rank owns."""
-        for owned in self._owned:
-            owned.mul_(factor)
+        for part in self._owned:
+            part.mul_(factor)
 
     @property
     def _owned(self) -> list[torch.Tensor]:

@@ -112,6 +112,11 @@ class ShardedParams:
         self._here = True
         self.release()
 
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """What comes and goes."""
+        return [self._whole]
+
     def start(self) -> None:
         """Begin to gather, unless it is here or under way."""
         if not self._here and self._pending is None:

@@ -113,6 +113,12 @@ class TorchFSDP2(DataParallel):
             found[name] = grad.full_tensor()
         return found
 
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        return {
+            "parameters": [_local(param.detach()) for param in self.module.parameters()],
+            "gradients": list(self._grads.values()),
+        }
+
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
         """In the block the model has plain parameters, with their layouts."""

@@ -4,7 +4,7 @@ The problem in a sentence: weights that come on use must come in portions that a
 is saved) nor single matrices (then nothing is hidden behind computation); a transformer layer is just right.
 
     stage          what is in no list: embedding, last norm, output layer
-      layer 0      an element of a `ModuleList` is a unit ...
+      layer 0      an element of a `ModuleList` or `ModuleDict` is a unit ...
       layer 1      ... with all that is in it
 
 A stage is the model, or one of several of a pipeline rank, which are elements of a list themselves and say so
@@ -20,6 +20,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from torch import nn
+
+LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ def leaves_of(unit: Unit) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     if own := [p for p in unit.module.parameters(recurse=False) if id(p) in held]:
         yield unit.module, own
     for child in unit.module.children():
-        if not isinstance(child, nn.ModuleList):
+        if not isinstance(child, LISTS):
             yield from leaves_of(Unit(child, tuple(p for p in child.parameters() if id(p) in held)))
 
 
@@ -72,11 +74,11 @@ def _stages(model: nn.Module) -> list[nn.Module]:
 def _elements(module: nn.Module) -> Iterator[nn.Module]:
     """Elements of the outermost lists."""
     for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
+        if isinstance(child, LISTS):
+            yield from (child.values() if isinstance(child, nn.ModuleDict) else child)
         else:
             yield from _elements(child)
 
 
 def _elements_exist(module: nn.Module) -> bool:
-    return any(isinstance(child, nn.ModuleList) for child in module.modules())
+    return any(isinstance(child, LISTS) for child in module.modules())

@@ -61,18 +61,20 @@ def test_every_element_of_a_parameter_has_one_owner(
 class Net(nn.Module):
     is_stage = True
 
-    def __init__(self) -> None:
+    def __init__(self, kind: nn.ModuleList | nn.ModuleDict) -> None:
         super().__init__()
         self.embedding = nn.Embedding(4, 3)
         self.decoder = nn.Module()
-        self.decoder.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.decoder.layers = kind
         self.decoder.norm = nn.LayerNorm(3)
 
 
-def test_a_unit_is_a_layer_or_what_is_in_no_list() -> None:
-    net = Net()
+@pytest.mark.parametrize("named", [False, True])
+def test_a_unit_is_a_layer_or_what_is_in_no_list(named: bool) -> None:
+    layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    net = Net(nn.ModuleDict({"7": layers[0], "8": layers[1]}) if named else nn.ModuleList(layers))
     outside, first, second = units_of(net)
-    assert outside.module is net and first.module is net.decoder.layers[0] and second.module is net.decoder.layers[1]
+    assert outside.module is net and first.module is layers[0] and second.module is layers[1]
     assert [p.shape for p in outside.params] == [(4, 3), (3,), (3,)]
     assert [m for m, _ in leaves_of(outside)] == [net.embedding, net.decoder.norm]
     assert [m for m, _ in leaves_of(first)] == [first.module]
