@@ -19,8 +19,9 @@ PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 # Stored outputs are compared, cell by cell, with a fresh run.
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
 PYTEST = $(BIN)/python -m pytest
-# Every kernel of the environment runs it: before a lab is open, `check` says which cell to run.
-STARTUP = $(VENV)/etc/ipython/startup/minimegatron.py
+# Every kernel of the environment runs it: before a lab is open, `check` says which cell to run. Its folder is on the
+# path meanwhile, so it has a name that nothing can import.
+STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
