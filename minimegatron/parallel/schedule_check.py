@@ -17,6 +17,7 @@ waits for is behind nothing that has not been sent.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -71,6 +72,29 @@ def live_activations(schedule: Schedule) -> list[list[int]]:
 def peak_live(schedule: Schedule) -> list[int]:
     """The most activations that each rank holds at one time (see `live_activations`)."""
     return [max(curve, default=0) for curve in live_activations(schedule)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """A rank stands before the action at place `at` of its list, which needs place `needs` of rank `other`'s list."""
+
+    rank: int
+    at: int
+    other: int
+    needs: int
+
+
+def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
+    """How many actions each rank can do, and the circle of waits that stops them; no circle if all lists run."""
+    at = _run_until_stuck(schedule)
+    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), None)
+    chain: dict[int, Wait] = {}
+    while rank is not None and rank not in chain:
+        other, needed = _waits_for(schedule, at, rank)
+        chain[rank] = Wait(rank, at[rank], other, schedule.actions[other].index(needed))
+        rank = other
+    ranks = list(chain)
+    return at, [chain[r] for r in ranks[ranks.index(rank) :]] if rank is not None else []
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -132,16 +156,9 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
 
 def _deadlock(schedule: Schedule) -> Iterator[str]:
     """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
-    at = _run_until_stuck(schedule)
-    stuck = [rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)]
-    if not stuck:
-        return
-    rank, chain = stuck[0], []
-    while rank not in chain:
-        chain.append(rank)
-        rank = _waits_for(schedule, at, rank)[0]
-    circle = chain[chain.index(rank) :]
-    yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, r) for r in circle)
+    at, circle = stuck(schedule)
+    if circle:
+        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait.rank) for wait in circle)
 
 
 def _run_until_stuck(schedule: Schedule) -> list[int]:
