@@ -394,7 +394,7 @@ check("split_stage")
 # the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them aside.
 #
 # An activation is kept until its W is done. So the last ranks keep more than in 1F1B: now every rank keeps p, as rank 0
-# always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, 2023.)
+# always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, arXiv 2401.10241.)
 #
 # By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
 #
@@ -433,7 +433,7 @@ display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 # rank r holds stage r on the way down and stage 2p-1-r on the way up. So the rank where a microbatch enters also
 # computes its loss, and can begin its backward without waiting for a message.
 #
-# - **ZB-V** (Qi et al., 2024) divides every backward. If F, B and W take equally long, no rank is idle between its
+# - **ZB-V**, from the same paper, divides every backward. If F, B and W take equally long, no rank is idle between its
 #   first and its last action.
 # - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
 #   While one of a pair computes, the messages of the other travel. It divides only some of the backwards.
@@ -946,7 +946,7 @@ for rank, (got, grads) in enumerate(evidence):
 #    Below some size a chunk takes less time than the message it waits for.
 # 3. *Blocking `send` and `recv` in 1F1B hang. Where?* In the steady state: rank r sends forward to r+1 while r+1 sends
 #    back to r, and each waits until the other receives. Start sends without waiting, or fuse the send with the receive.
-# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice as many borders between stages. It needs F, B and W
+# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice the messages between ranks. It needs F, B and W
 #    of about equal length, and an optimizer step that does not wait for the global gradient norm; else the ranks that
 #    finish first wait after all.
 # 5. *Which ranks hold the most memory in 1F1B?* The first keeps p activations, and the embedding. The last keeps one,
@@ -964,7 +964,8 @@ for rank, (got, grads) in enumerate(evidence):
 #
 # By hand, for p = m = 2 and v = 1, with 2 layers, 1 token, hidden size 1 and 10 kept bytes: the idle share is 3/9; 20
 # microbatches; rank 0 keeps 2 microbatches in 1 layer, 20 bytes; and 2 microbatches cross 1 border both ways with 2
-# bytes each, 8 bytes.
+# bytes each, 8 bytes. Another number: with p = 8 and v = 4, 35 microbatches would be enough, and the next multiple of 8
+# is 40.
 
 # %%
 # %%exercise answers
@@ -1009,7 +1010,7 @@ idle = {}
 for name, schedule in plans.items():
     steps = simulate(schedule, Costs().divided(schedule.v)).makespan
     idle[name] = 100 * float(1 - 3 * m / steps)
-    print(f"{name:17} {float(steps):4g} steps, of which a rank works {3 * m}: idle {idle[name]:.1f} %")
+    print(f"{name:17} {float(steps):5g} steps, of which a rank works {3 * m}: idle {idle[name]:.1f} %")
 guessed("idle", round(idle["1f1b"], 1), "% idle with 1F1B")
 
 # %%

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, WORK, box, new_figure, styled
@@ -35,11 +37,16 @@ def placements(panels: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
         if not stages or stages != list(range(len(stages))):
             raise ConfigError(f"the stages of {title!r} are {stages}", fix="hold every stage from 0 on exactly once")
     with styled():
-        figure = new_figure(3.3 * len(panels), 2.3)
+        figure = new_figure(3.3 * len(panels), 2.6)
         for axes, (title, placement) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(),
                                             strict=True):  # fmt: skip
             _panel(axes, placement)
             axes.set_title(title)
+        samples = [Patch(facecolor=WORK["F"], edgecolor=INK, linewidth=0.5, label="a rank's first chunk")]
+        if any(len(row) > 1 for placement in panels.values() for row in placement):
+            samples.append(Patch(facecolor=DEEP["F"], edgecolor=INK, linewidth=0.5, label="its last chunk"))
+        way = Line2D([], [], color=INK, linewidth=1.2, label="the way of a microbatch, forward")
+        figure.legend(handles=[*samples, way], loc="outside lower center", ncols=3)
     return figure
 
 
@@ -60,7 +67,7 @@ def _panel(axes: Axes, placement: Sequence[Sequence[int]]) -> None:
     axes.set_ylim(len(placement) - 0.4, -0.6)
     axes.set_yticks(range(len(placement)), [f"rank {rank}" for rank in range(len(placement))])
     axes.set_xticks([])
-    axes.set_xlabel("stage: from the first layers to the last")
+    axes.set_xlabel("stages, from the first layers to the last", fontsize=9)
     axes.grid(visible=False)
     axes.tick_params(axis="y", length=0)
     for side in ("left", "bottom"):
