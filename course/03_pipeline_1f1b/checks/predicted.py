@@ -204,7 +204,7 @@ QUESTIONS = Exercise(
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, p), lambda p, v: p * v),
-            "With chunks rank 0 warms up longer: 2(p-1) + (v-1)p forwards, and keeps one more.",
+            "With chunks rank 0 warms up longer than in plain 1F1B: look at your `interleaved`.",
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, 2 * (p - 1) + (v - 1) * p + 1), lambda p, v: p * v),
