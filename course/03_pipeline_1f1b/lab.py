@@ -224,14 +224,9 @@ display(draw("Your 1F1B: p=4, m=8 (grey steps drawn as high as GPipe's)", [one_f
 # %%
 from minimegatron.viz.deadlock import draw_deadlock
 
-wrong = schedule_from_text("wrong", ["F0 B0 F1 B1", "F0 F1 B0 B1"])
-reached, waits = stuck(wrong)
-draw_deadlock(
-    [[wrong.label(action) for action in row] for row in wrong.actions],
-    reached,
-    [(w.rank, w.at, w.other, w.needs) for w in waits],
-    "Each rank stands before what the other one needs",
-)
+wrong = ["F0 B0 F1 B1", "F0 F1 B0 B1"]
+reached, waits = stuck(schedule_from_text("wrong", wrong))
+draw_deadlock([row.split() for row in wrong], reached, waits, "Each rank stands before what the other one needs")
 
 # %% [markdown]
 # A deadlock always has such a circle: go along an arrow, then back along the row to the box at which that rank stands,
@@ -459,6 +454,8 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule, round_robin, schedule_from_text
 from minimegatron.viz.trade_off import trade_off
 
 SLIDERS = False
@@ -486,6 +483,9 @@ if SLIDERS:
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
 
 # %% [markdown]
+# When m doubles, every bubble becomes half as large, and only GPipe's point moves to the right as well: GPipe keeps all
+# m activations, the others a number that does not grow with m.
+#
 # **End of part B**, a good place to stop.
 
 # %% [markdown]
@@ -538,8 +538,11 @@ if rank == 0:
 from pathlib import Path
 
 from minimegatron.parallel.rehearsal import fastest, most_live
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import round_robin, schedule_from_text
 from minimegatron.viz.paired import planned_and_done
 from minimegatron.viz.timeline import chrome_trace
+from minimegatron.viz.trade_off import trade_off
 
 STEP, chunks = 0.02, {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb_h1": 1}
 functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": lambda r, p, m: interleaved(r, p, m, 2), "zb_h1": zb_h1}
@@ -719,7 +722,10 @@ finish()
 
 # %%
 if on_gpus:
+    from minimegatron.parallel.schedule_sim import simulate
+    from minimegatron.parallel.schedules import build_schedule
     from minimegatron.trace import Event
+    from minimegatron.viz.paired import planned_and_done
 
     gpus = on_gpus.nproc
     for name in ("1f1b", "zb_h1"):
@@ -817,7 +823,7 @@ plt.show()
 #
 # A colleague has made the stages of a pipeline a little faster. It still runs, and its loss falls. The folded cell
 # trains it on two ranks with eight microbatches and your 1F1B, and its serial twin beside it. Leave the cell folded
-# for now: find out from what it prints.
+# for now: what it prints is enough to find out what is wrong.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs one_f_one_b --out evidence
@@ -995,10 +1001,13 @@ check("answers")
 # %% [markdown]
 # ### Your first guess
 #
-# Eight stages, eight microbatches: the idle share of all the time, with each of your lists.
+# Eight stages, eight microbatches: the idle share of all the time, counted in the plan of each of your lists.
 
 # %%
 # %%needs one_f_one_b interleaved zb_h1
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import round_robin, schedule_from_text
+
 p = m = 8
 plans = {
     "1f1b": schedule_from_text("1f1b", [one_f_one_b(r, p, m) for r in range(p)]),

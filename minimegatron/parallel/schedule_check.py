@@ -17,7 +17,6 @@ waits for is behind nothing that has not been sent.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
@@ -25,6 +24,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Schedule
 
 MADE = {"F": "activation", "B": "gradient"}
+Wait = tuple[int, int, int, int]  # a rank, the place in its list at which it stands, the rank and place that it needs
 
 
 def check(schedule: Schedule) -> list[str]:
@@ -74,27 +74,16 @@ def peak_live(schedule: Schedule) -> list[int]:
     return [max(curve, default=0) for curve in live_activations(schedule)]
 
 
-@dataclasses.dataclass(frozen=True)
-class Wait:
-    """A rank stands before the action at place `at` of its list, which needs place `needs` of rank `other`'s list."""
-
-    rank: int
-    at: int
-    other: int
-    needs: int
-
-
 def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
     """How many actions each rank can do, and the circle of waits that stops them; no circle if all lists run."""
     at = _run_until_stuck(schedule)
-    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), None)
+    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), -1)
     chain: dict[int, Wait] = {}
-    while rank is not None and rank not in chain:
+    while rank >= 0 and rank not in chain:
         other, needed = _waits_for(schedule, at, rank)
-        chain[rank] = Wait(rank, at[rank], other, schedule.actions[other].index(needed))
+        chain[rank] = rank, at[rank], other, schedule.actions[other].index(needed)
         rank = other
-    ranks = list(chain)
-    return at, [chain[r] for r in ranks[ranks.index(rank) :]] if rank is not None else []
+    return at, list(chain.values())[list(chain).index(rank) :] if chain else []
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -158,7 +147,7 @@ def _deadlock(schedule: Schedule) -> Iterator[str]:
     """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
     at, circle = stuck(schedule)
     if circle:
-        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait.rank) for wait in circle)
+        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait[0]) for wait in circle)
 
 
 def _run_until_stuck(schedule: Schedule) -> list[int]:
