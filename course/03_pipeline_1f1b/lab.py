@@ -180,8 +180,8 @@ for m in (8, 64):
 #
 # ### 1F1B
 #
-# The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon as
-# it can**, microbatches leave as new ones enter, and no rank keeps more than p of them.
+# The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon
+# as it can**, microbatches leave as new ones enter, and no rank keeps more than p of them.
 #
 # Rank r is p-1-r hops from the last one. It does so many forwards to *warm up*; then one forward and one backward in
 # turn (hence the name); then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up with one
@@ -207,7 +207,8 @@ check("one_f_one_b")
 
 # %%
 # %%needs one_f_one_b
-display(draw("Your 1F1B: p=4, m=8 (grey steps drawn as high as GPipe's)", [one_f_one_b(r, 4, 8) for r in range(4)], most=8))
+rows = [one_f_one_b(rank, 4, 8) for rank in range(4)]
+display(draw("Your 1F1B: p=4, m=8 (grey steps on the scale of GPipe's)", rows, most=8))
 
 # %% [markdown]
 # Compare the two pictures. The bubble is the same: 1F1B does not make the pipeline faster. But it bounds the memory:
@@ -246,7 +247,9 @@ draw_deadlock([row.split() for row in wrong], reached, waits, "Each rank stands 
 # %%
 from minimegatron.viz.placement import placements
 
-placements({"1 chunk a rank": round_robin(4, 1), "2 chunks, round robin": round_robin(4, 2), "2 chunks, V": v_shaped(4)})
+placements(
+    {"1 chunk a rank": round_robin(4, 1), "2 chunks, round robin": round_robin(4, 2), "2 chunks, V": v_shaped(4)}
+)
 
 # %% [markdown]
 # Every rank walks through the same table of m·v *slots*. Microbatches go in groups of p. A group passes chunk 0, then
@@ -333,8 +336,8 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
 # for a time when the rank would be idle. F, B and W are one matrix product each: about a step each. In a list that has
 # `W3`, `B3` is the first half only.
 #
-# By hand: let W be the 2 × 2 identity and x = dy = (1, 1). Then z = (1, 1), y = (0.762, 0.762), dz = (0.42, 0.42). So B
-# returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
+# By hand: let W be the 2 × 2 identity and x = dy = (1, 1). Then z = (1, 1), y = (0.762, 0.762), dz = (0.42, 0.42). So
+# B returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
 # check.
 #
 # **Exercise.** A stage that does the halves apart. Microbatches may come in any order, and their numbers come again
@@ -386,7 +389,8 @@ check("split_stage")
 #
 # Where do the W go? In 1F1B the last rank is the first that can go back, and it finishes early. If it puts its W aside,
 # it can go back faster, the gradients reach the other ranks sooner, and its W fill the time at the end. So rank r does
-# the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them aside.
+# the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them
+# aside.
 #
 # An activation is kept until its W is done. So the last ranks keep more than in 1F1B: now every rank keeps p, as rank 0
 # always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, arXiv 2401.10241.)
@@ -494,8 +498,8 @@ if SLIDERS:
 # ### Predicted beside measured
 #
 # Now your lists run on four real processes. `rehearse` takes the next word, waits for its input, does it, and sends its
-# output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four GPUs.
-# Each list runs five times, the lists in turn.
+# output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four
+# GPUs. Each list runs five times, the lists in turn.
 
 # %%
 # %%ranks 4 --needs gpipe,one_f_one_b,interleaved,zb_h1 --out measured
@@ -531,7 +535,8 @@ if rank == 0:
 
 # %% [markdown]
 # The next cell takes the fastest of the five runs of each list, draws two of them beside their plans, and counts the
-# activations. It also writes each run to `.work/03_pipeline_1f1b/` as a trace file: open one at ui.perfetto.dev to zoom.
+# activations. It also writes each run to `.work/03_pipeline_1f1b/` as a trace file: open one at ui.perfetto.dev to
+# zoom.
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
@@ -545,7 +550,8 @@ from minimegatron.viz.timeline import chrome_trace
 from minimegatron.viz.trade_off import trade_off
 
 STEP, chunks = 0.02, {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb_h1": 1}
-functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": lambda r, p, m: interleaved(r, p, m, 2), "zb_h1": zb_h1}
+functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
+functions["interleaved"] = lambda r, p, m: interleaved(r, p, m, 2)
 predicted, seen = {}, {}
 for name, function in functions.items():
     schedule = schedule_from_text(name, [function(r, 4, 8) for r in range(4)], round_robin(4, chunks[name]))
@@ -562,9 +568,9 @@ for name, function in functions.items():
 display(trade_off(predicted, seen, "Four lists on four processes: p=4, m=8"))
 
 # %% [markdown]
-# Memory is as predicted. Time lies above the prediction: a process wakes up late from its sleep, messages take time, and
-# four ranks share your machine with everything else that runs on it. Look in the pairs of rows for the place where a
-# rank first falls behind its plan: all that depends on it is late from there on.
+# Memory is as predicted. Time lies above the prediction: a process wakes up late from its sleep, messages take time,
+# and four ranks share your machine with everything else that runs on it. Look in the pairs of rows for the place where
+# a rank first falls behind its plan: all that depends on it is late from there on.
 #
 # ### The same gradient, in every order
 #
@@ -667,8 +673,8 @@ def sync_tied(grad: torch.Tensor | None) -> torch.Tensor | None:
 check("sync_tied")
 
 # %% [markdown]
-# Two things follow for the rest of the system. The gradient's *norm* counts the matrix once, not twice; and a checkpoint
-# saves it once.
+# Two things follow for the rest of the system. The gradient's *norm* counts the matrix once, not twice; and a
+# checkpoint saves it once.
 #
 # ### On a machine with GPUs
 #
@@ -932,8 +938,8 @@ for rank, (got, grads) in enumerate(evidence):
     print(f"rank {rank}: of {len(grads)} microbatches, the gradient holds {left}")
 
 # %% [markdown]
-# Only the last one is left. Now unfold the cell of the colleague's stage and find the line in `Stage.backward` that does
-# it, before you read on.
+# Only the last one is left. Now unfold the cell of the colleague's stage and find the line in `Stage.backward` that
+# does it, before you read on.
 #
 # It is `self.grad = x.T @ dz`. It overwrites the gradient of the microbatches before, where `+=` would add to it (and
 # writing alone is faster than reading, adding and writing). The loss looked fine because the gradient of one microbatch

@@ -322,7 +322,7 @@ INTERLEAVED = Exercise(
         _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
               accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
-    idea="All ranks read the same two rows of slots, in groups of p microbatches; only the length of the warm-up differs.",
+    idea="All ranks read the same two rows of slots, in groups of p microbatches; only the warm-up differs.",
     hint="One table for all ranks: for each group of p microbatches, for each chunk, for each microbatch of the group. "
     "F(k) is table[k]; B(k) is the same microbatch with chunk v-1-c. Warm up with 2(p-r-1) + (v-1)p forwards, "
     "at most all of them, then F and B in turn.",
