@@ -435,7 +435,8 @@ display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 # - **ZB-V**, from the same paper, divides every backward. If F, B and W take equally long, no rank is idle between its
 #   first and its last action.
 # - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
-#   While one of a pair computes, the messages of the other travel. It divides only some of the backwards.
+#   While one of a pair computes, the messages of the other travel (in the picture the two stand one after the other).
+#   It divides only some of the backwards.
 #
 # Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
 
@@ -569,7 +570,8 @@ display(trade_off(predicted, seen, "Four lists on four processes: p=4, m=8"))
 
 # %% [markdown]
 # Memory is as predicted. Time lies above the prediction: a process wakes up late from its sleep, messages take time,
-# and four ranks share your machine with everything else that runs on it. Look in the pairs of rows for the place where
+# and four ranks share your machine with everything else that runs on it. The interleaved list waits for more than twice
+# as many messages as 1F1B, and usually loses most. Look in the pairs of rows for the place where
 # a rank first falls behind its plan: all that depends on it is late from there on.
 #
 # ### The same gradient, in every order

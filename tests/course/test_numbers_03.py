@@ -125,6 +125,14 @@ def test_the_claims_about_bubbles() -> None:
     assert "twice the messages between ranks" in LAB and "no rank is idle between its first and its last action" in LAB
 
 
+def test_when_m_doubles_bubbles_halve_and_only_gpipe_keeps_more() -> None:
+    for name in ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"):
+        few, many = planned(name, 4, 8), planned(name, 4, 16)
+        assert many.bubble == few.bubble / 2
+        assert max(many.peak_live) == max(few.peak_live) * (2 if name == "gpipe" else 1)
+    assert "When m doubles, every bubble becomes half as large, and only GPipe's point moves to the right" in LAB
+
+
 def test_half_the_warm_up_is_as_fast_only_while_messages_are_free() -> None:
     table = interleaved_table(32, 4, 8)
     back = [(i, 3 - c) for i, c in table]
