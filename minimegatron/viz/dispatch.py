@@ -155,7 +155,7 @@ def _words(axes: Axes, right: float) -> None:
             axes.annotate("", xy=(x, end), xytext=(x, start), arrowprops=arrow)
             axes.text(x + 0.5, y, text, ha="left", va="center", fontsize=9)
     note = "A dark line is a row that changes its rank: these are the bytes."
-    axes.text(right + 6.4, 3 * _STEP + 2.6, note, ha="right", va="center", fontsize=8)
+    axes.text(right + 6.4, 3 * _STEP + 2.95, note, ha="right", va="center", fontsize=8)
     axes.text(0.2, -0.9, "the way there", ha="left", va="center", fontsize=9, style="italic")
     axes.text(right, -0.9, "the way back", ha="left", va="center", fontsize=9, style="italic")
 

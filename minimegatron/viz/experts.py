@@ -191,7 +191,7 @@ def imbalance(
             apart = [a - b for a, b in zip(_means(losses[run], every), _means(losses[first], every), strict=True)]
             look = REFERENCE_LINE if run == chance else {**MEASURED_LINE, "linestyle": styles[run]}
             loss.plot(range(0, len(apart) * every, every), apart, **look, label=run)  # type: ignore[arg-type]
-        loss.set(xlabel="step", ylabel="nats a byte", title=f"Loss less that of `{first}`")
+        loss.set(xlabel="step", ylabel="nats a byte", title=f"Loss, less that of the run {first}")
         for axes in (load, loss):
             axes.set_xlim(0, max(1, len(losses[first]) - every))
             axes.legend()

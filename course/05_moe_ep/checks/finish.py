@@ -95,7 +95,7 @@ FINISH = Exercise(
     axis={"dp": None, "edp": _same_experts},
     changes=("dense", "expert"),
     cases=[
-        Case("4 ranks, ep 2", _FOUR, points=2),
+        Case("4 ranks with 1, 2, 3, 4 tokens, ep 2", _FOUR, points=2),
         Case("3 ranks, ep 3: every expert lives once", _all_ep, hidden=True),
         Case("2 ranks, ep 1; one has no token that counts", _no_ep, hidden=True),
         Case("no more travels than the sums need", _many, hidden=True, accept=[
@@ -103,17 +103,16 @@ FINISH = Exercise(
     ],
     mistakes=[
         Mistake(_expert(expert_by="edp"), "The experts are divided by the tokens of edp alone. Tokens of *all* ranks "
-                "reached them, through the all-to-all: divide by the tokens of the whole batch."),
-        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks. Sums are "
-                  "divided by the number of tokens and by nothing else.") for by in ("mean", "ep", "dp")),
-        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Sum an expert over the "
-                "ranks that hold a copy of it: edp."),
-        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens: their gradients "
-                "are summed."),
-        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much. Sum the gradients, "
-                "sum the tokens, divide once."),
-        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet: by the tokens of all "
-                "ranks."),
+                "reached them, through the all-to-all."),
+        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks.")
+          for by in ("mean", "ep", "dp")),
+        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Here their gradients "
+                "are added to each other."),
+        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens, and here each "
+                "keeps its own gradient."),
+        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much."),
+        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet."),
     ],
+    idea="Count tokens, not ranks: the loss is one sum over all tokens of the batch, divided once.",
     hint="N = tokens summed over dp. dense: sum over dp, divided by N. expert: sum over edp, divided by the same N.",
 )  # fmt: skip
