@@ -55,7 +55,7 @@ def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
 
 
 def test_the_hint_comes_at_the_third_failure_and_in_grading_at_once(kernel: Kernel) -> None:
-    idea, hint = "  idea: Which part of the whole time is idle?", "  hint: The first stage works"
+    idea, hint = "  idea: Which part of the whole is idle?", "  hint: The first stage works"
     kernel.run(BUBBLE)
     kernel.run('check("bubble")')
     for text, last in (("0.7", idea), ("0.7", idea), ("0.6", idea), ("0.5", hint)):
