@@ -232,7 +232,8 @@ BIAS = Exercise(
             _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],
     mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
-    idea="The bias decides who is chosen, the scores decide what each of the chosen weighs.",
+    idea="The bias decides who is chosen, the scores what each of the chosen weighs. In a step a bias moves by the "
+    "rate, up or down, or not at all.",
     hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "
     "move_bias: bias + rate * sign(mean of counts - counts).",
 )  # fmt: skip

@@ -36,7 +36,7 @@ def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[list[to
 
 
 def _dispatched(ranks: Inputs, *, grouped: bool = True, home: bool = True, flat: bool = False) -> list[dict[str, Any]]:
-    """`grouped`: by expert; `home`: the way back undoes the grouping; `flat`: blocks turned round."""
+    """`grouped`: by expert; `home`: the way back undoes what was done; `flat`: blocks turned round."""
     factors = [one["experts"] for one in ranks]
     found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, grouped, home, flat)
     if ranks[0]["later"]:
@@ -60,10 +60,19 @@ def _journey(
         found.append({"mine": mine, "blocks": blocks.T if flat else blocks, "back": times[:, None] * rows})
     if home:
         return found
-    # rows go home in the order of the experts, cut as if in that of the senders
+    # rows go home in the order of the experts, cut as if in that of the senders; or ungrouped, and never grouped
     sent = [f * one["mine"] for f, one in zip(factors, found, strict=True)]
+    if not grouped:
+        sent = [_ungrouped(rows, one["blocks"]) for rows, one in zip(sent, found, strict=True)]
     cut = [rows.split(one["blocks"].sum(1).tolist()) for rows, one in zip(sent, found, strict=True)]
     return [{**one, "back": torch.cat([cut[r][i] for r in range(len(cut))])} for i, one in enumerate(found)]
+
+
+def _ungrouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """By sender, of rows that stand by expert."""
+    world, local = blocks.shape
+    pieces = rows.split(blocks.T.flatten().tolist())
+    return torch.cat([pieces[e * world + i] for i in range(world) for e in range(local)])
 
 
 def _on_ranks(draw: Draw, counts: list[torch.Tensor], h: int, later: list[torch.Tensor] | None = None) -> Inputs:
@@ -164,6 +173,8 @@ DISPATCH = Exercise(
     mistakes=[
         Mistake(lambda ranks: _dispatched(ranks, grouped=False), "The rows arrive by sender, and are left so. An "
                 "expert wants its own in one piece."),
+        Mistake(lambda ranks: _dispatched(ranks, grouped=False, home=False), "`dispatch` leaves the rows by sender, "
+                "and `combine` takes them for grouped by expert. An expert wants its own in one piece."),
         Mistake(lambda ranks: _dispatched(ranks, home=False), "`y` is sorted by expert; before it travels its blocks "
                 "must be back in the order in which they came, by sender."),
         Mistake(lambda ranks: _dispatched(ranks, flat=True), "blocks[i, e]: the rows that rank i sends to expert e of "

@@ -28,9 +28,9 @@ def _same_experts(ranks: Inputs) -> list[list[int]]:
 
 
 def _finished(
-    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_by: str = "all"
+    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_over: str = "dp", dense_by: str = "all"
 ) -> list[dict[str, torch.Tensor]]:
-    """`expert_over`: the ranks that are summed; `..._by`: what the sum is divided by."""
+    """`..._over`: the ranks that are summed; `..._by`: what the sum is divided by."""
     ep, world = ranks[0]["ep"], len(ranks)
     every = sum(r["tokens"] for r in ranks)
     found = []
@@ -42,7 +42,7 @@ def _finished(
             "nothing": 1, "dp": every * world,
         }  # fmt: skip
         means = torch.stack([one["dense"] / one["tokens"] for one in ranks]).mean(0)
-        total = torch.stack([one["dense"] for one in ranks]).sum(0)
+        total = torch.stack([one["dense"] for one in (edp if dense_over == "edp" else ranks)]).sum(0)
         dense = {"all": total / every, "means": means, "nothing": total}[dense_by]
         found.append({"dense": dense, "expert": torch.stack([one["expert"] for one in own]).sum(0) / by[expert_by]})
     return found
@@ -110,6 +110,8 @@ FINISH = Exercise(
                 "are added to each other."),
         Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens, and here each "
                 "keeps its own gradient."),
+        Mistake(_expert(dense_over="edp"), "Every rank of dp holds a copy of the dense weights. Here only those of edp "
+                "are summed."),
         Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much."),
         Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet."),
     ],

@@ -205,8 +205,8 @@ def _machine(draw: Draw) -> dict[str, Any]:
 
 
 _TINY = {
-    "tokens": 8, "h": 2, "f": 3, "experts": 4, "k": 2, "ep": 2, "dp": 4, "element_size": 2, "flops": 144.0,
-    "bandwidth": 64.0,
+    "tokens": 8, "h": 2, "f": 3, "experts": 4, "k": 2, "ep": 4, "dp": 8, "element_size": 2, "flops": 144.0,
+    "bandwidth": 96.0,
 }  # fmt: skip
 
 _MIXTRAL = {
@@ -226,7 +226,7 @@ QUESTIONS = Exercise(
     reference=answers,
     rtol=1e-3,
     cases=[
-        Case("8 tokens, 4 experts of 2 x 3, ep 2, dp 4", _TINY),
+        Case("8 tokens, 4 experts of 2 x 3, ep 4, dp 8", _TINY),
         Case("a layer of Mixtral 8x7B, another model, another machine", _machine, points=3, hidden=True, fixed=[
             _MIXTRAL, _FINE_GRAINED]),
     ],
