@@ -98,6 +98,12 @@ def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
+def _in_double(draw: Draw) -> dict[str, Any]:
+    """Rows have the dtype of the tokens, whatever it is."""
+    inputs = _some_map(draw)
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
 _SMALL = {
     "tokens": torch.tensor([[1.0], [2.0], [3.0]]),
     "probs": torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]]),
@@ -112,7 +118,7 @@ PERMUTE = Exercise(
     cases=[
         Case("three tokens a, b, c and two experts, as in the text", _SMALL),
         Case("other sizes", _some_map, points=2, hidden=True, draws=3, fixed=[
-            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing]),
+            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing, _in_double]),
         Case("every token to every expert", _every_expert, hidden=True),
         Case("an expert without tokens, a token without experts", _quiet, hidden=True, fixed=[_quiet_ends]),
     ],

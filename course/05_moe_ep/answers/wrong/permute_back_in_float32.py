@@ -1,4 +1,4 @@
-# told: dtype
+# told: same scalar type | dtype
 # the zeros that rows are added to have the default dtype, not the rows'
 import torch
 
