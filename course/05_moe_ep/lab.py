@@ -538,10 +538,11 @@ from minimegatron.viz.experts import routing_grid
 
 logits = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
 logits[:, 2] += 2.5  # the favourite of section 1
-map = torch.zeros(12, 8, dtype=torch.bool).scatter(1, logits.topk(2).indices, True)
-probs = logits.masked_fill(~map, -torch.inf).softmax(-1)
-grids = {"dropless": map.tolist(), "capacity 4 (crosses: dropped)": map.tolist()}
-display(routing_grid(grids, ranks=4, kept={"capacity 4 (crosses: dropped)": limit(probs, map, 4)[1].tolist()}))
+chosen = torch.zeros(12, 8, dtype=torch.bool).scatter(1, logits.topk(2).indices, True)
+probs = logits.masked_fill(~chosen, -torch.inf).softmax(-1)
+title = "capacity 4 (crosses: dropped)"
+grids = {"dropless": chosen.tolist(), title: chosen.tolist()}
+display(routing_grid(grids, ranks=4, kept={title: limit(probs, chosen, 4)[1].tolist()}))
 
 # %% [markdown]
 # ### The gradient of an expert
@@ -1034,7 +1035,7 @@ ax.plot(factors, [f["dropped"] for f in fair], **REFERENCE_LINE, label="a fair r
 share = {}
 for way, style, marker in (("left alone", "-", "o"), ("with a loss", "--", "s"), ("with a bias", ":", "^")):
     last = trained[0][way]["last"]
-    rows = sum(map.sum().item() for _, map in last)
+    rows = sum(chosen.sum().item() for _, chosen in last)
     kept = [sum(limit(*routing, f["capacity"])[1].sum().item() for routing in last) for f in fair]
     share[way] = [1 - k / rows for k in kept]
     ax.plot(factors, share[way], marker=marker, **{**MEASURED_LINE, "linestyle": style}, label=way)
@@ -1060,8 +1061,8 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
 # | **z-loss** | a penalty on (log Σ exp logit)² keeps the logits small, where rounding does less harm | ST-MoE |
 #
 # And dropless has a price in memory. The rows of a *hot expert* are activations that its rank keeps for the backward
-# pass. If all tokens choose experts of one rank, that rank has P times its mean. So a run may go out of memory at step
-# 40,000 because of one batch; a capacity, or recompute of the experts, sets a limit.
+# pass. If all tokens choose experts of one rank, that rank has P times its mean. So one batch, late in a run, may need
+# more memory than all before it. A capacity sets a limit; recompute of the experts keeps less for each row.
 #
 # On a machine with a GPU the next cell (folded) runs the experts of a rank one after the other, and then all in one
 # grouped product, with 8 and with 64 experts.
