@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import (
@@ -124,6 +124,10 @@ def load_bands(
             axes.set_title(title)
             axes.set_xlabel("step")
         panels[0].set_ylabel(what)
+        if ranks:
+            named = enumerate(rank_colours(ranks))
+            keys = [Patch(facecolor=c, edgecolor=INK, label=f"experts of rank {rank}") for rank, c in named]
+            figure.legend(handles=keys, loc="outside lower center", ncols=min(ranks, 4))
     return figure
 
 

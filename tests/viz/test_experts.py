@@ -61,7 +61,9 @@ def test_what_cannot_be_drawn_is_refused():
 
 
 def test_bands_of_one_rank_have_one_colour_and_a_thick_line_ends_its_work():
-    (axes,) = load_bands({"run": [[1, 2, 3, 2], [4, 0, 2, 2]]}, ranks=2).axes
+    figure = load_bands({"run": [[1, 2, 3, 2], [4, 0, 2, 2]]}, ranks=2)
+    assert {"experts of rank 0", "experts of rank 1"} <= set(words(figure)) and not overlaps(figure)
+    (axes,) = figure.axes
     faces = [tuple(c.get_facecolor()[0]) for c in axes.collections if isinstance(c, PolyCollection)]
     assert faces[0] == faces[1] != faces[2] == faces[3]
     (border,) = axes.lines
