@@ -40,6 +40,22 @@ def sends_of(size: int) -> list[list[int]]:
     return [[(rank - step) % size for rank in range(size)] for step in range(2 * (size - 1))]
 
 
+def sends_in(messages: Sequence[Sequence[float]]) -> list[list[int]]:
+    """The parts that were sent, from what each rank has sent in each step (`messages[rank][step]`), by `start_of`.
+
+    Raises:
+        ConfigError: a message is no part, nor a sum of parts of one letter.
+    """
+    return [[_part_of(number) for number in step] for step in zip(*messages, strict=True)]
+
+
+def _part_of(number: float) -> int:
+    digits = set(f"{number:.0f}") - {"0"}
+    if len(digits) != 1 or not digits <= set("123456789"):
+        raise ConfigError(f"{number:g} is no part of 1, 2, 3 ... times a power of ten, and no sum of them")
+    return int(digits.pop()) - 1
+
+
 def replay(start: Sequence[Sequence[int]], sends: Sends) -> list[Held]:
     """What the ranks hold before the first step and after each one.
 

@@ -2,7 +2,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import RANKS
-from minimegatron.viz.ring_reduce import replay, ring_steps, sends_of, start_of
+from minimegatron.viz.ring_reduce import replay, ring_steps, sends_in, sends_of, start_of
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -60,6 +60,14 @@ def test_a_sum_carries_the_colours_of_the_ranks_in_it():
 
 def test_the_formula_is_left_to_the_learner():
     assert not any("%" in word or "mod" in word for word in words(ring_steps()))
+
+
+def test_parts_are_known_by_their_digits():
+    messages = [[1.0, 303.0], [20.0, 11.0], [300.0, 220.0]]
+    assert sends_in(messages) == sends_of(3)[:2]
+    for wrong in (12.0, 0.0, float("nan")):
+        with pytest.raises(ConfigError, match="no part"):
+            sends_in([[wrong]])
 
 
 def test_what_is_no_ring_is_refused():
