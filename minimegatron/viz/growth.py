@@ -53,7 +53,7 @@ def against_ranks(
             axes.plot([n for n, _ in points], [cost for _, cost in points], marker, clip_on=False, zorder=3, **dots)
         axes.plot([], [], label="predicted", **PREDICTED_LINE)
         axes.plot([], [], "o", label="counted", **dots)
-        axes.set(xlabel="ranks", ylabel=ylabel, xticks=list(ranks), xlim=(ranks[0] - 0.4, ranks[-1] * 1.5))
+        axes.set(xlabel="ranks", ylabel=ylabel, xticks=list(ranks), xlim=(ranks[0] - 0.4, ranks[-1] * 1.36))
         axes.set_ylim(bottom=0)
         axes.set_title(title)
         figure.legend(loc="outside lower center", ncols=2)

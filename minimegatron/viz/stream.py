@@ -36,8 +36,9 @@ def who_reads(runs: Sequence[tuple[str, Steps]], num_samples: int, *, title: str
     ranks = max(len(step) for _, steps in runs for step in steps)
     palette, place = rank_colours(ranks), 0
     widest = max(3.2 * ranks, *(sum(map(len, itertools.chain(*steps))) + STEP * len(steps) for _, steps in runs))
+    margin = 0.8 + 0.3 * max(len(name) for name, _ in runs)
     with styled():
-        figure = new_figure(0.34 * (widest + 6), 0.36 * (ROW * len(runs) + 2.1) + 0.3 * bool(title), title)
+        figure = new_figure(0.34 * (widest + margin), 0.36 * (ROW * len(runs) + 2.1) + 0.3 * bool(title), title)
         axes = figure.subplots()
         for row, (name, steps) in enumerate(runs):
             x, y = 0.0, ROW * row
@@ -50,14 +51,14 @@ def who_reads(runs: Sequence[tuple[str, Steps]], num_samples: int, *, title: str
                         x, place = x + 1, place + 1
                         if place % num_samples == 0:
                             axes.plot([x, x], [y - 0.22, y + 1.08], color=INK, linestyle="-", linewidth=3, zorder=3)
-                axes.text((begin + x) / 2, y + 1.32, f"step {number}", ha="center", va="center", fontsize=8)
+                axes.text((begin + x) / 2, y + 1.42, f"step {number}", ha="center", va="center", fontsize=8)
                 x += STEP
         for rank in range(ranks):
             at, y = 3.2 * rank, ROW * len(runs) + 0.25
             axes.add_patch(Rectangle((at, y), 0.6, 0.6, facecolor=palette[rank]))
             axes.text(at + 0.8, y + 0.3, f"rank {rank}", va="center", fontsize=8)
         axes.text(0, ROW * len(runs) + 1.3, "thick line: end of an epoch", va="center", fontsize=8)
-        axes.set_xlim(-6, widest)
+        axes.set_xlim(-margin, widest)
         axes.set_ylim(ROW * len(runs) + 1.7, -0.4)
         blank(axes)
     return figure
