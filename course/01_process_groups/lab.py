@@ -219,7 +219,7 @@ from minimegatron.comm.mesh import rank_groups
 from minimegatron.config import ParallelConfig
 
 names = ["tp", "cp", "dp", "pp", "dp-cp", "tp-pp"]
-yours = {name: axis_groups(sizes, name.split("-")) for name in names}
+yours = {name: [[int(r) for r in group] for group in axis_groups(sizes, name.split("-"))] for name in names}
 layout = ParallelConfig(tensor_model_parallel_size=2, context_parallel_size=2, pipeline_model_parallel_size=2)
 print("the same groups as the package's:", yours == {name: rank_groups(layout, 16, name) for name in names})
 display(rank_grid(sizes, yours))
@@ -463,8 +463,8 @@ check("my_samples")
 
 # %%
 # %%needs my_samples
-before = [[my_samples(4 * step, 2, rank, 2, 12, seed=3) for rank in range(2)] for step in range(2)]
-after = [[my_samples(8, 2, rank, 4, 12, seed=3) for rank in range(4)]]
+before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(2)] for step in range(2)]
+after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
 read = [i for steps in (before, after) for step in steps for ids in step for i in ids]
 print("the first epoch holds every sample once:", sorted(read[:12]) == list(range(12)))
 display(who_reads([("2 ranks", before), ("4 ranks", after)], num_samples=12))
@@ -568,8 +568,8 @@ with wire.watched() as calls:
     ring_all_reduce(x)
 mine = sum(call.nbytes for call in calls if call.name == "send")
 
-rows = {e.name: (bytes_sent(e.name, e.nbytes, 4), e.wire_bytes) for e in log.events}
-rows["your ring"] = (bytes_sent("all_reduce", x.nbytes, 4), mine)
+rows = {e.name: (float(bytes_sent(e.name, e.nbytes, 4)), e.wire_bytes) for e in log.events}
+rows["your ring"] = (float(bytes_sent("all_reduce", x.nbytes, 4)), mine)
 for name, (predicted, counted) in rows.items():
     print(f"{name:15} predicted {predicted / 2**20:.2f} MiB   counted {counted / 2**20:.2f} MiB")
 report(mine / x.nbytes)
@@ -887,7 +887,8 @@ config = family_config("llama", num_layers=2, hidden_size=96, num_attention_head
 
 def my_axis(name, axes):
     """An axis of the package's mesh from your groups. Every rank creates every group, in the same order."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in axis_groups({"tp": 2, "dp": 2}, axes)]
+    groups = [[int(r) for r in ranks] for ranks in axis_groups({"tp": 2, "dp": 2}, axes)]
+    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     ranks, group = next((r, g) for r, g in made if rank in r)
     return Axis(name, tuple(ranks), ranks.index(rank), group)
 
