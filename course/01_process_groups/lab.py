@@ -346,7 +346,7 @@ else:
 # | own product | 3 · 2 = 6 | 3 · 5 = 15 | y = 21 |
 # | what autograd finds for ∂y/∂x | 2 | 5 | the true gradient is 7 |
 #
-# Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators mend that:
+# Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators put it right:
 #
 # | | stands | forward | backward |
 # |---|---|---|---|
