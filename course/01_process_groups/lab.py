@@ -804,8 +804,7 @@ for x in (*(w.grad for w in weights), shown):
     dist.all_reduce(x)
     x /= world
 
-twin = fresh_weights()  # the serial twin: all tokens in one process
-batches = [batch(r) for r in range(world)]
+twin, batches = fresh_weights(), [batch(r) for r in range(world)]  # the serial twin: all tokens in one process
 total = sum((token_losses(twin, i) * m).sum() for i, m in batches) / sum(m.sum() for _, m in batches)
 total.backward()
 for name, value, of in (("parallel", shown, weights), ("serial", total, twin)):
