@@ -217,8 +217,9 @@ check("axis_groups")
 # %%needs axis_groups
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.config import ParallelConfig
+from minimegatron.viz.mesh import rank_grid
 
-names = ["tp", "cp", "dp", "pp", "dp-cp", "tp-pp"]
+sizes, names = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}, ["tp", "cp", "dp", "pp", "dp-cp", "tp-pp"]
 yours = {name: [[int(r) for r in group] for group in axis_groups(sizes, name.split("-"))] for name in names}
 layout = ParallelConfig(tensor_model_parallel_size=2, context_parallel_size=2, pipeline_model_parallel_size=2)
 print("the same groups as the package's:", yours == {name: rank_groups(layout, 16, name) for name in names})
@@ -328,7 +329,7 @@ report(([m.first for m in messages], sum(m.nbytes for m in messages) / x.nbytes)
 
 # %%
 # %%needs ring_all_reduce
-from minimegatron.viz.ring_reduce import sends_in
+from minimegatron.viz.ring_reduce import ring_steps, sends_in
 
 if all(len(sent) == 4 for sent, _ in ringing):
     display(ring_steps(sends=sends_in([sent for sent, _ in ringing]), title="Your ring"))
@@ -463,6 +464,8 @@ check("my_samples")
 
 # %%
 # %%needs my_samples
+from minimegatron.viz.stream import who_reads
+
 before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(2)] for step in range(2)]
 after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
 read = [i for steps in (before, after) for step in steps for ids in step for i in ids]
@@ -756,7 +759,7 @@ finish()
 # %%
 import matplotlib.pyplot as plt
 
-from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+from minimegatron.viz.picture import MEASURED_LINE
 
 if bandwidth:
     sizes_in_bytes, gigabytes_per_second = zip(*bandwidth.reports[0])
@@ -934,6 +937,10 @@ finish()
 
 # %%
 # %%needs axis_groups my_samples overlap rank_loss
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+
 curve, twin = run.reports[0]
 fig, ax = plt.subplots(figsize=(7, 2.8))
 ax.plot(twin, label="serial twin", **REFERENCE_LINE)
