@@ -44,7 +44,7 @@ def _drive(
         reducer = exercise.OverlappedReducer(params, bucket_size, group)
         sum((p * grad).sum() for p, grad in zip(params, own, strict=True)).backward()
         reducer.finish()
-        return {"grad": [[p.grad for p in params]], "waited": False}
+        return {"grad": [[p.grad for p in params]], "a wait in backward()": False}
     generator = t.Generator().manual_seed(0)
     params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
     reducer = exercise.OverlappedReducer(params, bucket_size, group)
@@ -68,7 +68,7 @@ def _drive(
             store.set(f"rank 0 has gone back {step}", "")
         reducer.finish()
         found.append([p.grad if p.grad is None else p.grad.detach().clone() for p in params])
-    return {"grad": found, "waited": waited == steps}
+    return {"grad": found, "a wait in backward()": waited == steps}
 
 
 def _parts(ranks: Inputs) -> list[list[int]]:
@@ -95,7 +95,7 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
 
 
 def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"grad": [], "waited": False} for _ in ranks]
+    said: list[dict[str, Any]] = [{"grad": [], "a wait in backward()": False} for _ in ranks]
     for step in range(ranks[0]["steps"]):
         own = _gradients(ranks, step)
         for group in groups(ranks):
@@ -149,7 +149,9 @@ def _everyone(ranks: Inputs) -> list[list[int]]:
 
 
 def _waits(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{**one, "waited": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))]
+    return [
+        {**one, "a wait in backward()": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))
+    ]
 
 
 def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:

@@ -135,7 +135,7 @@ GROUPS = Exercise(
     cases=[
         Case("tp groups of 16 ranks", {"sizes": _SIXTEEN, "axes": ["tp"]}),
         Case("dp groups of 16 ranks", {"sizes": _SIXTEEN, "axes": ["dp"]}),
-        Case("dp-cp groups of 16 ranks", {"sizes": _SIXTEEN, "axes": ["dp", "cp"]}),
+        Case("dp-cp groups of 16 ranks, axes=['cp', 'dp']", {"sizes": _SIXTEEN, "axes": ["cp", "dp"]}),
         Case("ep groups of an expert grid", {"sizes": {"etp": 1, "ep": 4, "edp": 2, "pp": 2}, "axes": ["ep"]}),
         Case("one axis, other sizes", _one_axis, points=2, hidden=True,
              fixed=[*_along("tp", "cp", "dp", "pp"), {"sizes": {"tp": 2, "cp": 1, "dp": 3, "pp": 2}, "axes": ["cp"]}]),
