@@ -1,7 +1,7 @@
 """Lab 01, what is computed before anything runs: the bytes of a ring, the groups, each rank's samples, four questions.
 
 All are pure functions of a few numbers. Groups come from one reshape, samples from a permutation that every rank draws
-for itself; so all ranks know who does what, and nobody has to send it.
+for itself; so all ranks know who does what, and no rank has to send it.
 """
 
 from __future__ import annotations
