@@ -74,5 +74,5 @@ def shake(model: Model, std: float = 0.1, seed: int = 2) -> Model:
     """The same model with noise on every weight, the same logical noise however it is cut."""
     for name, p in model.named_parameters():
         layout = layout_of(p)
-        p += layout.take(draw(name, dataclasses.replace(layout, init=Init(std=std)), seed))
+        p.add_(layout.take(draw(name, dataclasses.replace(layout, init=Init(std=std)), seed)))
     return model

@@ -62,8 +62,8 @@ def watched(way: Callable[..., Any], inputs: Sequence[Any], rank: int, names: Ma
     real, under_way = dist.all_reduce, list[tuple[float, float]]()
 
     def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.pop("async_op", False)
-        start, handle = time.monotonic(), real(tensor, *args, **kwargs, async_op=True)
+        asked = kwargs.get("async_op", False)
+        start, handle = time.monotonic(), real(tensor, *args, **{**kwargs, "async_op": True})
         handle.get_future().then(lambda _: under_way.append((start, time.monotonic())))
         return handle if asked else handle.wait()
 

@@ -120,8 +120,8 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
     for i in range(len(steps) - 1):
         left, right = i * step_width + _WIDTH + 0.04, (i + 1) * step_width - 0.04
         for r in range(ranks):
-            ends = {"xy": (left, r * _LANE + 0.4), "xytext": (right, r * _LANE + 0.4)}
-            axes.annotate("", **(ends if back else {"xy": ends["xytext"], "xytext": ends["xy"]}), arrowprops=arrow)
+            start, end = (right, left) if back else (left, right)
+            axes.annotate("", xytext=(start, r * _LANE + 0.4), xy=(end, r * _LANE + 0.4), arrowprops=arrow)
     axes.set_title("backward, from right to left" if back else "forward, from left to right")
     axes.set_xlim(-1.1, len(steps) * step_width - _GAP + 0.05)
     axes.set_ylim(ranks * _LANE - 0.1, -0.1)

@@ -1,7 +1,7 @@
 """The messages of a program one after the other: what each is, how many bytes it sends, and what was predicted.
 
 A message is a box as wide as its bytes; forward stands above backward. So the picture shows at a glance that a
-reduce-scatter and an all-gather are the two halves of an all-reduce, and which messages one way has and another has not.
+reduce-scatter and an all-gather are the halves of an all-reduce, and which messages one way has and another has not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The regions of a transformer layer on several ranks: how its activations are cut in each, what is sent at the borders.
+"""The regions of a transformer layer on several ranks: how activations are cut in each, what is sent at the borders.
 
 An activation is a rectangle, its rows are tokens and its columns features. The borders are computed from the cuts on
 both sides of them (`border`), so the picture of any way through a layer says what it sends:

@@ -53,7 +53,7 @@ def stacked(
             axes.text(end + 0.012 * most, i, f"{total:.3g}", va="center", fontsize=8)
             if predicted and name in predicted:
                 label = "predicted sum" if i == 0 else None
-                axes.plot([predicted[name]] * 2, [i - 0.45, i + 0.45], label=label, **PREDICTED_LINE)
+                axes.plot([predicted[name]] * 2, [i - 0.45, i + 0.45], label=label, **PREDICTED_LINE)  # type: ignore[arg-type]
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * most)
         axes.set_xlabel(what)

@@ -67,7 +67,7 @@ QKV = Exercise(
     mistakes=[
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
-            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries. Pack the rows by group first.",
+            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries.",
         ),
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),
@@ -75,6 +75,7 @@ QKV = Exercise(
             "group 1.",
         ),
     ],
+    idea="One group is its queries, its key and its value: put the rows of a group next to each other, then cut.",
     hint="groups = rows of wk / d. View wq as [groups, ...], wk and wv as [groups, d, h], concatenate along dim 1, "
     "flatten, and take block tp_rank of tp_size equal blocks.",
 )
@@ -146,16 +147,29 @@ def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _means() -> Inputs:
+    """Two tokens, (2, 10) and (4, 30); each rank's head takes one feature as its value and writes it back."""
+    out = []
+    for r in range(2):
+        value = torch.eye(2)[r]
+        qkv = [torch.stack([torch.zeros(2), torch.zeros(2), value]), torch.zeros(3)]
+        rest = {"proj": [value[:, None].clone(), torch.zeros(2)], "d": 1, "queries_per_group": 1}
+        x = torch.tensor([[[2.0, 10.0]], [[4.0, 30.0]]])
+        out.append({"x": x, "qkv": qkv, **rest, "dy": torch.ones(2, 1, 2)})
+    return out
+
+
 ATTENTION = Exercise(
     "attention",
     reference=_attention,
     drive=_drive_attention,
     axis="tp",
     cases=[
-        Case("3 ranks, one query head for each key/value head", _heads_of(3, per_group=1)),
+        Case("2 ranks, one head of width 1 each, queries 0: every token gets the mean of what it sees", _means(),
+             fixed=[_heads_of(3, per_group=1)]),
         Case("grouped queries", _heads_of(2), points=2, hidden=True),
         Case(
-            "the same, with one sum forward and one backward", _heads_of(), hidden=True,
+            "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
         ),
     ],
@@ -166,9 +180,10 @@ ATTENTION = Exercise(
             lambda ranks: _attention(ranks, tile=True),
             "Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
         ),
-        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads: begin with f."),
+        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads."),
         Mistake(lambda ranks: _attention(ranks, g_bias=len(ranks)), "Every rank added the output bias before the sum."),
     ],
+    idea="Write the shape beside each line: which dim is the token, which the batch, which the head?",
     hint="column_linear, unflatten(-1, (-1, n + 2, d)), split into n queries, one key, one value; SDPA wants "
     "[b, heads, s, d]; back to [s, b, heads * d]; row_linear. Nothing travels in between.",
     rtol=1e-3,

@@ -60,6 +60,13 @@ def _ids(draw: Draw, t: int = 0) -> Inputs:
     return [{"ids": ids.clone(), "weight": draw.tensor(n, h), "dy": dy.clone()} for _ in range(t)]
 
 
+def _few_ids() -> Inputs:
+    """Five tokens of four words; the rows are 10, 11 on rank 0 and 12, 13 on rank 1."""
+    ids = torch.tensor([[0], [3], [1], [2], [2]])
+    rows = [torch.tensor([[10.0], [11.0]]), torch.tensor([[12.0], [13.0]])]
+    return [{"ids": ids.clone(), "weight": weight, "dy": torch.ones(5, 1, 1)} for weight in rows]
+
+
 def _borders(draw: Draw) -> Inputs:
     t, n, h = 3, draw.integer(8, 20), draw.integer(3, 5)
     ids = torch.tensor([[r * n] for r in range(t)] + [[r * n + n - 1] for r in range(t)])
@@ -73,10 +80,11 @@ EMBEDDING = Exercise(
     drive=_drive_embedding,
     axis="tp",
     cases=[
-        Case("the first and the last id of each of 3 ranks", in_whole_numbers(_borders)),
+        Case("2 ranks with 2 words each, ids 0, 3, 1, 2, 2; then the first and last id of 3 ranks", _few_ids(),
+             fixed=[in_whole_numbers(_borders)]),
         Case("rows and their gradients", partial(_ids, t=2), points=2, hidden=True),
         Case(
-            "the same, with one sum of [s, b, h], nothing backward", _ids, hidden=True,
+            "right numbers, and one sum of [s, b, h], nothing backward", _ids, hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("s*b*h elements", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
@@ -85,8 +93,12 @@ EMBEDDING = Exercise(
             lambda ranks: _embedding(ranks, masked=False),
             "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
         ),
-        Mistake(lambda ranks: _embedding(ranks, summed=False), "These are this rank's rows only: sum over ranks (g)."),
+        Mistake(
+            lambda ranks: _embedding(ranks, summed=False),
+            "These are this rank's rows only: the tokens of other ranks are still zeros.",
+        ),
     ],
+    idea="For each token exactly one rank has something to add to the sum. What do the others add?",
     hint="Rank r owns ids [r n, (r+1) n). Look up id - r n where it is owned, zeros elsewhere, then g. The table "
     "itself never travels.",
 )  # fmt: skip
@@ -137,6 +149,19 @@ def _upstream_lost(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"loss": a["loss"], "dz": a["dz"] / dloss} for a in right]
 
 
+def _one_on_every_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The target's local index clamped into this rank's words, and one subtracted there on each rank."""
+    right, target, n = _cross_entropy(ranks), ranks[0]["target"], ranks[0]["logits"].shape[-1]
+    out = []
+    for rank, (r, one) in enumerate(zip(ranks, right, strict=True)):
+        local = target - rank * n
+        foreign = (local < 0) | (local >= n)
+        at = local.masked_fill(foreign, 0).unsqueeze(-1)
+        less = -(foreign * r["dloss"]).unsqueeze(-1).to(one["dz"].dtype)
+        out.append({**one, "dz": one["dz"].scatter_add(-1, at, less)})
+    return out
+
+
 def _not_the_target(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     z = torch.cat([r["logits"] for r in ranks], -1)
     dz = z.softmax(-1) * ranks[0]["dloss"].unsqueeze(-1)
@@ -154,6 +179,12 @@ def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _two_words() -> Inputs:
+    """One token, logits 0 and ln 3; its target, the second word, has probability 3/4."""
+    both = [torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0).log()]
+    return [{"logits": z, "target": torch.ones(1, 1, dtype=torch.long), "dloss": torch.ones(1, 1)} for z in both]
+
+
 def _few_numbers(inputs: Inputs) -> float:
     """Three fp32 numbers a token of every rank, as gathering them moves; the logits would be forty a rank."""
     return 4 * 3 * len(inputs) * inputs[0]["target"].numel()
@@ -166,35 +197,42 @@ LOSS = Exercise(
     axis="tp",
     dtypes=(torch.float32,),  # the loss is computed in float32, whatever the logits are
     cases=[
-        Case("loss and gradient", _logits(t=3), points=2, hidden=True),
-        Case("2 ranks, logits in the hundreds", _logits(300.0, t=2)),
+        Case("2 ranks with one word each, probabilities 1/4 and 3/4, target 1; then logits in the hundreds",
+             _two_words(), fixed=[_logits(300.0, t=2)]),
+        Case("loss and gradient, 3 ranks", _logits(t=3), points=2, hidden=True),
         Case(
-            "the same, and three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
+            "right numbers; three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
             accept=[at_most("the bound, three numbers a token of every rank,", _few_numbers)],
         ),
     ],
     mistakes=[
         Mistake(
             _by_parts(local_softmax=False),
-            "exp() of large logits overflows: subtract the maximum over the whole vocabulary first.",
+            "exp() of large logits overflows: the maximum is not subtracted.",
         ),
         Mistake(
             _by_parts(local_softmax=True),
-            "Your softmax is normalised over this rank's words: sum exp(z) over ranks as well.",
+            "Your softmax is normalised over this rank's words alone.",
         ),
         Mistake(
             _by_parts(local_softmax=False, global_max=False),
-            "Each rank subtracted its own maximum: the terms of the sum are on different scales. "
-            "Take the max over ranks.",
+            "Each rank subtracted its own maximum: the terms of the sum are on different scales.",
         ),
-        Mistake(_upstream_lost, "The gradient that arrives, one number a token, multiplies dz."),
-        Mistake(_not_the_target, "dz is softmax minus one at the target, on the rank that owns it."),
+        Mistake(_upstream_lost, "The loss is right, dz is not: the gradient that arrives is lost."),
+        Mistake(_one_on_every_rank, "The loss is right, dz is not: every rank subtracts one at a target, also where it "
+                "is not its own word."),
+        Mistake(_not_the_target, "The loss is right, dz is not: this is softmax alone, without the target."),
         Mistake(
             lambda ranks: [{"loss": one["loss"], "dz": ANYTHING} for one in _cross_entropy(ranks)],
-            "The loss is right, the gradient is not. dz is softmax minus one at the target, the one only on the rank "
-            "that owns it, times the gradient that arrives, one number a token. Nothing travels.",
+            "The loss is right, the gradient dz is not: look at the backward pass alone.",
+        ),
+        Mistake(
+            lambda ranks: [{"loss": ANYTHING, "dz": one["dz"]} for one in _cross_entropy(ranks)],
+            "The gradient dz is right, the loss is not.",
         ),
     ],
+    idea="Which three numbers of a token need all ranks, and what of the gradient needs no other rank?",
     hint="max over ranks of the local max; subtract; sum over ranks of exp(z).sum; sum over ranks of the target's "
-    "logit, zero where it is not owned; log(sum) - target. Three numbers a token travel forward, none backward.",
+    "logit, zero where it is not owned; log(sum) - target. Three numbers a token travel forward, none backward. dz is "
+    "softmax minus one at the target, the one only on the rank that owns it, times the gradient that arrives.",
 )  # fmt: skip
