@@ -118,7 +118,7 @@ WRONG: dict[str, list[Edit]] = {
     "partial_gradients": [
         Edit(' or row_bias or "position_embeddings" in name', "", told="Norms are not all"),
         Edit("            return True\n", "            return sequence_parallel\n", told="only this rank's heads"),
-        Edit(' or "position_embeddings" in name', "", told="positions are added"),
+        Edit(' or "position_embeddings" in name', "", told="positions are missing"),
         Edit(
             'name.endswith(("linear_proj.bias", "linear_fc2.bias"))',
             'name.endswith("bias")',
@@ -249,7 +249,7 @@ RIGHT: dict[str, list[Edit]] = {
             "sorted({q // (heads // groups) for q in queries})",
             "list(dict.fromkeys(q * groups // heads for q in queries))",
         ),
-        Edit("3 * 12 * hidden**2 / (8 * hidden)", "4.5 * hidden", ("vocab / (2 * 3)", "vocab / 3 / 2")),
+        Edit("3 * 12 * hidden**2 // (8 * hidden)", "9 * hidden // 2", ("vocab / (2 * 3)", "vocab / 3 / 2")),
     ],
 }
 
@@ -277,6 +277,5 @@ EQUIVALENT = {
         Same("line 9: `/` for `//` (2)", _DIVIDES),
         Same("line 9: rounded up for down", _DIVIDES),
         Same("line 9: rounded up for down (2)", _DIVIDES),
-        Same("line 12: `//` for `/`", "a model's hidden size is even"),
     ],
 }

@@ -1,12 +1,14 @@
 """Curves of a training run, and of what changes with the number of ranks.
 
 The reference is thick and pale, what was measured is thin and lies on it: two curves that agree can both be seen. How
-far they are apart is a curve of its own, on a logarithmic axis, because on the first it is narrower than a line.
+far they are apart is a curve of its own, on its own axis, because on the first it is narrower than a line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import LogLocator, NullLocator
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE, Picture, new_figure, styled
@@ -30,8 +32,8 @@ def beside(
         upper.plot(measured, label=name, **MEASURED_LINE)
         upper.set_ylabel(what)
         upper.legend()
-        lower.plot([a if a > 0 else float("nan") for a in apart], marker=".", **MEASURED_LINE)
-        lower.set_yscale("log")
+        lower.plot(apart, marker=".", **MEASURED_LINE)
+        lower.set_ylim(bottom=0)
         lower.set(xlabel="step", ylabel="distance")
     return figure
 
@@ -71,9 +73,9 @@ def over_degrees(degrees: Sequence[int], curves: Mapping[str, Sequence[float]], 
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(list(degrees), [str(degree) for degree in degrees])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
-        axes.tick_params(axis="y", which="minor", labelsize=7)
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="tp", ylabel=what)
         axes.legend(fontsize=8)
     return figure

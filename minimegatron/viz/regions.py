@@ -70,12 +70,13 @@ def regions(ways: Mapping[str, Sequence[str]] = LAYER, parts: Sequence[str] = PA
         if len(cuts) != len(parts):
             raise ConfigError(f"{title!r} cuts {len(cuts)} parts of {len(parts)}", fix="one cut for each part")
     with styled():
-        figure = new_figure(1.95 * len(parts), 2.1 * len(ways) + 0.5)
+        figure = new_figure(1.95 * len(parts), 2.0 * len(ways) + 0.3)
         for axes, (title, cuts) in zip(figure.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True):
             _way(axes, cuts, parts, ranks)
             axes.set_title(title)
         looks = [*((f"on rank {r}", colour, "") for r, colour in enumerate(rank_colours(ranks)))]
-        looks += [("the whole on every rank", PAPER, "//"), ("the ranks talk", COMM, "")]
+        looks += [("the whole on every rank", PAPER, "//")] * any(WHOLE in cuts for cuts in ways.values())
+        looks += [("the ranks talk", COMM, "")]
         handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     return figure

@@ -29,6 +29,12 @@ def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_ra
     return packed.flatten(0, 1).chunk(tp_size)[tp_rank]
 
 
+def _dealt(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
+    """Query head i in group i modulo the number of groups."""
+    dealt = wq.unflatten(0, (-1, wk.shape[0] // d, d)).transpose(0, 1).flatten(0, 2)
+    return qkv_part(dealt, wk, wv, d, tp_rank, tp_size)
+
+
 def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
     """Heads of one row each, whose rows say which they are: query 3 is 3, key 1 is 101, value 1 is 201."""
     starts = {"wq": (0, a), "wk": (100, g), "wv": (200, g)}
@@ -68,6 +74,14 @@ QKV = Exercise(
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
             "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, **rest: qkv_part(wq, wv, wk, **rest),
+            "Keys and values have changed places: a group is queries, key, value.",
+        ),
+        Mistake(
+            _dealt,
+            "A group has n consecutive query heads, the first group heads 0 to n-1; yours are dealt out to the groups.",
         ),
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),

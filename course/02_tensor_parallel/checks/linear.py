@@ -43,6 +43,18 @@ def _column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**p, "dx": total} for p in parts]
 
 
+def _added_features(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """g in the place of f."""
+    parts = [_local_linear(r) for r in ranks]
+    return [{**p, "y": torch.stack([one["y"] for one in parts]).sum(0)} for p in parts]
+
+
+def _f_behind(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """f behind the product: dy, of other features on each rank, is summed."""
+    total = torch.stack([r["dy"] for r in ranks]).sum(0)
+    return [{**_local_linear({**r, "dy": total}), "y": _local_linear(r)["y"]} for r in ranks]
+
+
 def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
     """The right answer, but that these parts may be anything."""
     return lambda ranks: [{**one, **dict.fromkeys(parts, ANYTHING)} for one in right(ranks)]
@@ -124,6 +136,11 @@ COLUMN = Exercise(
             lambda ranks: [_local_linear(r) for r in ranks],
             "dx is only this rank's share: x went into other work on every rank, so the shares must be summed.",
         ),
+        Mistake(
+            _added_features,
+            "You added the ranks' results. They are other features, to be kept apart; what must be added is dx.",
+        ),
+        Mistake(_f_behind, "The sum came behind the product, on the gradient of y: f belongs before the product."),
         Mistake(_right_but(_column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
                 "often?"),
     ],
@@ -149,6 +166,10 @@ ROW = Exercise(
     mistakes=[
         Mistake(lambda ranks: _row(ranks, bias_times=len(ranks)), "Each rank added the bias before the sum: t biases."),
         Mistake(lambda ranks: [_local_linear(r) for r in ranks], "This is a partial sum of y, not yet added up."),
+        Mistake(
+            _right_but(lambda ranks: [_local_linear(r) for r in ranks], "dx", "dw", "db"),
+            "This is a partial sum of y, not yet added up: the ranks' shares must be summed forward.",
+        ),
         Mistake(
             lambda ranks: _row(ranks, gradient_times=len(ranks)),
             "Summed once too often: dy is already the same on every rank.",
@@ -275,10 +296,14 @@ OVERLAP = Exercise(
     ],
     mistakes=[
         Mistake(_own_gradients, "dx is still this rank's share: the sum over ranks was not made, or has not arrived."),
+        Mistake(
+            lambda ranks: [{**one, "dx": one["dx"] / len(ranks)} for one in _gradients(ranks)],
+            "This is the mean of the ranks' shares of dx: x has the sum of them as its gradient.",
+        ),
         Mistake(_everything_summed, "dW is summed over ranks, too: each rank's dW belongs to its own rows and is "
                 "complete."),
     ],
-    idea="Which of the two products does the other ranks wait for, and what can this rank do until the sum arrives?",
+    idea="Which of the two products do the other ranks wait for, and what can this rank do until the sum arrives?",
     hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "
     "dW from dy and x; handle.wait().",
 )  # fmt: skip
@@ -298,6 +323,13 @@ def _local_draw(by_rank: Callable[[int, int], int]) -> Callable[..., torch.Tenso
         return torch.randn(*local, generator=torch.Generator().manual_seed(own)) * std
 
     return answer
+
+
+def _next_numbers(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
+    """The numbers of the serial matrix in the order in which they are drawn, dealt out in runs."""
+    local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
+    numbers = initial_part(shape, None, 0, 1, seed, std).flatten()
+    return numbers.unflatten(0, (-1, *local))[0 if dim is None else tp_rank]
 
 
 def _a_matrix(dim: int | None) -> Callable[[Draw], dict[str, Any]]:
@@ -330,6 +362,10 @@ INITIAL = Exercise(
         Mistake(
             _local_draw(lambda seed, rank: seed + rank),
             "The shards differ now, but they are no parts of the serial matrix: the model changes with tp.",
+        ),
+        Mistake(
+            _next_numbers,
+            "Each rank continues where the one before it stopped: that is right along dim 0 only.",
         ),
     ],
     idea="What does one process draw, and which block of it does this rank hold?",

@@ -38,14 +38,14 @@ def _factor(plain: float, sequence: float) -> Callable[..., float]:
 
 
 _GPT3 = {"s": 2048, "b": 1, "h": 12288}
-_HANDFUL = {"s": 2, "b": 1, "h": 4, "t": 2, "element_size": 1}
+_HANDFUL = {"s": 2, "b": 3, "h": 4, "t": 4, "element_size": 1}
 _ODD = {"s": 100, "b": 2, "h": 70, "t": 3, "element_size": 4}  # t does not divide
 
 BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("s*b*h = 8 elements of 1 byte on 2 ranks; GPT-3 on 8 ranks", {**_HANDFUL, "sequence_parallel": False},
+        Case("s*b*h = 2*3*4 elements of 1 byte on 4 ranks; GPT-3 on 8", {**_HANDFUL, "sequence_parallel": False},
              fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": False}]),
         Case("the same with sequence parallelism", {**_HANDFUL, "sequence_parallel": True},
              fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": True}]),
@@ -61,6 +61,15 @@ BYTES = Exercise(
             "Half of it. Forward and backward each send two sums, and a ring all-reduce sends its tensor almost twice: "
             "2 n (t-1)/t.",
         ),
+        Mistake(
+            lambda s, b, h, t, element_size, sequence_parallel: _factor(8, 10)(s, b, h, t, 2, sequence_parallel),
+            "You count 2 bytes an element, whatever `element_size` says.",
+        ),
+        Mistake(
+            lambda b, **rest: _factor(8, 10)(b=1, **rest),
+            "You count one sequence: a batch has b of them.",
+        ),
+        Mistake(_factor(8, 9), "One gather is missing: a layer has two column layers, each with an input."),
         Mistake(_factor(8, 5), "Forward and backward: what is said of one way holds for the other."),
         Mistake(
             lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
@@ -117,13 +126,13 @@ ACTIVATIONS = Exercise(
             fixed=[{**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}],
         ),
         Case(
-            "the same on 2 ranks; GPT-3 on 8",
-            {**_ONE_TOKEN, "t": 2, "sequence_parallel": False},
+            "the same on 4 ranks; GPT-3 on 8",
+            {**_ONE_TOKEN, "t": 4, "sequence_parallel": False},
             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}],
         ),
         Case(
             "the same with sequence parallelism",
-            {**_ONE_TOKEN, "t": 2, "sequence_parallel": True},
+            {**_ONE_TOKEN, "t": 4, "sequence_parallel": True},
             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}],
         ),
         Case("other models", _a_model(False), hidden=True, fixed=[{**_SMALL, "sequence_parallel": False}]),
@@ -187,6 +196,9 @@ def partial_gradients(names: list[str], sequence_parallel: bool) -> list[str]:
     return [n for n in names if _of_heads(n) or (sequence_parallel and _of_tokens(n))]
 
 
+_ROW_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
+
+
 def _choose(rule: Callable[[str, bool], bool]) -> Callable[..., list[str]]:
     return lambda names, sequence_parallel: [n for n in names if rule(n, sequence_parallel)]
 
@@ -231,6 +243,10 @@ PARTIAL = Exercise(
         Mistake(
             _choose(lambda n, sp: partial_gradients([n], sp) != [] or (sp and n.endswith("bias"))),
             "A column layer's bias is cut over tp as its rows are: each rank's part is complete.",
+        ),
+        Mistake(
+            _choose(lambda n, sp: partial_gradients([n], sp) != [] or (sp and n.endswith(_ROW_WEIGHTS))),
+            "A row layer's weight is cut over tp, and each rank multiplies its part with all tokens: it is complete.",
         ),
         Mistake(
             _choose(lambda n, sp: _of_tokens(n) or _of_heads(n)),
@@ -306,11 +322,11 @@ QUESTIONS = Exercise(
     mistakes=[
         Mistake(
             instead(answers, kv_heads=_equal_cut),
-            "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
+            "With fewer groups than ranks several ranks use the same key/value head.",
         ),
         Mistake(
             instead(answers, kv_heads=_cut_groups),
-            "With fewer groups than ranks several ranks use the same key/value head: query q uses group q // (a/g).",
+            "With fewer groups than ranks several ranks use the same key/value head.",
         ),
         Mistake(
             instead(answers, gate_up_rows=_middle_cut),
@@ -325,7 +341,7 @@ QUESTIONS = Exercise(
             "A ring all-reduce of n bytes sends twice what an all-gather of n bytes does.",
         ),
         Mistake(
-            instead(answers, zero3_sends_less_from=lambda hidden, **_: 3 * hidden),
+            instead(answers, zero3_sends_less_from=lambda hidden, **_: 3 * hidden + 1),
             "ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered.",
         ),
         Mistake(

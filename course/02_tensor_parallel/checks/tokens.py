@@ -45,6 +45,12 @@ def _embedding(ranks: Inputs, masked: bool = True, summed: bool = True) -> list[
     return [{"y": total if summed else p["y"], "dw": p["dw"]} for p in parts]
 
 
+def _dealt_out(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Id i on rank i modulo t, in row i // t."""
+    t, n = len(ranks), ranks[0]["weight"].shape[0]
+    return _embedding([{**r, "ids": r["ids"] % t * n + r["ids"] // t} for r in ranks])
+
+
 def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
     """Ids [s, b] of t * n words: first and last ones of the ranks, others, and the last row once more."""
     ids = torch.tensor([[draw.integer(0, t * n - 1) for _ in range(b)] for _ in range(s)])
@@ -93,6 +99,7 @@ EMBEDDING = Exercise(
             lambda ranks: _embedding(ranks, masked=False),
             "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
         ),
+        Mistake(_dealt_out, "Rank r owns a block of consecutive ids; yours are dealt out to the ranks one by one."),
         Mistake(
             lambda ranks: _embedding(ranks, summed=False),
             "These are this rank's rows only: the tokens of other ranks are still zeros.",
