@@ -58,7 +58,7 @@ WRONG: dict[str, list[Edit]] = {
             told="repeat_interleave",
         ),
         Edit("is_causal=True", "is_causal=True, scale=1.0", told="sqrt(d)"),
-        Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", told="begin with f"),
+        Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", told="share of this rank's heads"),
         Edit(
             "row_linear(out.permute(2, 0, 1, 3).flatten(2), *proj, tp)",
             "row_linear(out.permute(2, 0, 1, 3).flatten(2), proj[0], proj[1] * tp.size, tp)",
@@ -72,7 +72,7 @@ WRONG: dict[str, list[Edit]] = {
             ("local.masked_fill(foreign, 0)", "local.clamp(0, weight.shape[0] - 1)"),
             told="must give zeros",
         ),
-        Edit("return reduce_from_region(rows, tp)", "return rows", told="sum over ranks"),
+        Edit("return reduce_from_region(rows, tp)", "return rows", told="tokens of other ranks are still zeros"),
         Edit("(local >= weight.shape[0])", "(local > weight.shape[0] - 2)", told="owned"),
     ],
     "cross_entropy": [
@@ -86,7 +86,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="max over ranks"),
         Edit("z = logits - highest.unsqueeze(-1)", "z = logits", told="overflow"),
-        Edit(" * dloss.unsqueeze(-1)", "", told="one number a token, multiplies"),
+        Edit(" * dloss.unsqueeze(-1)", "", told="gradient that arrives is lost"),
         Edit(
             "softmax.scatter_add(-1, local, -own.unsqueeze(-1).to(softmax.dtype))", "softmax.clone()", told="minus one"
         ),

@@ -26,8 +26,10 @@ def _drive_sequence(exercise: Any, x: Any, w: Any, what: str, tp: Any) -> dict[s
     elif what == "reduce_scatter":
         y, w = exercise.reduce_scatter_sequence(x.mT.contiguous().mT, tp), w.mT.contiguous().mT
     else:
-        y = exercise.reduce_scatter_sequence((exercise.gather_sequence(x, tp) * w).tanh(), tp)
-    (y if what == "pair" else y * w).sum().backward()
+        y = exercise.gather_sequence(x, tp)
+        y = exercise.reduce_scatter_sequence((y * w).tanh(), tp) if y.shape == w.shape else y
+    if what == "pair" or y.shape == w.shape:  # of another shape there is nothing to go back from; y says so
+        (y if what == "pair" else y * w).sum().backward()
     again = exercise.gather_sequence(y.detach(), tp) if what == "reduce_scatter" else y[:0]
     return {"y": y.detach(), "dx": x.grad, "gathered again": again}
 

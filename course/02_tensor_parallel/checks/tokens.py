@@ -27,7 +27,8 @@ Inputs = list[dict[str, Any]]
 def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> dict[str, Any]:
     weight.requires_grad_()
     y = exercise.embedding(ids, weight, tp)
-    y.backward(dy)
+    if y.shape == dy.shape:  # of another shape there is nothing to go back from; y says so
+        y.backward(dy)
     return {"y": y.detach(), "dw": weight.grad}
 
 
@@ -116,7 +117,8 @@ EMBEDDING = Exercise(
 def _drive_loss(exercise: Any, logits: Any, target: Any, dloss: Any, tp: Any) -> dict[str, Any]:
     logits.requires_grad_()
     loss = exercise.cross_entropy(logits, target, tp)
-    loss.backward(dloss)
+    if loss.shape == dloss.shape:  # of another shape there is nothing to go back from; the loss says so
+        loss.backward(dloss)
     return {"loss": loss.detach(), "dz": logits.grad}
 
 
