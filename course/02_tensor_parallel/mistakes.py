@@ -103,7 +103,7 @@ WRONG: dict[str, list[Edit]] = {
             """        out = grad.new_zeros(grad.shape[0] * ctx.tp.size, *grad.shape[1:])
         out.chunk(ctx.tp.size)[ctx.tp.rank].copy_(grad)
         return out, None""",
-            told="back to every rank",
+            told="gradient of every token",
         ),
         Edit(
             """    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
@@ -167,7 +167,7 @@ WRONG: dict[str, list[Edit]] = {
             """    handle.wait()
     dist.all_reduce(dw, group=tp.group)
 """,
-            told="do not sum it",
+            told="dW is summed",
         ),
         # it never waits; the sum may or may not have arrived
         Edit(
@@ -175,7 +175,7 @@ WRONG: dict[str, list[Edit]] = {
             """    import time
     time.sleep(0.3)
 """,
-            told="wait for the sum before",
+            told="has not arrived",
         ),
     ],
     "initial_part": [

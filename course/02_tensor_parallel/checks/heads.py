@@ -127,13 +127,23 @@ def _heads(
     return torch.einsum("bhst,tbhd->sbhd", scores.softmax(-1), v).flatten(2)
 
 
-def _attention(ranks: Inputs, f: bool = True, g_bias: int = 1, **how: bool) -> list[dict[str, torch.Tensor]]:
+def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: bool) -> torch.Tensor:
+    """Attention of a token to other sequences: [s, b] taken for [b, s], or reshaped to it without a transpose."""
+    s, b, _ = x.shape
+    x = x.reshape(b, s, -1).transpose(0, 1) if reshaped else x.transpose(0, 1)
+    out = _heads(x, *part, **how).transpose(0, 1)
+    return out.reshape(s, b, -1) if reshaped else out
+
+
+def _attention(
+    ranks: Inputs, f: bool = True, g_bias: int = 1, heads: Any = _heads, **how: bool
+) -> list[dict[str, torch.Tensor]]:
     first = ranks[0]
     xs = [r["x"].clone().requires_grad_() for r in ranks]
     leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], *r["proj"])] for r in ranks]
     y: Any = 0
     for x, (w, c, p, _) in zip(xs, leaves, strict=True):
-        y = y + F.linear(_heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
+        y = y + F.linear(heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
     (y + 0).backward(first["dy"])
     dx = sum(x.grad for x in xs)  # type: ignore[misc]
     out = y.detach() + g_bias * first["proj"][1]
@@ -163,14 +173,14 @@ def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
 
 
 def _means() -> Inputs:
-    """Two tokens, (2, 10) and (4, 30); each rank's head takes one feature as its value and writes it back."""
+    """Two sequences of two tokens; each rank's head takes one feature as its value and writes it back."""
     out = []
     for r in range(2):
         value = torch.eye(2)[r]
         qkv = [torch.stack([torch.zeros(2), torch.zeros(2), value]), torch.zeros(3)]
         rest = {"proj": [value[:, None].clone(), torch.zeros(2)], "d": 1, "queries_per_group": 1}
-        x = torch.tensor([[[2.0, 10.0]], [[4.0, 30.0]]])
-        out.append({"x": x, "qkv": qkv, **rest, "dy": torch.ones(2, 1, 2)})
+        x = torch.tensor([[[2.0, 10.0], [6.0, 50.0]], [[4.0, 30.0], [10.0, 70.0]]])
+        out.append({"x": x, "qkv": qkv, **rest, "dy": torch.ones(2, 2, 2)})
     return out
 
 
@@ -180,7 +190,7 @@ ATTENTION = Exercise(
     drive=_drive_attention,
     axis="tp",
     cases=[
-        Case("2 ranks, one head of width 1 each, queries 0: every token gets the mean of what it sees", _means(),
+        Case("2 ranks, a head of width 1 each, queries 0: the mean of what a token sees; then 3 ranks", _means(),
              fixed=[_heads_of(3, per_group=1)]),
         Case("grouped queries", _heads_of(2), points=2, hidden=True),
         Case(
@@ -190,6 +200,13 @@ ATTENTION = Exercise(
     ],
     mistakes=[
         Mistake(lambda ranks: _attention(ranks, causal=False), "A token sees only itself and what came before it."),
+        *(
+            Mistake(
+                lambda ranks, reshaped=reshaped: _attention(ranks, heads=_over_sequences, reshaped=reshaped),
+                "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
+            )
+            for reshaped in (False, True)
+        ),
         Mistake(lambda ranks: _attention(ranks, scale=False), "The scores are divided by sqrt(d)."),
         Mistake(
             lambda ranks: _attention(ranks, tile=True),

@@ -189,9 +189,11 @@ def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
 
 
 def _two_words() -> Inputs:
-    """One token, logits 0 and ln 3; its target, the second word, has probability 3/4."""
+    """One token, logits 0 and ln 3; its target, the second word, has probability 3/4; a gradient of 10 arrives."""
     both = [torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0).log()]
-    return [{"logits": z, "target": torch.ones(1, 1, dtype=torch.long), "dloss": torch.ones(1, 1)} for z in both]
+    return [
+        {"logits": z, "target": torch.ones(1, 1, dtype=torch.long), "dloss": torch.full((1, 1), 10.0)} for z in both
+    ]
 
 
 def _few_numbers(inputs: Inputs) -> float:
@@ -206,7 +208,7 @@ LOSS = Exercise(
     axis="tp",
     dtypes=(torch.float32,),  # the loss is computed in float32, whatever the logits are
     cases=[
-        Case("2 ranks with one word each, probabilities 1/4 and 3/4, target 1; then logits in the hundreds",
+        Case("one word a rank, probabilities 1/4 and 3/4, target 1, dloss 10; then logits in the hundreds",
              _two_words(), fixed=[_logits(300.0, t=2)]),
         Case("loss and gradient, 3 ranks", _logits(t=3), points=2, hidden=True),
         Case(
