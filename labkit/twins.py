@@ -5,8 +5,8 @@
     departing(yours, serial)                      # names of those that are not the same
     norm(yours), norm(serial)                     # one number that most mistakes change
 
-`shake` gives a new model weights as after some training, because at the start biases are 0 and norms 1, and a mistake
-in either cannot be seen.
+`train` returns the loss of every step. `shake` gives a new model weights as after some training, because at the start
+biases are 0 and norms 1, and a mistake in either cannot be seen.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ def equal_shards(model: nn.Module, mesh: Mesh, of: Callable[[torch.Tensor], torc
     cut = [p for p in model.parameters() if p.dim() == 2 and layout_of(p).sharded]
     held = [shards_of(p, mesh, of) for p in cut]
     return f"{sum(all(torch.equal(each[0], other) for other in each) for each in held)} of {len(held)}"
+
+
+def train(
+    model: nn.Module, loss_of: Callable[[int], torch.Tensor], steps: int, learning_rate: float = 3e-3
+) -> list[float]:
+    """The loss of each step, `loss_of(step)`; AdamW changes the model."""
+    optimizer, curve = torch.optim.AdamW(model.parameters(), lr=learning_rate), []
+    for step in range(steps):
+        loss = loss_of(step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
 
 
 @torch.no_grad()

@@ -499,28 +499,17 @@ check("cross_entropy")
 # %% [markdown]
 # ## 4 · Run
 #
-# You have all pieces of a tensor-parallel GPT. The package builds a layer from a *specification*, which says what class
-# stands where, so your layers go in without a change to the package. This cell is also a module: later cells import it.
+# You have all pieces of a tensor-parallel GPT. First your layers, as classes of the package whose forward pass is yours.
+# This cell and the next are also modules: later cells import them.
 
 # %%
-# %%ranks 1 --name my_model --needs column_linear,row_linear,attention,embedding,cross_entropy
+# %%ranks 1 --name my_layers --needs column_linear,row_linear,attention
 from exercises.attention import attention
 from exercises.column_linear import column_linear
-from exercises.cross_entropy import cross_entropy
-from exercises.embedding import embedding
 from exercises.row_linear import row_linear
 
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
-from minimegatron.models.decoder import build_model
-from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
-
-config = family_config(
-    "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
-    max_position_embeddings=128, make_vocab_size_divisible_by=64,
-)
 
 
 class MyMLP(MLP):
@@ -534,6 +523,31 @@ class MyAttention(SelfAttention):
     def forward(self, x, context):
         qkv, proj = self.linear_qkv, self.linear_proj
         return attention(x, (qkv.weight, qkv.bias), (proj.weight, proj.bias), self.d, self.per_group, self.tp)
+
+
+if __name__ == "__main__":
+    print("your layers stand in for:", [base.__name__ for base in (*MyMLP.__bases__, *MyAttention.__bases__)])
+
+# %% [markdown]
+# The package builds a layer from a *specification*, which says what class stands where. So your layers go in without a
+# change to the package.
+
+# %%
+# %%ranks 1 --name my_model --needs column_linear,row_linear,attention,embedding,cross_entropy
+from exercises.cross_entropy import cross_entropy
+from exercises.embedding import embedding
+from my_layers import MyAttention, MyMLP
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.models.zoo import family_config
+
+config = family_config(
+    "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
+    max_position_embeddings=128, make_vocab_size_divisible_by=64,
+)
 
 
 def my_model(mesh, seed=1):
@@ -550,7 +564,7 @@ def my_losses(model, tokens, labels):
 
 
 if __name__ == "__main__":
-    print("your layers stand in for:", [base.__name__ for base in (*MyMLP.__bases__, *MyAttention.__bases__)])
+    print("parameters:", sum(p.numel() for p in my_model(Mesh.serial()).parameters()))
 
 # %% [markdown]
 # ### Beside the serial twin
@@ -600,6 +614,7 @@ import itertools
 import torch
 from my_model import config, my_losses, my_model
 
+from labkit.twins import train
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -612,24 +627,18 @@ text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode
 data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().to(mesh.device)
 
 
-def train(model, losses_of, steps=40, seq=64, batch=8):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    g, curve = torch.Generator().manual_seed(0), []
-    for _ in range(steps):
-        starts = torch.randint(0, len(data) - seq - 1, (batch,), generator=g)
-        rows = torch.stack([data[i : i + seq + 1] for i in starts])
-        loss = losses_of(model, rows[:, :-1], rows[:, 1:]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
+def batch(step):
+    """8 sequences of 64 tokens, and the token after each of them."""
+    starts = torch.randint(0, len(data) - 65, (8,), generator=torch.Generator().manual_seed(step))
+    rows = torch.stack([data[i : i + 65] for i in starts])
+    return rows[:, :-1], rows[:, 1:]
 
 
-yours, serial = train(my_model(mesh), my_losses), []
+model, serial = my_model(mesh), []
+yours = train(model, lambda step: my_losses(model, *batch(step)).mean(), steps=40)
 if rank == 0:
     twin = build_model(config, Mesh.serial(device=mesh.device), 1)
-    serial = train(twin, lambda model, tokens, labels: model(tokens, labels=labels))
+    serial = train(twin, lambda step: twin(batch(step)[0], labels=batch(step)[1]).mean(), steps=40)
     print(f"the loss fell by more than a quarter: {yours[-1] < yours[0] * 3 / 4}")
     print(f"never apart by more than 0.01: {max(abs(a - b) for a, b in zip(yours, serial)) < 0.01}")
 report({"yours": yours, "serial": serial})
@@ -778,7 +787,7 @@ check("partial_gradients")
 # compares its gradients with the serial twin's twice: as they are after `backward()`, and with those that you named
 # summed over ranks.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs sequence_pair,partial_gradients --name sequence
 import torch
 import torch.distributed as dist
@@ -851,7 +860,7 @@ compare("your sums added:")
 # %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out moved
 import torch
 from exercises.bytes_per_layer import bytes_per_layer
-from my_model import MyAttention, MyMLP
+from my_layers import MyAttention, MyMLP
 
 from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
@@ -1129,10 +1138,10 @@ if __name__ == "__main__":
     print("parameters:", sum(p.numel() for p in model_from(Mesh.serial(), careless).parameters()))
 
 # %% [markdown]
-# This cell holds the batches and the loop of training. The next one trains the model for 60 steps on two ranks.
+# This cell holds the batches. The next one trains the model for 60 steps on two ranks.
 
 # %%
-# %%ranks 1 --name training
+# %%ranks 1 --name batches
 import torch
 
 
@@ -1150,27 +1159,17 @@ def loss_of(model, step):
     return model(ids[:, :-1], labels=ids[:, 1:]).mean()
 
 
-def train(model, steps):
-    """Losses of so many steps; changes the model."""
-    optimizer, curve = torch.optim.AdamW(model.parameters(), lr=3e-3), []
-    for step in range(steps):
-        loss = loss_of(model, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
 # %%
 # %%ranks 2 --name suspect --out suspected
+from batches import loss_of
 from careless import careless, model_from
-from training import train
 
+from labkit.twins import train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
-parallel = train(model_from(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)), careless), steps=60)
+model = model_from(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)), careless)
+parallel = train(model, lambda step: loss_of(model, step), steps=60)
 print("the loss falls:", parallel[-1] < parallel[0] - 0.5)
 report(parallel)
 
@@ -1186,10 +1185,10 @@ losses({"tp 2": suspected[0]}, title="Would you stop this run?")
 
 # %% tags=["hide-output"]
 # %%ranks 2 --name evidence_found --out careless_shards
+from batches import loss_of
 from careless import careless, model_from
-from training import loss_of, train
 
-from labkit.twins import equal_shards, gradients, norm, shards_of
+from labkit.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -1208,7 +1207,7 @@ print(f"loss           tp 2 {loss:.3f}   serial {twin_loss:.3f}")
 print(f"gradient norm  tp 2 {size:.3f}   serial {twin_size:.3f}")
 print("matrices whose two shards are equal:   ", equal_shards(model, mesh, lambda p: p))
 print("whose shards have equal gradients:     ", equal_shards(model, mesh, lambda p: p.grad))
-train(model, steps=60)
+train(model, lambda step: loss_of(model, step), steps=60)
 print("whose shards are equal after 60 steps: ", equal_shards(model, mesh, lambda p: p))
 fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
 report([part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)])
@@ -1246,11 +1245,11 @@ check("initial_part")
 # %%ranks 2 --needs initial_part --name repaired --out repaired
 import zlib
 
+from batches import loss_of
 from careless import model_from
 from exercises.initial_part import initial_part
-from training import loss_of, train
 
-from labkit.twins import equal_shards, gradients, norm, shards_of
+from labkit.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -1271,7 +1270,7 @@ _, twin_loss, twin_size = first_step(Mesh.serial())
 print(f"loss           tp 2 {loss:.3f}   serial {twin_loss:.3f}")
 print(f"gradient norm  tp 2 {size:.3f}   serial {twin_size:.3f}")
 print("equal to 5 digits:", abs(size / twin_size - 1) < 1e-5)
-curve = train(model, steps=60)
+curve = train(model, lambda step: loss_of(model, step), steps=60)
 print("matrices whose shards are equal after 60 steps:", equal_shards(model, mesh, lambda p: p))
 fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
 report({"curve": curve, "shards": [part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)]})

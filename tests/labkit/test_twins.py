@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from labkit.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of
+from labkit.twins import departing, equal_shards, gradients, norm, replicas_agree, shake, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.launch.workers import WarmPool
@@ -77,3 +77,17 @@ def test_a_gradient_that_is_missing_or_not_a_number_departs() -> None:
     assert departing({"a": torch.ones(2), "b": torch.full((2,), torch.nan)}, serial) == ["b", "c"]
     assert departing({name: g * 1.0005 for name, g in serial.items()}, serial) == []
     assert departing({name: g * 1.01 for name, g in serial.items()}, serial) == ["a", "b", "c"]
+
+
+def test_training_returns_the_loss_of_each_step() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    steps: list[int] = []
+
+    def loss_of(step: int) -> torch.Tensor:
+        steps.append(step)
+        return (model.weight - 1).square().sum()
+
+    with torch.no_grad():
+        model.weight.fill_(0.0)
+    curve = train(model, loss_of, steps=4, learning_rate=0.1)
+    assert steps == [0, 1, 2, 3] and curve[0] == 1.0 and curve == sorted(curve, reverse=True)
