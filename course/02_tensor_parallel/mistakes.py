@@ -257,6 +257,7 @@ _ANY = "with one query a group, enable_gqa changes nothing"
 _MASKED = "the row that is looked up there is masked afterwards"
 _GLOO = "gloo takes views, too; NCCL would not"
 _DIVIDES = "it divides without rest, and 8.0 is as good as 8"
+_EVEN = "a model's hidden size is even: 4.5 times it is a whole number"
 EQUIVALENT = {
     "qkv_part": [Same("line 6: rounded up for down", "a matrix has whole heads: d divides its rows")],
     "attention": [Same("line 12: 0 for 1", _ANY), Same("line 12: `>=` for `>`", _ANY)],
@@ -277,5 +278,7 @@ EQUIVALENT = {
         Same("line 9: `/` for `//` (2)", _DIVIDES),
         Same("line 9: rounded up for down", _DIVIDES),
         Same("line 9: rounded up for down (2)", _DIVIDES),
+        Same("line 12: `/` for `//`", _EVEN),
+        Same("line 12: rounded up for down", _EVEN),
     ],
 }
