@@ -635,10 +635,10 @@ def batch(step):
 
 
 model, serial = my_model(mesh), []
-yours = train(model, lambda step: my_losses(model, *batch(step)).mean(), steps=40)
+yours = train(model, lambda step: my_losses(model, *batch(step)).mean(), steps=40, learning_rate=1e-3)
 if rank == 0:
     twin = build_model(config, Mesh.serial(device=mesh.device), 1)
-    serial = train(twin, lambda step: twin(batch(step)[0], labels=batch(step)[1]).mean(), steps=40)
+    serial = train(twin, lambda step: twin(batch(step)[0], labels=batch(step)[1]).mean(), 40, learning_rate=1e-3)
     print(f"the loss fell by more than a quarter: {yours[-1] < yours[0] * 3 / 4}")
     print(f"never apart by more than 0.01: {max(abs(a - b) for a, b in zip(yours, serial)) < 0.01}")
 report({"yours": yours, "serial": serial})
