@@ -13,8 +13,8 @@
 #
 # | | |
 # |---|---|
-# | **You build** | column- and row-parallel layers, attention cut by heads, embedding and loss cut by vocabulary, the two operations of sequence parallelism, and a backward pass that computes while it sends. They train a GPT on two real processes. |
-# | **You need** | lab 01 (all-reduce, all-gather, reduce-scatter, the conjugate pair f and g); the backward pass of $y = xA$; `torch.autograd.Function` |
+# | **You build** | a GPT cut over ranks: layers, attention, embedding, loss; sequence parallelism; an overlap |
+# | **You need** | lab 01 (collectives, f and g); the backward pass of $y = xA$; `torch.autograd.Function` |
 # | **Time** | 4 to 6 hours in four parts, with a place to stop after each |
 #
 # | part | sections | hours |
@@ -48,9 +48,9 @@ guess("kept", None, "Tensor parallelism on 4 ranks: how many percent of a layer'
 # One layer of Llama-3 70B has 856 million weights. Training in mixed precision takes 16 bytes for each of them: weight,
 # gradient, and optimizer state. That is 13.7 GB a layer. Five layers fill a GPU of 80 GB, and the model has 80 layers.
 #
-# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But the layers of one token must
-# run one after the other, so one GPU works while the others wait, unless many small batches are under way. If you cut
-# *inside* a layer, all ranks work on the same layer at the same time.
+# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But the layers of one token
+# must run one after the other, so one GPU works while the others wait, unless many small batches are under way. If you
+# cut *inside* a layer, all ranks work on the same layer at the same time.
 
 # %%
 from minimegatron.viz.stacked import stacked
@@ -75,16 +75,16 @@ cut_product(x=[[1, 2], [3, 4]], a=[[5, 6], [7, 8]])
 
 # %% [markdown]
 # * **Column-parallel**: each rank needs all of x and computes some *columns of y*. They are finished numbers.
-# * **Row-parallel**: each rank needs some columns of x and computes a *partial sum* of all of y. The partial sums must be
-#   added: 19 = 5 + 14.
+# * **Row-parallel**: each rank needs some columns of x and computes a *partial sum* of all of y. The partial sums must
+#   be added: 19 = 5 + 14.
 #
 # Now chain them: the columns of y that a column-parallel product leaves on a rank are exactly the columns of x that a
 # row-parallel product needs there. An elementwise function between the two changes nothing. So a pair of products needs
 # one sum at its end, and nothing in between.
 #
-# PyTorch stores the transposed matrix, `[out, in]`. The columns of A are *rows of the stored tensor*, so a column-parallel
-# layer cuts dim 0 of its weight and a row-parallel layer cuts dim 1. Here are the weights of a small Llama on two ranks,
-# as the package cuts them:
+# PyTorch stores the transposed matrix, `[out, in]`. The columns of A are *rows of the stored tensor*, so a
+# column-parallel layer cuts dim 0 of its weight and a row-parallel layer cuts dim 1. Here are the weights of a small
+# Llama on two ranks, as the package cuts them:
 
 # %%
 import torch
@@ -125,8 +125,8 @@ from minimegatron.viz.dataflow import flow
 flow()
 
 # %% [markdown]
-# * At the end of the forward pass each rank has a partial sum of z. **g** adds them: an all-reduce forward. Backward, every
-#   rank already has the same dz, so g does nothing.
+# * At the end of the forward pass each rank has a partial sum of z. **g** adds them: an all-reduce forward. Backward,
+#   every rank already has the same dz, so g does nothing.
 # * At the end of the backward pass each rank has a partial sum of dx, because x went into different products on each
 #   rank. **f** adds them: an all-reduce backward. Forward, every rank already has x, so f does nothing.
 #
@@ -150,12 +150,12 @@ regions()
 # Count the arrows: each all-reduce becomes a reduce-scatter and an all-gather, which together send the same bytes.
 #
 # There is one message more, which the picture does not show. A column layer's backward pass needs its input x whole, to
-# compute dW. With sequence parallelism a rank stores only its tokens of x, so x is gathered a second time, once for each
-# pair.
+# compute dW. With sequence parallelism a rank stores only its tokens of x, so x is gathered a second time, once for
+# each pair.
 #
 # **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every arrow carries an activation
-# of `s·b·h` elements. Messages run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an all-gather or a
-# reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
+# of `s·b·h` elements. Messages run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an all-gather or
+# a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
 
 # %%
 # %%exercise bytes_per_layer
@@ -192,8 +192,8 @@ check("bytes_per_layer")
 # | input of `fc2` | 8 |
 # | dropout mask after `fc2` | 1 |
 #
-# In the picture above, find the region of each row of the table. Tensor parallelism divides what lies in a region that is
-# cut by features. The rest is whole on every rank, until sequence parallelism cuts it by tokens. (Korthikanti et al.
+# In the picture above, find the region of each row of the table. Tensor parallelism divides what lies in a region that
+# is cut by features. The rest is whole on every rank, until sequence parallelism cuts it by tokens. (Korthikanti et al.
 # 2022, figure 5.)
 #
 # **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both. Do not round.
@@ -212,8 +212,8 @@ def activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: 
 check("activation_bytes")
 
 # %% [markdown]
-# With t = 1 it is the well-known `s·b·h·(34 + 5·a·s/h)`. For GPT-3 with 2048 tokens your function says 2.87 GB a layer on
-# one rank; on each of eight ranks 0.58 GB with tensor parallelism and 0.36 GB with both.
+# With t = 1 it is the well-known `s·b·h·(34 + 5·a·s/h)`. For GPT-3 with 2048 tokens your function says 2.87 GB a layer
+# on one rank; on each of eight ranks 0.58 GB with tensor parallelism and 0.36 GB with both.
 #
 # In bytes per `s·b·h`, eight ranks with tensor parallelism keep 23 of 114: 13 for what was divided by 8, and 10 that
 # tensor parallelism cannot divide.
@@ -238,8 +238,8 @@ check("activation_bytes")
 #
 # ### Column
 #
-# `weight` is this rank's `[o/t, i]`, `bias` its `[o/t]` or None. x is the same on every rank. Do not gather y. In the 2×2
-# example rank 0 has the weight `[[5, 7]]` and returns the column 19, 43.
+# `weight` is this rank's `[o/t, i]`, `bias` its `[o/t]` or None. x is the same on every rank. Do not gather y. In the
+# 2×2 example rank 0 has the weight `[[5, 7]]` and returns the column 19, 43.
 #
 # **Exercise.** The layer, in such a way that autograd finds the right ∂loss/∂x.
 
@@ -264,8 +264,8 @@ check("column_linear")
 # %% [markdown]
 # ### Row
 #
-# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank, and y gets it
-# once. In the 2×2 example rank 0 has the weight `[[5], [6]]` and the x 1, 3.
+# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank, and y gets
+# it once. In the 2×2 example rank 0 has the weight `[[5], [6]]` and the x 1, 3.
 #
 # **Exercise.** The layer.
 
@@ -291,8 +291,8 @@ check("row_linear")
 # %% [markdown]
 # ### The pair
 #
-# Your two layers with a GELU between them are an MLP. The next cell runs it on four ranks, and compares it with the same
-# MLP in one process. Before you run it: which collectives will it make, forward and backward together?
+# Your two layers with a GELU between them are an MLP. The next cell runs it on four ranks, and compares it with the
+# same MLP in one process. Before you run it: which collectives will it make, forward and backward together?
 
 # %%
 # %%ranks 4 --needs column_linear,row_linear --name pair
@@ -331,11 +331,12 @@ print("communication:", [call.name for call in witness.evidence().calls])
 #
 # ### Attention: which heads
 #
-# Heads do not depend on each other. So each rank gets some of them: `QKV` is a column layer, the projection a row layer.
+# Heads do not depend on each other. So each rank gets some of them: `QKV` is a column layer, the projection a row
+# layer.
 #
 # With grouped queries, the `a/g` query heads of a group share one key head and one value head. A rank that holds whole
-# groups has the keys and values of all its queries. Megatron therefore stores the rows of the QKV matrix *group by group*.
-# With 4 query heads in 2 groups, on 2 ranks:
+# groups has the keys and values of all its queries. Megatron therefore stores the rows of the QKV matrix *group by
+# group*. With 4 query heads in 2 groups, on 2 ranks:
 #
 # | rows | q0 | q1 | k0 | v0 | q2 | q3 | k1 | v1 |
 # |---|---|---|---|---|---|---|---|---|
@@ -367,8 +368,9 @@ check("qkv_part")
 # %% [markdown]
 # ### Attention: the layer
 #
-# After the column layer, each group of this rank has `queries_per_group` queries, then one key, then one value, each `d`
-# wide. `F.scaled_dot_product_attention` wants `[b, heads, s, d]`; with `enable_gqa=True` several queries share a key.
+# After the column layer, each group of this rank has `queries_per_group` queries, then one key, then one value, each
+# `d` wide. `F.scaled_dot_product_attention` wants `[b, heads, s, d]`; with `enable_gqa=True` several queries share a
+# key.
 #
 # A case to check by hand: if all queries are 0, all scores are 0, and each token gets the mean of the values that it
 # sees. Values 2 and 4 give 2 and 3.
@@ -400,8 +402,8 @@ check("attention")
 # %% [markdown]
 # ### Vocabulary: the embedding
 #
-# The embedding table is cut by rows. Rank r owns the ids from `r·n` to `(r+1)·n - 1`, where n is the number of rows that
-# it holds. Each token's row is on exactly one rank. With n = 2:
+# The embedding table is cut by rows. Rank r owns the ids from `r·n` to `(r+1)·n - 1`, where n is the number of rows
+# that it holds. Each token's row is on exactly one rank. With n = 2:
 #
 # | id | rank 0 finds | rank 1 finds | sum |
 # |---|---|---|---|
@@ -443,11 +445,12 @@ check("embedding")
 # The sum and the maximum run over the words of all ranks; the target's logit is on one rank. That makes three numbers a
 # token, which are reduced or gathered over ranks.
 #
-# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times the gradient that arrives. Every rank can compute it
-# for its own words without a message.
+# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times the gradient that arrives. Every rank can compute
+# it for its own words without a message.
 #
-# A case to check by hand: two words, one on each rank, with logits 0 and ln 3. Their probabilities are 1/4 and 3/4. If the
-# second is the target, the loss is -ln(3/4) = 0.2877, and the gradient is 1/4 on rank 0 and 3/4 - 1 = -1/4 on rank 1.
+# A case to check by hand: two words, one on each rank, with logits 0 and ln 3. Their probabilities are 1/4 and 3/4. If
+# the second is the target, the loss is -ln(3/4) = 0.2877, and the gradient is 1/4 on rank 0 and 3/4 - 1 = -1/4 on rank
+# 1.
 #
 # **Exercise.** Loss and gradient. The simplest form is one `torch.autograd.Function` with raw all-reduces
 # (`op=dist.ReduceOp.MAX` for the maximum).
@@ -499,8 +502,8 @@ check("cross_entropy")
 # %% [markdown]
 # ## 4 · Run
 #
-# You have all pieces of a tensor-parallel GPT. First your layers, as classes of the package whose forward pass is yours.
-# This cell and the next are also modules: later cells import them.
+# You have all pieces of a tensor-parallel GPT. First your layers, as classes of the package whose forward pass is
+# yours. This cell and the next are also modules: later cells import them.
 
 # %%
 # %%ranks 1 --name my_layers --needs column_linear,row_linear,attention
@@ -570,8 +573,8 @@ if __name__ == "__main__":
 # ### Beside the serial twin
 #
 # The **serial twin** is the package's own model in one process, with the same weights and the same batch. Compare
-# gradients, not only losses: a wrong backward pass leaves the first loss as it is. `shake` adds noise to all weights, so
-# that no bias is 0 and no norm is 1; otherwise a mistake in either could hide.
+# gradients, not only losses: a wrong backward pass leaves the first loss as it is. `shake` adds noise to all weights,
+# so that no bias is 0 and no norm is 1; otherwise a mistake in either could hide.
 
 # %%
 # %%ranks 4 --needs column_linear,row_linear,attention,embedding,cross_entropy --name beside_the_twin
@@ -670,7 +673,8 @@ regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 
 # %% [markdown]
 # Take the all-reduce after a row layer apart. Its first half, the reduce-scatter, leaves each rank the finished sum of
-# *some tokens*. Do dropout, residual and norm there. Before the next column layer comes the second half, the all-gather.
+# *some tokens*. Do dropout, residual and norm there. Before the next column layer comes the second half, the
+# all-gather.
 #
 # | | forward | backward |
 # |---|---|---|
@@ -751,9 +755,9 @@ check("sequence_pair")
 # %% [markdown]
 # ### Gradients that are only a part
 #
-# A norm's weight is *replicated*: every rank holds the whole of it. With sequence parallelism each rank's norm sees only
-# its own tokens, so its gradient is only a part of the whole gradient. Autograd does not sum these parts. Without the
-# sum, the ranks' copies of the weight drift apart, and no error is raised.
+# A norm's weight is *replicated*: every rank holds the whole of it. With sequence parallelism each rank's norm sees
+# only its own tokens, so its gradient is only a part of the whole gradient. Autograd does not sum these parts. Without
+# the sum, the ranks' copies of the weight drift apart, and no error is raised.
 #
 # Which parameters are concerned? Ask of each: is it replicated, and what part of the work does this rank's copy see?
 #
@@ -905,18 +909,18 @@ strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What o
 # ### Memory: predicted and measured
 #
 # Autograd tells what it keeps: with `saved_tensors_hooks` a function sees every tensor that is saved for the backward
-# pass. `kept_sizes` counts each piece of memory once and leaves the parameters out. That gives the activation bytes of a
-# layer, to the byte.
+# pass. `kept_sizes` counts each piece of memory once and leaves the parameters out. That gives the activation bytes of
+# a layer, to the byte.
 #
 # The published formula is for 16 bits, dropout, and stored attention scores. This model differs in three ways:
 #
 # * **fp32**: 4 bytes where the paper has 2;
 # * **no dropout**: two masks of 1 byte an element are not there;
-# * **SDPA** (flash attention) computes the scores again in the backward pass, so the term `5·a·s/h` is gone; it keeps one
-#   number per head and token.
+# * **SDPA** (flash attention) computes the scores again in the backward pass, so the term `5·a·s/h` is gone; it keeps
+#   one number per head and token.
 #
-# So your function says, for this model: twice what it gives for a = 0 without the two masks. Beside that, the norms keep
-# a mean and a deviation for each token, and SDPA its number: the "statistics" below.
+# So your function says, for this model: twice what it gives for a = 0 without the two masks. Beside that, the norms
+# keep a mean and a deviation for each token, and SDPA its number: the "statistics" below.
 
 # %%
 # %%ranks 4 --needs activation_bytes --name memory --out kept
@@ -942,8 +946,8 @@ for t, sp in ((1, False), (2, False), (2, True), (4, False), (4, True)):
     statistics = 4 * (4 * s * b / cut + s * b * a / t)  # mean and deviation of two norms; a number per head of SDPA
     name = f"tp {t}{' and sp' if sp else ''}" if t > 1 else "one rank"
     rows[name] = (predicted + statistics, sizes)
-    exact = sum(sizes) == predicted + statistics
-    print(f"{name:12} predicted {predicted:7.0f} + statistics {statistics:4.0f}   measured {sum(sizes):7}   equal: {exact}")
+    exact = "  equal" if sum(sizes) == predicted + statistics else "  not equal"
+    print(f"{name:12} predicted {predicted:7.0f} + statistics {statistics:4.0f}", f"  measured {sum(sizes):7}", exact)
 report(rows)
 
 # %%
@@ -1016,8 +1020,8 @@ def column_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, tp)
 check("column_backward")
 
 # %% [markdown]
-# On a timeline, below a version that waits at once. Each way runs five times, in turn; the picture shows the fastest run
-# of each, on the same axis.
+# On a timeline, below a version that waits at once. Each way runs five times, in turn; the picture shows the fastest
+# run of each, on the same axis.
 
 # %%
 # %%ranks 2 --needs column_backward --name overlap --out timelines
@@ -1099,8 +1103,8 @@ if speed:
 # %% [markdown]
 # ## 6 · Break it
 #
-# A colleague wrote the following initialisation. Its comment gives the reason: replicated parameters must be equal on all
-# ranks, so every rank uses the same seed. The run starts, and the loss falls.
+# A colleague wrote the following initialisation. Its comment gives the reason: replicated parameters must be equal on
+# all ranks, so every rank uses the same seed. The run starts, and the loss falls.
 
 # %%
 # %%ranks 1 --name careless
@@ -1179,9 +1183,9 @@ from minimegatron.viz.curves import losses
 losses({"tp 2": suspected[0]}, title="Would you stop this run?")
 
 # %% [markdown]
-# The curve looks healthy. Suppose you suspect tensor parallelism all the same. What would you compare with what, to find
-# out? Write down two comparisons before you run the next cell. It makes three: the loss of the first step, the gradient
-# norm of the first step, and what the two ranks hold, each beside the serial twin.
+# The curve looks healthy. Suppose you suspect tensor parallelism all the same. What would you compare with what, to
+# find out? Write down two comparisons before you run the next cell. It makes three: the loss of the first step, the
+# gradient norm of the first step, and what the two ranks hold, each beside the serial twin.
 
 # %% tags=["hide-output"]
 # %%ranks 2 --name evidence_found --out careless_shards
@@ -1213,12 +1217,12 @@ fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
 report([part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)])
 
 # %% [markdown]
-# The loss differs from the twin's, so this is another model; the gradient norm differs as well. The shards say why: both
-# ranks hold *the same* half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0, and so
-# are the features of the MLP.
+# The loss differs from the twin's, so this is another model; the gradient norm differs as well. The shards say why:
+# both ranks hold *the same* half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0,
+# and so are the features of the MLP.
 #
-# Equal weights get equal gradients, so they stay equal in every step: each column and row layer has half of its width at
-# the full price. Only the halves of the embedding become different, because each rank owns other words. A check of
+# Equal weights get equal gradients, so they stay equal in every step: each column and row layer has half of its width
+# at the full price. Only the halves of the embedding become different, because each rank owns other words. A check of
 # replicas finds nothing, because no *replicated* parameter is wrong.
 #
 # **Exercise.** Repair it: return this rank's part of an initial matrix, such that *every tp gives the same logical
@@ -1286,11 +1290,11 @@ print("the wrong model ends with the lower loss:", curves["same seed on every ra
 losses(curves, title="Two ranks, 60 steps")
 
 # %% [markdown]
-# On the left the two ranks hold the same numbers, on the right they do not. On this small task the wrong model even ends
-# with the lower loss. So a loss curve alone cannot show the mistake; the comparison with the serial twin can.
+# On the left the two ranks hold the same numbers, on the right they do not. On this small task the wrong model even
+# ends with the lower loss. So a loss curve alone cannot show the mistake; the comparison with the serial twin can.
 #
-# Would it help to add the rank to the seed? The shards would differ, but the model would still depend on tp, and the twin
-# would still disagree.
+# Would it help to add the rank to the seed? The shards would differ, but the model would still depend on tp, and the
+# twin would still disagree.
 
 # %% [markdown]
 # ## 7 · Explain
