@@ -6,6 +6,10 @@
 | `collective` | each collective before and after                                            |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
+| `placement`  | which rank holds which stages of a pipeline, and the way of a microbatch     |
+| `deadlock`   | lists of a pipeline that wait for each other, and the circle in which        |
+| `paired`     | a pipeline's plan and what was done, rank by rank on one axis                |
+| `trade_off`  | schedules by the activations they keep and the bubble they have             |
 | `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
 | `experts`    | which token goes to which expert, and how the load is shared over time      |
 | `volume`     | bytes predicted beside bytes measured                                       |
