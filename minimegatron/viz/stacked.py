@@ -50,7 +50,7 @@ def stacked(
             left = {name: left[name] + amount for name, amount in zip(bars, amounts, strict=True)}
         for i, (name, total) in enumerate(sums.items()):
             end = max(total, (predicted or {}).get(name, 0.0))
-            axes.text(end + 0.012 * most, i, f"{total:.3g}", va="center", fontsize=8)
+            axes.text(end + 0.012 * most, i, _amount(total), va="center", fontsize=8)
             if predicted and name in predicted:
                 label = "predicted sum" if i == 0 else None
                 axes.plot([predicted[name]] * 2, [i - 0.45, i + 0.45], label=label, **PREDICTED_LINE)  # type: ignore[arg-type]
@@ -62,3 +62,8 @@ def stacked(
         axes.tick_params(axis="y", length=0)
         figure.legend(loc="outside lower center", ncols=min(4, len(parts) + bool(predicted)), fontsize=8)
     return figure
+
+
+def _amount(total: float) -> str:
+    """Three digits, or all of a thousand and more: 13.7, 1,032."""
+    return f"{total:.3g}" if total < 1000 else f"{total:,.0f}"

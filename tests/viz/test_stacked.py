@@ -22,6 +22,10 @@ def test_the_sum_is_written_and_the_predicted_one_is_a_line():
     assert not overlaps(figure)
 
 
+def test_thousands_are_written_out() -> None:
+    assert {"1,032", "13.7"} <= set(words(stacked({"a": {"whole": 1032.4}, "b": {"whole": 13.69}})))
+
+
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="bars of nothing"):
         stacked({"one rank": {}})
