@@ -12,6 +12,7 @@
 | `trade_off`  | schedules by the activations they keep and the bubble they have             |
 | `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
 | `experts`    | which token goes to which expert, and how the load is shared over time      |
+| `dispatch`   | the rows of a mixture of experts on their way to the experts and back       |
 | `volume`     | bytes predicted beside bytes measured                                       |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |
 | `access`     | what the threads of a warp ask memory for, and what comes                   |

@@ -39,8 +39,7 @@ NO_IDEA = {
     "03_pipeline_1f1b": "",
     "04_context_parallel": "work bytes_per_layer attend merge positions ring_forward piece_backward ring_backward "
     "ulysses blocks_used answers",
-    "05_moe_ep": "bytes_per_layer expected_drops route balance expert_bias permute dispatch limit finish suspects "
-    "answers",
+    "05_moe_ep": "",
     "07_kernels_flash_fp8": "norm_bytes at_best norm_rows norm_block norm_warp flash_bytes flash_tiles to_fp8 "
     "tile_scales delayed_scaling fp8_linear shares answers",
 }
