@@ -6,7 +6,9 @@
 | `collective` | each collective before and after                                            |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
-| `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
+| `sequence`   | which rank holds which tokens, the causal work of that; heads for tokens     |
+| `softmax`    | the running softmax of one row, with numbers to check by hand               |
+| `ring`       | a ring of keys and values: whose block, and what of it is visible            |
 | `experts`    | which token goes to which expert, and how the load is shared over time      |
 | `volume`     | bytes predicted beside bytes measured                                       |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |

@@ -1,4 +1,4 @@
-"""Who did what when: one row of bars a rank, computation above communication, predicted above measured.
+"""Who did what when: one row of bars a rank, computation above communication, predicted above measured, way above way.
 
 A bar is a `trace.Event`. Events of one kind that overlap (two buckets under way at once) get rows of their own, so
 nothing hides behind anything. What matters on such a picture is how much communication is covered by computation,
@@ -11,7 +11,7 @@ are pixels (`lanes.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +60,24 @@ def gantt(
         ConfigError: there is no event at all, or `by` is neither of the two.
     """
     panels = [(name, _Panel(events)) for name, events in (("predicted", predicted), ("measured", measured)) if events]
+    return _figure(panels, by, labels, title)
+
+
+def paired(ways: Mapping[str, Sequence[Event]], *, by: str = "kind", labels: bool = True, title: str = "") -> Figure:
+    """Several runs of the same work below each other on one time axis, each clock starting at its first event.
+
+    Args:
+        ways: {title of the panel: events of any ranks}.
+        by, labels, title: as those of `gantt`.
+
+    Raises:
+        ConfigError: a way without an event, or `by` is neither of the two.
+    """
+    panels = [(name, _Panel(events)) for name, events in ways.items() if events]
+    return _figure(panels if len(panels) == len(ways) else [], by, labels, title)
+
+
+def _figure(panels: Sequence[tuple[str, _Panel]], by: str, labels: bool, title: str) -> Figure:
     if not panels:
         fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
         raise ConfigError("a timeline without events", fix=fix)

@@ -6,7 +6,7 @@ from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import lay_out, times
-from minimegatron.viz.timeline import KINDS, chrome_trace, gantt, hidden_share
+from minimegatron.viz.timeline import KINDS, chrome_trace, gantt, hidden_share, paired
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -94,3 +94,21 @@ def test_predicted_and_measured_go_into_one_chrome_trace(tmp_path):
     bars = {r["pid"]: (r["ts"], r["dur"]) for r in records if r["ph"] == "X"}
     assert bars[0] == bars[1] == pytest.approx((0, 5e5))
     assert bars[2] == bars[3] == pytest.approx((0, 4e5)), "both clocks start at zero"
+
+
+def test_ways_stand_below_each_other_on_one_scale():
+    slow = [Event("attend", "compute", 0, 5.0, 7.0), Event("send", "comm", 0, 7.0, 8.0)]
+    quick = [Event("attend", "compute", 0, 1.0, 3.0), Event("send", "comm", 0, 1.0, 2.0)]
+    figure = paired({"waits": slow, "overlaps": quick})
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim()
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["waits", "overlaps"]
+    ends = [max(b.get_x() + b.get_width() for b in axes.patches) for axes in (first, second)]
+    assert ends == pytest.approx([3.0, 2.0])
+    assert {"0% of comm.\nhidden", "100% of comm.\nhidden"} <= set(words(figure))
+
+
+def test_a_way_without_events_is_refused():
+    for ways in ({}, {"one": [], "other": [Event("attend", "compute", 0, 0.0, 1.0)]}):
+        with pytest.raises(ConfigError, match="without events"):
+            paired(ways)
