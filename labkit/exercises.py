@@ -20,7 +20,8 @@ smallest complete one::
                 Case("only neighbours talk", some_ranks, points=1, hidden=True, accept=[only("send", "recv")]),
             ],
             mistakes=[Mistake(mean, "This is the mean. An all-reduce with op=sum does not divide.")],
-            hint="After N-1 steps each rank has seen every other rank's tensor exactly once.",
+            idea="What has a rank that passes on what it got, after N-1 steps?",
+            hint="N-1 times: send what came last (first: a copy of x) to rank + 1, receive from rank - 1, add it.",
         ),
     ])
 
@@ -169,7 +170,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """A mistake that many make: the answer it leads to (called as `reference` is), and the hint for it."""
+    """A mistake that many make: the answer it leads to (called as `reference` is), and what the mistake is.
+
+    `hint` is shown at the first failure already, so it says what was done, never the recipe.
+    """
 
     answer: Callable[..., Any]
     hint: str
@@ -192,7 +196,9 @@ class Exercise:
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
-        hint: where no mistake is recognised.
+        idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
+            recognised.
+        hint: the recipe, shown from the third failure on.
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
             launched in the judge's process: `evidence.launches`.
@@ -219,6 +225,7 @@ class Exercise:
     drive: Callable[..., Any] | None = None
     accept: Sequence[Accept] = ()
     mistakes: Sequence[Mistake] = ()
+    idea: str = ""
     hint: str = ""
     seconds: float = 20.0
     kernels: bool = False

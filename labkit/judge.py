@@ -325,8 +325,9 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, hint, again = [], "", dict[int, Trial]()
+    rows, mistake, again = [], "", dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
+    answered = False  # with something wrong: beside an error an idea says nothing
     for index, (case, drawn, tried) in enumerate(zip(asked.cases, trials(asked, job["seed"]), outcomes, strict=True)):
         wrong, said, trial = _first_wrong(asked, case, drawn, tried)
         if wrong and trial and trial.setting != PLAIN:
@@ -337,12 +338,16 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
         elif wrong and trial:
             only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
-        hint = hint or said
+        mistake = mistake or said or ""
+        answered = answered or bool(wrong) and said is not None
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
     everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
-    state = "passed" if passed else "wrong"
-    verdict = Verdict(asked.name, state, asked.points, tuple(rows), everywhere, "" if passed else hint)
+    if passed:
+        verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
+    else:
+        idea = asked.idea if answered else ""
+        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), everywhere, mistake, idea, asked.hint)
     asks = only_settings and "again" not in job
     return {
         "verdict": verdict.to_plain(),
@@ -352,23 +357,23 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
 
 def _first_wrong(
     asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]]
-) -> tuple[str | None, str, Trial | None]:
-    """(what is wrong in the first trial that is, hint, that trial or None where it was not tried)."""
+) -> tuple[str | None, str | None, Trial | None]:
+    """(what is wrong in the first trial that is, what `_wrong` says beside it, that trial or None: not tried)."""
     for trial, outcome in zip(drawn, tried, strict=False):
-        wrong, hint = _wrong(asked, case, trial, outcome)
+        wrong, said = _wrong(asked, case, trial, outcome)
         if wrong:
-            return wrong, hint, None if outcome.get("error") == _NOT_TRIED else trial
+            return wrong, said, None if outcome.get("error") == _NOT_TRIED else trial
     if len(tried) < len(drawn):
-        return "what it sent cannot be read", "", None
-    return None, "", None
+        return "what it sent cannot be read", None, None
+    return None, None, None
 
 
-def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str]:
-    """(what is wrong or None, hint)."""
+def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(what is wrong or None; the mistake, "" where it is not known, None where there is no answer)."""
     if "todo" in outcome:
-        return "not done yet", ""
+        return "not done yet", None
     if "error" in outcome:
-        return outcome["error"], ""  # it says more than a hint could
+        return outcome["error"], None
     on_ranks = isinstance(trial.given, list)
     try:
         value = outcome["answers"] if on_ranks else outcome["answers"][0]
@@ -379,7 +384,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
             asked.changes, asked.spoil
         )
     except Exception:  # whatever a hostile process writes in the place of its evidence
-        return "what it sent cannot be read", ""
+        return "what it sent cannot be read", None
 
     def apart(function: Any) -> Apart | None:
         inputs = trial.inputs  # anew each time: the code that gets them may change them
@@ -407,17 +412,17 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     phrase = apart(reference) if reference else None
     known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
     if changed:
-        return f"it changes its input `{min(changed)}`: compute on a copy", known or asked.hint
+        return f"it changes its input `{min(changed)}`: compute on a copy", known
     if phrase:
-        return phrase[case.hidden], known or asked.hint
+        return phrase[case.hidden], known
     for accept in (*asked.accept, *case.accept):
         try:
             sentence = accept(Answer(value, trial.inputs, evidence))
         except Exception as error:  # an answer of a form that the judge did not expect is a wrong answer
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
-            return sentence, asked.hint
-    return None, ""
+            return sentence, ""
+    return None, None
 
 
 def _part(phrase: str, want: Any) -> str:

@@ -4,7 +4,7 @@
 |-------------------|-----------------------------------------------------------------------------------------------|
 | `--out CSV`       | a row a learner (and lab): learner, lab, file, points per exercise, total, max, percent, remarks |
 | `--json FILE`     | what `--regrade` needs, and per learner every case with its reason, hints; at the end seconds  |
-| `--feedback DIR`  | `LEARNER.html`: the tables that `check` shows                                                  |
+| `--feedback DIR`  | `LEARNER.html`: the tables that `check` shows, with mistake, idea and hint                     |
 
 The CSV is the same for the same marks, byte for byte, and so is the JSON down to its seconds. What comes from a
 submission is cleaned (`shown`). A cell that a spreadsheet would take for a formula gets an
@@ -97,6 +97,8 @@ def as_rows(marks: Sequence[Mark]) -> list[dict[str, Any]]:
                     "points": verdict.points,
                     "max": verdict.of,
                     "note": verdict.note,
+                    "mistake": verdict.mistake,
+                    "idea": verdict.idea,
                     "hint": verdict.hint,
                     "cases": [
                         {"case": row.what, "points": row.points, "max": row.of, "note": row.note}

@@ -4,11 +4,15 @@ A verdict is stored with a digest of what it judged: the exercise's text, the ex
 the lab. When one of them changes, the verdict is not shown any more, so the file cannot flatter. It is a convenience
 for the learner; the instructor's `minimegatron grade` never reads it.
 
+Beside the verdict stands how often the exercise has failed since it last passed: `check` shows its hint at the third
+failure (`verdict`). A failure counts where the text of the cell is not that of the last failure.
+
 | what may happen                          | what then                                                              |
 |------------------------------------------|------------------------------------------------------------------------|
 | killed while it is written               | the file is replaced in one step (`os.replace`): the old or the new one |
 | two kernels on one lab                   | read, merge and write under a lock; both keep their verdicts           |
-| corrupt, or of an older format           | set aside as `progress.json.broken`, said once, and begun anew         |
+| corrupt, or of no known format           | set aside as `progress.json.broken`, said once, and begun anew         |
+| of an older format                       | read, and written in the new one                                       |
 | of a newer minimegatron                  | left alone; this session remembers in memory only, and says so         |
 | the folder or the disk refuses           | the same                                                               |
 """
@@ -16,6 +20,7 @@ for the learner; the instructor's `minimegatron grade` never reads it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import importlib.util
@@ -29,7 +34,8 @@ from typing import Any
 
 from labkit.verdict import SIGNS, Verdict
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, FORMAT)  # 1 counts no failures
 NAME = "progress.json"
 _MAX_BYTES = 4 << 20
 _LOCK_SECONDS = 5.0
@@ -95,20 +101,36 @@ class Record:
         """The verdict on an exercise, if it was given on just these sources and checks."""
         return valid(self._kept, name, sources, self.course)
 
-    def put(self, verdict: Verdict, sources: Mapping[str, str]) -> None:
-        """Keep a verdict, here and in the file."""
-        entry = {"digest": digest(verdict.exercise, sources, self.course), "verdict": verdict.to_plain()}
-        self._kept[verdict.exercise] = entry
-        if self._frozen:
-            return
-        try:
-            with self._locked():
-                self._load()  # another kernel may have written
-                self._kept[verdict.exercise] = entry
-                if not self._frozen:
-                    self._write()
-        except OSError as error:
-            self._freeze(f"{NAME} cannot be written ({error.strerror or error})")
+    def put(self, verdict: Verdict, sources: Mapping[str, str]) -> Verdict:
+        """Keep a verdict, here and in the file.
+
+        Returns:
+            It, with its attempt.
+        """
+        before, counted = self._kept.get(verdict.exercise), None
+        if not self._frozen:
+            try:
+                with self._locked():
+                    self._load()  # another kernel may have written
+                    counted = self._keep(verdict, sources, self._kept.get(verdict.exercise))
+                    if not self._frozen:
+                        self._write()
+            except OSError as error:
+                self._freeze(f"{NAME} cannot be written ({error.strerror or error})")
+        return counted or self._keep(verdict, sources, before)
+
+    def _keep(self, verdict: Verdict, sources: Mapping[str, str], before: Mapping[str, Any] | None) -> Verdict:
+        failures, failed = (before["verdict"].get("attempt", 0), before.get("failed", "")) if before else (0, "")
+        text = hashlib.sha256(sources.get(verdict.exercise, "").encode()).hexdigest()
+        if verdict.state == "passed":
+            failures, failed = 0, ""
+        elif verdict.state == "wrong":
+            failures, failed = failures + (text != failed), text
+        counted = dataclasses.replace(verdict, attempt=failures)
+        self._kept[verdict.exercise] = {
+            "digest": digest(verdict.exercise, sources, self.course), "verdict": counted.to_plain(), "failed": failed,
+        }  # fmt: skip
+        return counted
 
     def _load(self) -> None:
         """Under the lock: a file that is set aside is the one that was read."""
@@ -173,7 +195,7 @@ def _sum(kept: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """{exercise: {"digest": ..., "verdict": ...}} of a file.
+    """{exercise: {"digest": ..., "verdict": ..., "failed": digest of the text that failed last, or ""}} of a file.
 
     Raises:
         Newer, Unusable: it is of another version, or not such a file.
@@ -188,14 +210,18 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
         version = data["format"]
         if type(version) is int and version > FORMAT:
             raise Newer
-        if version != FORMAT:
+        if type(version) is not int or version not in _READ:
             raise Unusable("is of an older format")
         for name, entry in data["exercises"].items():
             verdict = Verdict.from_plain(entry["verdict"])
-            numbers = [verdict.of, *(number for row in verdict.rows for number in (row.points, row.of))]
+            numbers = [
+                verdict.of,
+                verdict.attempt,
+                *(number for row in verdict.rows for number in (row.points, row.of)),
+            ]
             if type(entry["digest"]) is not str or verdict.exercise != name or verdict.state not in SIGNS:
                 raise ValueError(name)
-            if any(type(number) is not int for number in numbers):
+            if any(type(number) is not int for number in numbers) or type(entry.get("failed", "")) is not str:
                 raise ValueError(name)
         if data["sum"] != _sum(data["exercises"]):
             raise ValueError("changed")

@@ -93,12 +93,13 @@ def _exercises(marks: Sequence[Mark]) -> str:
         cells = [f"<code>{_e(name)}</code>", *(str(states[state]) for state in ("passed", "wrong", "todo"))]
         return [*cells, f"{mean:.1f} of {verdicts[0].of}", _reasons(verdicts)]
 
-    head = ["exercise", "passed", "not right", "not done", "mean points", "hints and reasons, how often"]
+    head = ["exercise", "passed", "not right", "not done", "mean points", "mistakes and reasons, how often"]
     return _table(head, (row(name, verdicts) for name, verdicts in by_name.items()))
 
 
 def _reasons(verdicts: Iterable[Verdict]) -> str:
-    said = Counter(verdict.hint or verdict.note or _first(verdict) for verdict in verdicts if verdict.state == "wrong")
+    wrong = [verdict for verdict in verdicts if verdict.state == "wrong"]
+    said = Counter(one.mistake or one.note or one.idea or _first(one) for one in wrong)
     return "<br>".join(f"{times} × {_e(reason)}" for reason, times in said.most_common(4))
 
 

@@ -1,4 +1,4 @@
-"""What `check` answers: a mark, a small table, one hint. The same text every time for the same code.
+"""What `check` answers: a mark, a small table, one thing to think about. The same text every time for the same code.
 
 The three states are told apart by shape and word, not by colour alone::
 
@@ -7,9 +7,17 @@ The three states are told apart by shape and word, not by colour alone::
     ✘ ring_all_reduce   not right yet    1/5
       ✔ two ranks, two numbers           1/1
       ✘ other sizes, up to four ranks    0/4  rank 1: got 3.0, expected 6.0
-      hint: an all-reduce with op=sum does not divide.
+      mistake: this is the mean; an all-reduce with op=sum does not divide.
 
     ✔ ring_all_reduce   passed           5/5
+
+Below the table stands what helps at this failure of the exercise (`Verdict.said`; `record` counts):
+
+| failure          | the mistake is known      | it is not                                           |
+|------------------|---------------------------|-----------------------------------------------------|
+| first and second | what the mistake is       | the idea: one sentence that points the way          |
+| third and later  | that, and the hint        | the hint: the recipe                                |
+| not counted      | that, the idea, the hint  | the idea and the hint (grading, nbgrader)           |
 """
 
 from __future__ import annotations
@@ -21,6 +29,8 @@ from typing import Any
 
 from labkit.shown import clean
 
+HINT_FROM = 3  # the failure that shows the hint
+LATER = "(a hint follows at the third try)"
 SIGNS = {"todo": ("○", "not done yet"), "wrong": ("✘", "not right yet"), "passed": ("✔", "passed")}
 _COLOURS = {
     "todo": "--jp-ui-font-color2, #616161",
@@ -53,7 +63,10 @@ class Verdict:
         of: points it could give.
         rows: one a case; none where it is not done.
         note: one line about the whole, e.g. an error that came before any case, cleaned.
-        hint: at most one, cleaned.
+        mistake: what was done wrong, where that is known, cleaned.
+        idea: of the exercise, where an answer of a wrong exercise is wrong; cleaned.
+        hint: of a wrong exercise, cleaned.
+        attempt: how many different texts of the cell have failed since it last passed; 0 where this is not counted.
     """
 
     exercise: str
@@ -61,11 +74,14 @@ class Verdict:
     of: int
     rows: tuple[Row, ...] = ()
     note: str = ""
+    mistake: str = ""
+    idea: str = ""
     hint: str = ""
+    attempt: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "note", clean(self.note))
-        object.__setattr__(self, "hint", clean(self.hint))
+        for name in ("note", "mistake", "idea", "hint"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
 
     @property
     def points(self) -> int:
@@ -77,6 +93,18 @@ class Verdict:
     @classmethod
     def from_plain(cls, data: dict[str, Any]) -> Verdict:
         return cls(**{**data, "rows": tuple(Row(*row) for row in data["rows"])})
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """(label, text) of what stands below the table at this attempt."""
+        if self.state != "wrong":
+            return []
+        early = 0 < self.attempt < HINT_FROM
+        points_the_way = not self.attempt or (early and not self.mistake)
+        idea, hint = self.idea * points_the_way, self.hint * (not early)
+        texts = {"mistake": self.mistake, "idea": idea, "hint": hint}
+        said = [(label, text) for label, text in texts.items() if text]
+        return said or ([("", LATER)] if early and self.hint else [])
 
     @property
     def _shown(self) -> tuple[Row, ...]:
@@ -91,7 +119,7 @@ class Verdict:
             mark = SIGNS["passed" if row.points == row.of else "wrong"][0]
             lines.append(f"  {mark} {row.what:<{width - 2}}  {row.points}/{row.of}  {row.note}".rstrip())
         lines += [f"  {self.note}"] if self.note else []
-        return "\n".join(lines + ([f"  hint: {self.hint}"] if self.hint else []))
+        return "\n".join(lines + [f"  {label}: {text}" if label else f"  {text}" for label, text in self.said])
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -101,8 +129,11 @@ class Verdict:
         )
         table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
         note = f'<div style="margin-left:1em">{html.escape(self.note)}</div>' if self.note else ""
-        hint = f'<div style="margin-left:1em"><i>hint:</i> {html.escape(self.hint)}</div>' if self.hint else ""
-        return f"<div>{_head(self.state, self.exercise, self.points, self.of)}{table}{note}{hint}</div>"
+        said = "".join(
+            f'<div style="margin-left:1em">{f"<i>{label}:</i> " if label else ""}{html.escape(text)}</div>'
+            for label, text in self.said
+        )
+        return f"<div>{_head(self.state, self.exercise, self.points, self.of)}{table}{note}{said}</div>"
 
 
 @dataclasses.dataclass(frozen=True)

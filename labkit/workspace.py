@@ -91,9 +91,13 @@ class Workspace:
         setattr(package, path.stem, module)
         return module
 
-    def remember(self, verdict: Verdict) -> None:
-        """Keep a verdict for as long as neither the exercise nor one that it imports nor its checks change."""
-        self.record.put(verdict, self.sources())
+    def remember(self, verdict: Verdict) -> Verdict:
+        """Keep a verdict for as long as neither the exercise nor one that it imports nor its checks change.
+
+        Returns:
+            The verdict with its attempt.
+        """
+        return self.record.put(verdict, self.sources())
 
     def remembered(self, name: str) -> Verdict | None:
         return self.record.get(name, self.sources())

@@ -81,7 +81,7 @@ def test_honest_marks(graded: Run) -> None:
     assert points(graded, "untouched") == [0, 0, 0]
     assert {one["state"] for one in row(graded, "untouched")["exercises"]} == {"todo"}
     assert points(graded, "partial") == [5, 0, 0]
-    assert row(graded, "partial")["exercises"][1]["hint"] == "This is the mean; op=sum does not divide."
+    assert row(graded, "partial")["exercises"][1]["mistake"] == "This is the mean; op=sum does not divide."
     assert points(graded, "twice") == [5, 6, 1]
     assert row(graded, "twice")["remarks"] == ["exercise bubble is there twice; the last one counts"]
     assert points(graded, "missing") == [5, 0, 0]

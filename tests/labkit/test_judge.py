@@ -57,7 +57,8 @@ def notes(verdict: Verdict) -> list[str]:
 )
 def test_right_answers_of_any_form_pass(nursery: Nursery, source: str) -> None:
     verdict = check(nursery, "bubble", source)
-    assert (verdict.state, verdict.points, verdict.of, verdict.hint) == ("passed", 5, 5, "")
+    assert (verdict.state, verdict.points, verdict.of) == ("passed", 5, 5)
+    assert verdict.mistake == verdict.idea == verdict.hint == ""
     assert repr(verdict).split() == ["✔", "bubble", "passed", "5/5"]
 
 
@@ -116,20 +117,22 @@ def test_an_error_of_the_learners_that_is_no_stub_is_an_error(nursery: Nursery) 
 # ------------------------------------------------------------------------------------------------- wrong answers
 
 
-def test_a_known_mistake_gets_its_hint(nursery: Nursery) -> None:
+def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return (p - 1) / m")
     assert verdict.state == "wrong" and verdict.points == 0
-    assert verdict.hint == "This is idle over busy time; the fraction is of all time."
+    assert verdict.mistake == "This is idle over busy time; the fraction is of all time."
+    assert verdict.idea == "Which part of the whole time is idle?" and verdict.hint.startswith("The first stage works")
     assert notes(verdict)[0] == "got 0.375, expected 0.272727"
     verdict = check(nursery, "ring_all_reduce", RING.replace("return total", "return total / world"))
-    assert verdict.hint == "This is the mean; op=sum does not divide."
+    assert verdict.mistake == "This is the mean; op=sum does not divide."
     assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
 
 
-def test_another_mistake_gets_the_general_hint_and_partial_credit(nursery: Nursery) -> None:
+def test_another_mistake_gets_the_idea_and_partial_credit(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 3 / 11 * ((p, m) == (4, 8))")
     assert (verdict.points, verdict.of) == (2, 5)
-    assert verdict.hint.startswith("The first stage works") and "hidden" in notes(verdict)[1]
+    assert (verdict.mistake, verdict.idea) == ("", "Which part of the whole time is idle?")
+    assert "hidden" in notes(verdict)[1]
     assert repr(verdict).splitlines()[:2] == [
         "✘ bubble   not right yet      2/5",
         "  ✔ 4 stages, 8 microbatches  2/2",
@@ -166,6 +169,8 @@ def test_what_stops_the_code_is_one_line(nursery: Nursery, source: str, says: st
     assert verdict.state == "wrong" and verdict.points == 0
     said = verdict.note or notes(verdict)[0]
     assert said.startswith(says) and "\n" not in said and "/tmp" not in said
+    assert (verdict.mistake, verdict.idea) == ("", ""), "an error says more than an idea could"
+    assert verdict.hint.startswith("The first stage works")
 
 
 def test_nothing_is_tried_after_a_late_answer(nursery: Nursery) -> None:

@@ -54,6 +54,20 @@ def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
         assert said.text.splitlines()[0] == "○ this cell waits for exercise bubble" and said.error == ""
 
 
+def test_the_hint_comes_at_the_third_failure_and_in_grading_at_once(kernel: Kernel) -> None:
+    idea, hint = "  idea: Which part of the whole time is idle?", "  hint: The first stage works"
+    kernel.run(BUBBLE)
+    kernel.run('check("bubble")')
+    for text, last in (("0.7", idea), ("0.7", idea), ("0.6", idea), ("0.5", hint)):
+        kernel.run(f"%%exercise bubble\ndef bubble(p, m):\n    return {text}")
+        said = kernel.run('check("bubble")').text
+        assert said.splitlines()[-1].startswith(last) and (idea in said) != (hint in said)
+    kernel.run("import os; os.environ['NBGRADER_EXECUTION'] = 'autograde'")
+    said = kernel.run('check("bubble")').text
+    kernel.run("del os.environ['NBGRADER_EXECUTION']")
+    assert idea in said and hint in said
+
+
 def test_what_the_kernel_did_to_torch_does_not_reach_the_check(kernel: Kernel) -> None:
     kernel.run(BUBBLE)
     kernel.run(

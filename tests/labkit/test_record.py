@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,45 @@ def test_it_is_there_after_a_restart_until_something_changes(tmp_path: Path) -> 
     assert Record(tmp_path, "other checks").get("two", SOURCES) is None
 
 
+def wrong(texts: dict[str, str], record: Record) -> int:
+    return record.put(verdict("two", points=0), {**SOURCES, **texts}).attempt
+
+
+def test_failures_are_counted_over_restarts_until_it_passes(tmp_path: Path) -> None:
+    assert wrong({"two": "a"}, Record(tmp_path)) == 1
+    assert wrong({"two": "a"}, Record(tmp_path)) == 1, "the same text fails once"
+    assert wrong({"two": "a", "one": "b"}, Record(tmp_path)) == 1, "another cell is not this one's text"
+    assert wrong({"two": "b"}, Record(tmp_path, "other checks")) == 2
+    assert Record(tmp_path).put(Verdict("two", "todo", 1), SOURCES).attempt == 2, "a stub is no failure"
+    assert wrong({"two": "b"}, Record(tmp_path)) == 2
+    assert wrong({"two": "a"}, Record(tmp_path)) == 3
+    assert Record(tmp_path).get("two", {**SOURCES, "two": "a"}) == replace(verdict("two", points=0), attempt=3)
+    assert Record(tmp_path).put(verdict("two"), SOURCES).attempt == 0
+    assert wrong({"two": "a"}, Record(tmp_path)) == 1
+
+
+def test_failures_are_counted_by_each_kernel_and_where_nothing_can_be_written(tmp_path: Path) -> None:
+    first, second = Record(tmp_path), Record(tmp_path)
+    assert [wrong({"two": "a"}, first), wrong({"two": "b"}, second), wrong({"two": "c"}, first)] == [1, 2, 3]
+    (tmp_path / NAME).write_text('{"format": 3}')
+    assert [wrong({"two": "d"}, first), wrong({"two": "d"}, first), wrong({"two": "e"}, first)] == [4, 4, 5]
+
+
+def test_a_record_that_counts_no_failures_is_read(tmp_path: Path) -> None:
+    """Format 1: what `hint` held was a mistake's words or the recipe."""
+    plain = {"exercise": "two", "state": "wrong", "of": 1, "rows": [["case", 0, 1, "no"]], "note": "", "hint": "h"}
+    kept = {"two": {"digest": record.digest("two", SOURCES, ""), "verdict": plain}}
+    (tmp_path / NAME).write_text(json.dumps({"format": 1, "sum": record._sum(kept), "exercises": kept}))
+    old = Record(tmp_path)
+    assert old.get("two", SOURCES) == verdict("two", points=0) and old.trouble == ""
+    assert wrong({"two": "a"}, old) == 1 and Record(tmp_path).trouble == ""
+
+
 DAMAGE = {
     "": "could not be read", "{": "could not be read", "[]": "could not be read", "null": "could not be read",
     "[" * 100_000: "could not be read", '{"format": 1}': "could not be read", '{"format": 0}': "is of an older format",
-    '{"format": "1"}': "is of an older format", '{"format": 1, "exercises": {"one": 3}}': "could not be read",
+    '{"format": "1"}': "is of an older format", '{"format": true}': "is of an older format",
+    '{"format": 1, "exercises": {"one": 3}}': "could not be read",
     '{"format": 1, "exercises": {"one": {"digest": "", "verdict": {"exercise": "one", "state": "won", "of": 1}}}}':
         "could not be read",
     '{"format": 1, "exercises": {"one": {"digest": "", "verdict": {"exercise": "one", "state": "todo", "of": "9"}}}}':
@@ -63,8 +99,8 @@ def test_what_is_damaged_is_kept_aside_and_said(tmp_path: Path, text: str) -> No
 
 def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
     """What is read is what was written, or nothing, and then it is said."""
-    original, draw = verdict("one", points=0), random.Random(0)
-    Record(tmp_path).put(original, SOURCES)
+    draw = random.Random(0)
+    original = Record(tmp_path).put(verdict("one", points=0), SOURCES)
     whole = (tmp_path / NAME).read_bytes()
     for _ in range(200):
         raw = bytearray(whole)
@@ -76,11 +112,11 @@ def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
 
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"format": 2, "what": "ever"}')
+    (tmp_path / NAME).write_text('{"format": 3, "what": "ever"}')
     newer = Record(tmp_path)
     newer.put(verdict("one"), SOURCES)
     assert newer.get("one", SOURCES) == verdict("one") and "is of a newer minimegatron" in newer.trouble
-    assert (tmp_path / NAME).read_text() == '{"format": 2, "what": "ever"}'
+    assert (tmp_path / NAME).read_text() == '{"format": 3, "what": "ever"}'
 
 
 def test_where_nothing_can_be_written_it_is_remembered_and_said(tmp_path: Path, monkeypatch: Any) -> None:
@@ -164,7 +200,7 @@ def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
     lines = table(tmp_path, {"00_x": course}).splitlines()
     assert lines[1].split() == ["00_x", "1/3", "✔", "1", "✘", "1", "○", "1"] and lines[2].split() == ["all", "1/3"]
     (work / "exercises" / "one.py").write_text("x = 2")
-    assert standing(work, course)[0] == [verdict("three", points=0)]
+    assert standing(work, course)[0] == [replace(verdict("three", points=0), attempt=1)]
     (work / NAME).write_text("{")
     assert table(tmp_path, {"00_x": course}).splitlines()[-1] == f"00_x: {NAME} could not be read"
     assert (work / NAME).read_text() == "{", "looking changes nothing"
@@ -173,7 +209,7 @@ def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
 def test_the_file_is_readable(tmp_path: Path) -> None:
     Record(tmp_path).put(verdict("one"), SOURCES)
     data = json.loads((tmp_path / NAME).read_text())
-    assert data["format"] == 1 and data["exercises"]["one"]["verdict"]["state"] == "passed"
+    assert data["format"] == 2 and data["exercises"]["one"]["verdict"]["state"] == "passed"
 
 
 def test_a_verdict_depends_on_the_parts_of_its_course_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from labkit.verdict import Progress, Row, Verdict
 
 PASSED = Verdict("ring", "passed", 5, (Row("two ranks", 5, 5),))
@@ -28,6 +30,33 @@ def test_one_cause_is_said_once() -> None:
     )
     assert repr(broken).splitlines() == ["✘ ring   not right yet  0/2", "  SyntaxError"]
     assert broken._repr_html_().count("SyntaxError") == 1
+
+
+@pytest.mark.parametrize(
+    ("attempt", "mistake", "idea", "shown"),
+    [
+        (1, "", "think", ["  idea: think"]),
+        (2, "", "think", ["  idea: think"]),
+        (3, "", "think", ["  hint: do"]),
+        (1, "mean", "think", ["  mistake: mean"]),
+        (2, "mean", "think", ["  mistake: mean"]),
+        (4, "mean", "think", ["  mistake: mean", "  hint: do"]),
+        (1, "", "", ["  (a hint follows at the third try)"]),
+        (3, "", "", ["  hint: do"]),
+        (0, "", "think", ["  idea: think", "  hint: do"]),
+        (0, "mean", "think", ["  mistake: mean", "  idea: think", "  hint: do"]),
+    ],
+)
+def test_what_helps_depends_on_how_often_it_failed(attempt: int, mistake: str, idea: str, shown: list[str]) -> None:
+    one = Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), "", mistake, idea, "do", attempt)
+    assert repr(one).splitlines()[2:] == shown
+    page = one._repr_html_()
+    for word in ("mean", "think", "do<", "third try"):
+        assert (word in page) == any(word.strip("<") in line for line in shown), word
+
+
+def test_without_a_hint_none_is_promised() -> None:
+    assert repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), attempt=1)).splitlines()[2:] == []
 
 
 def test_html_is_escaped_and_says_the_same() -> None:
