@@ -176,8 +176,14 @@ def _skips(answer: Answer) -> str | None:
     return None
 
 
-_FIXED = {
-    "q": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), "k": torch.tensor([[[1.0, 1.0], [0.0, 1.0], [3.0, 0.0]]]),
+# The row of the lab's picture (`minimegatron.viz.softmax`): weights 2, 1, 8, 4 and values 3, 6, 1, 2.
+_PICTURE = {
+    "q": torch.ones(1, 1, 1), "k": torch.tensor([2.0, 1.0, 8.0, 4.0]).log().reshape(1, 4, 1),
+    "v": torch.tensor([3.0, 6.0, 1.0, 2.0]).reshape(1, 4, 1), "q_at": torch.tensor([3]), "k_at": torch.arange(4),
+    "block": 2,
+}  # fmt: skip
+_TWO = {
+    "q": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), "k": torch.tensor([[[0.0, 1.0], [1.0, 1.0], [3.0, 3.0]]]),
     "v": torch.tensor([[[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]]), "q_at": torch.tensor([1, 2]),
     "k_at": torch.tensor([0, 1, 2]), "block": 1,
 }  # fmt: skip
@@ -187,7 +193,7 @@ ATTEND = Exercise(
     reference=attended,
     drive=_drive_attend,
     cases=[
-        Case("two queries, three keys, blocks of one", _FIXED),
+        Case("the picture's four keys in blocks of two; two queries, three keys", _PICTURE, fixed=[_TWO]),
         Case("other sizes and places", _any_pieces, hidden=True, draws=3, fixed=[
             _MIXED, _placed([4, 1, 2], [0, 1, 2, 3, 4], 8)]),
         Case("scores in the hundreds", _large_scores, hidden=True, draws=2, fixed=[_far_below_zero]),
@@ -221,6 +227,7 @@ ATTEND = Exercise(
         Mistake(_lost(lambda at, q_at: at.min() > q_at.min()),
                 "You skip blocks that some queries see. Skip one only if *no* query sees any of it."),
     ],
+    idea="What was summed under the old maximum must be brought under the new one before the next block is added.",
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "
     "exp(m - m'), add exp(S - m'). Begin with m -inf, l and O 0. At the end O / l and m + log l. -inf minus -inf is no "
     "number: where m' is -inf use 0. Skip a block whose lowest place is above the highest of the queries.",

@@ -15,7 +15,7 @@ import torch
 from labkit.checks import at_most, only, to_the_next
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-from .forward import kv_bytes, ring, ring_inputs
+from .forward import four_tokens, kv_bytes, ring, ring_inputs
 from .pieces import Triple, piece_backward
 
 Inputs = list[dict[str, Any]]
@@ -80,14 +80,24 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     return ranks
 
 
+def _last_token() -> Inputs:
+    """2 ranks, every score 0; only the output at the last place has a gradient, of 8 in its first number."""
+    ranks = four_tokens()
+    for r, (one, o) in enumerate(zip(ranks, ring(ranks), strict=True)):
+        dout = torch.zeros_like(one["q"])
+        dout[0, :, 0] = 8.0 * (one["at"][r] == 3)
+        one.update(dout=dout, **o)
+    return ranks
+
+
 BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
     drive=_drive_back,
     axis="cp",
     cases=[
-        Case("2 ranks", partial(_back_inputs, cp=2)),
-        Case("up to 4 ranks", _back_inputs, points=2, hidden=True),
+        Case("2 ranks, 4 tokens, every score 0, a gradient for the last token alone", _last_token()),
+        Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
         Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
              points=2, accept=[only("send", "recv"), to_the_next, at_most(
                  "2C blocks", lambda i: 2 * len(i) * kv_bytes(i), "send")]),
@@ -104,6 +114,7 @@ BACK = Exercise(
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
     ],
+    idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
     "before to this block's dK, dV and send the sum on. After C hops it is home.",
 )  # fmt: skip
@@ -167,6 +178,7 @@ USED = Exercise(
             "One shift explains one ring. Test every block at every step.",
         ),
     ],
+    idea="You know every block that could have been used. What would step i's dq be with each of them?",
     hint="At step i the mask is that of at[(rank - i) mod C]. Compute piece_backward with every block's keys and "
     "values and take the one whose dq equals dqs[i].",
 )  # fmt: skip

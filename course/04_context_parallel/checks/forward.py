@@ -93,6 +93,17 @@ def ring_inputs(draw: Draw, cp: int = 0, half: int = 0) -> Inputs:
     return [{**{name: draw.tensor(a, n, d) for name in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
 
 
+def four_tokens() -> Inputs:
+    """2 ranks, every score 0: out at place i is the mean of the values up to there, 2, 3, 5, 4; lse is log(i + 1)."""
+    at = [positions(4, 2, r) for r in range(2)]
+    ranks = []
+    for held in at:
+        q, k, v = torch.zeros(3, 1, 2, 4).unbind()
+        q[0, :, 0], k[0, :, 1], v[0, :, 0] = 1.0, 1.0 + held, torch.tensor([2.0, 4.0, 9.0, 1.0])[held]
+        ranks.append({"q": q, "k": k, "v": v, "at": [places.clone() for places in at]})
+    return ranks
+
+
 def kv_bytes(inputs: Inputs) -> int:
     return int(2 * inputs[0]["k"].nbytes)
 
@@ -128,8 +139,8 @@ RING = Exercise(
     drive=_drive_ring,
     axis="cp",
     cases=[
-        Case("2 ranks", partial(ring_inputs, cp=2)),
-        Case("up to 4 ranks", ring_inputs, points=2, hidden=True),
+        Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
+        Case("2 to 4 ranks", ring_inputs, points=2, hidden=True, fixed=[partial(ring_inputs, cp=2)]),
         Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
             only("send", "recv"), to_the_next, at_most("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i), "send")]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
@@ -148,6 +159,7 @@ RING = Exercise(
         Mistake(_stuck, "The same keys and values at every step: go on with what `wait()` returns."),
         Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
     ],
+    idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
     "each half of q, merge, then wait. Start with out 0 and lse -inf.",
 )  # fmt: skip
@@ -208,6 +220,7 @@ ULYSSES = Exercise(
             "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
         ),
     ],
+    idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
     hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "
     "in rank order, then the late ones in reverse. The way back is the mirror image.",
 )  # fmt: skip

@@ -136,6 +136,7 @@ MERGE = Exercise(
             "The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse)).",
         ),
     ],
+    idea="Each out was divided by its own sum. Which share of the new sum is that?",
     hint="lse_new = logaddexp(lse, more_lse); out = exp(lse - lse_new) out + exp(more_lse - lse_new) more. Where "
     "lse_new is -inf nothing was seen: take 0 in its place before you subtract.",
 )
@@ -202,6 +203,15 @@ def _two_tokens() -> dict[str, Any]:
     return {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "q_at": at, "k_at": at.clone()}
 
 
+def one_query() -> dict[str, Any]:
+    """Every score is 0, so that P is 1/4: dV is 2, dS is v - 4, dQ 1 and dK v - 4, each in one place."""
+    k, v = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
+    k[0, :, 1], v[0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 4.0, 9.0, 1.0])
+    q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
+    return {"dout": 8 * q, "q": q, "k": k, "v": v, "out": 4 * q, "lse": torch.tensor([[math.log(4.0)]]),
+            "q_at": torch.tensor([3]), "k_at": torch.arange(4)}  # fmt: skip
+
+
 def _back(**how: bool) -> Callable[..., Any]:
     return lambda **inputs: gradients(piece_backward(**inputs, **how))
 
@@ -211,7 +221,7 @@ PIECE = Exercise(
     reference=_back(),
     drive=_drive_piece,
     cases=[
-        Case("two tokens, all keys: the gradient of attention", _two_tokens()),
+        Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
              fixed=[_zigzag_piece, _all_keys]),
     ],
@@ -232,6 +242,7 @@ PIECE = Exercise(
         Mistake(lambda **i: {"dq": ANYTHING, "dk": ANYTHING, "dv": piece_backward(**i)[2]}, "dV is right, so P is. "
                 "dS = P (dP - D) / sqrt(d), with D = rowsum(dout out) and the final out."),
     ],
+    idea="The final lse belongs to the whole row: with it P of this piece is known without any other piece.",
     hint="S = q k^T / sqrt(d), masked; P = exp(S - lse); dV = P^T dout; dP = dout v^T; "
     "dS = P (dP - rowsum(dout out)) / sqrt(d); dQ = dS k; dK = dS^T q.",
 )  # fmt: skip

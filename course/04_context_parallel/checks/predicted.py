@@ -73,6 +73,7 @@ BYTES = Exercise(
             "Queries, keys, values go out, and the *output* comes back: another all-to-all of `heads` heads.",
         ),
     ],
+    idea="Follow one tensor: how many of its numbers leave this rank, and how often?",
     hint="n = s/C tokens. Ring: C-1 steps, each K and V, n*b*groups*d elements. Ulysses: (C-1)/C of q, k, v and the "
     "output, n*b*(2*heads + 2*groups)*d elements.",
 )  # fmt: skip
@@ -120,6 +121,7 @@ WORK = Exercise(
             lambda s, cp, zigzag: [s // cp * s] * cp, "The mask is causal: a token sees nothing that comes after it."
         ),
     ],
+    idea="How many keys does the token at place i see, and which places does a rank hold?",
     hint="The token at place i sees i+1 keys. Add that up over the tokens that a rank holds.",
 )
 
@@ -162,6 +164,7 @@ POSITIONS = Exercise(
         Mistake(lambda s, cp, rank: positions(s, cp, rank).view(2, -1).flip(0).flatten(), "The early chunk comes "
                 "first, so that places ascend."),
     ],
+    idea="Rank r holds the r-th chunk from the beginning and the r-th from the end.",
     hint="Cut 0 .. s-1 into 2C equal chunks; concatenate chunk r and chunk 2C-1-r.",
 )  # fmt: skip
 
@@ -229,6 +232,7 @@ QUESTIONS = Exercise(
         Mistake(instead(answers, slowest_over_mean=lambda cp, **_: cp), "The last of C contiguous pieces has "
                 "(2C-1)/C^2 of the pairs, the mean is 1/C."),
     ],
+    idea="Each number is a ratio of two things that you have counted above: pairs, bytes, or seconds.",
     hint="Contiguous: rank C-1 has (2C-1)/C^2 of all pairs. Bytes as in your first exercise. A step computes "
     "2 n^2 heads d operations while 2 n groups d elements travel.",
 )  # fmt: skip
