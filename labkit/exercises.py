@@ -199,6 +199,8 @@ class Exercise:
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
             recognised.
         hint: the recipe, shown from the third failure on.
+        outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
+            which of them is wrong, in a hidden case too.
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
             launched in the judge's process: `evidence.launches`.
@@ -227,6 +229,7 @@ class Exercise:
     mistakes: Sequence[Mistake] = ()
     idea: str = ""
     hint: str = ""
+    outputs: Sequence[str] = ()
     seconds: float = 20.0
     kernels: bool = False
     memory: Sequence[str] = ()
