@@ -4,6 +4,10 @@
 |--------------|-----------------------------------------------------------------------------|
 | `mesh`       | the grid of ranks, the groups along any axis, which rank holds which shard   |
 | `collective` | each collective before and after                                            |
+| `ring_reduce`| an all-reduce on a ring, step by step                                        |
+| `filled`     | how many GPUs something fills                                                |
+| `growth`     | how a cost grows with the number of ranks: formulas and counts              |
+| `stream`     | which rank reads which sample                                                |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
 | `sequence`   | which rank holds which tokens, the causal work of that; heads for tokens     |

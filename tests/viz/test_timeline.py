@@ -6,7 +6,7 @@ from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import lay_out, times
-from minimegatron.viz.timeline import KINDS, chrome_trace, gantt, hidden_share, paired
+from minimegatron.viz.timeline import KINDS, beside, chrome_trace, gantt, hidden_share
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -96,19 +96,18 @@ def test_predicted_and_measured_go_into_one_chrome_trace(tmp_path):
     assert bars[2] == bars[3] == pytest.approx((0, 4e5)), "both clocks start at zero"
 
 
-def test_ways_stand_below_each_other_on_one_scale():
-    slow = [Event("attend", "compute", 0, 5.0, 7.0), Event("send", "comm", 0, 7.0, 8.0)]
-    quick = [Event("attend", "compute", 0, 1.0, 3.0), Event("send", "comm", 0, 1.0, 2.0)]
-    figure = paired({"waits": slow, "overlaps": quick})
-    first, second = figure.axes
-    assert first.get_xlim() == second.get_xlim()
-    assert [axes.get_title(loc="left") for axes in (first, second)] == ["waits", "overlaps"]
-    ends = [max(b.get_x() + b.get_width() for b in axes.patches) for axes in (first, second)]
-    assert ends == pytest.approx([3.0, 2.0])
-    assert {"0% of comm.\nhidden", "100% of comm.\nhidden"} <= set(words(figure))
+def test_two_runs_share_one_axis_and_show_where_each_was_expected_to_end():
+    slow = [compute(10, 12), comm(12, 14)]
+    fast = [compute(50, 52), comm(51, 53)]
+    figure = beside({"one after the other": slow, "overlapped": fast}, expected={"overlapped": 2.5})
+    upper, lower = figure.axes
+    assert [a.get_title(loc="left") for a in figure.axes] == ["one after the other", "overlapped"]
+    assert upper.get_xlim() == lower.get_xlim() == (0, 4)
+    assert [line.get_xdata()[0] for line in lower.lines] == [2.5] and not upper.lines
+    assert "predicted end" in words(figure) and not overlaps(figure)
+    assert [w for w in words(figure) if "hidden" in w] == ["0% of comm.\nhidden", "50% of comm.\nhidden"]
 
 
-def test_a_way_without_events_is_refused():
-    for ways in ({}, {"one": [], "other": [Event("attend", "compute", 0, 0.0, 1.0)]}):
-        with pytest.raises(ConfigError, match="without events"):
-            paired(ways)
+def test_an_expected_end_of_no_run_is_refused():
+    with pytest.raises(ConfigError, match="'fast', which has no events"):
+        beside({"slow": [compute(0, 1)]}, expected={"fast": 1.0})
