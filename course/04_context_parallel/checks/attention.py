@@ -138,6 +138,21 @@ def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, tota
     return named((out / total, (top + total.log()).squeeze(-1)))
 
 
+def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: bool, divided: bool) -> Any:
+    """O and l multiplied by exp(m_new - m_old) where they `grow`; O divided by l after every block."""
+    s = scores_of(q, k, q_at, k_at)
+    top = q.new_full((*q.shape[:2], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    for part, values in zip(s.split(block, -1), v.split(block, 1), strict=True):
+        higher = torch.maximum(top, part.amax(-1, keepdim=True))
+        finite = higher.masked_fill(higher == -torch.inf, 0.0)
+        p, shrink = torch.exp(part - finite), torch.exp(finite - top if grows else top - finite)
+        shrink = shrink.masked_fill(top == -torch.inf, 0.0)
+        total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher
+        out = out / total.masked_fill(total == 0, 1.0) if divided else out
+    return named((out if divided else out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)))
+
+
 def _nothing_is_nan(block: int, **inputs: Any) -> Any:
     out, lse = dense(**inputs)
     return named((out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse))
@@ -216,6 +231,10 @@ ATTEND = Exercise(
                 "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
         Mistake(partial(_not_rescaled, total_too=False),
                 "When the maximum grows, O shrinks by exp(m_old - m_new) as l does."),
+        Mistake(partial(_by_block, grows=True, divided=False),
+                "What was summed before grows instead of shrinking: its factor is exp(m_old - m_new), at most 1."),
+        Mistake(partial(_by_block, grows=False, divided=True),
+                "O is divided by l after every block. Until the last block neither of the two is final."),
         Mistake(_last_block_lost, "The last block may be shorter than the others: its keys are missing."),
         Mistake(_lost(lambda at, q_at: at[0] > q_at.max()),
                 "A block is skipped by its *lowest* place: places need not ascend, at[0] may be any of them."),

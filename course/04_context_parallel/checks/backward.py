@@ -70,6 +70,16 @@ def _not_home(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
     return answer
 
 
+def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    right = _ring_back(ranks)
+    own = [_part(ranks, r, r, r) for r in range(len(ranks))]
+    return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
+
+
+def _averaged(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    return [{**one, "dq": one["dq"] / len(ranks)} for one in _ring_back(ranks)]
+
+
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     """`apart`: how much the keys and values of two ranks differ."""
     ranks = ring_inputs(draw, cp)
@@ -112,6 +122,8 @@ BACK = Exercise(
                 "must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
+        Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
+        Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
     ],
     idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
@@ -176,6 +188,10 @@ USED = Exercise(
         Mistake(
             lambda dqs, rank, ks, **_: [(rank + 1 - i) % len(ks) for i in range(len(dqs))],
             "One shift explains one ring. Test every block at every step.",
+        ),
+        Mistake(
+            lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
+            "That is how far away the owner is. Return the owner's rank.",
         ),
     ],
     idea="You know every block that could have been used. What would step i's dq be with each of them?",

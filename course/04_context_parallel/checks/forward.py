@@ -182,6 +182,14 @@ def _ulysses(ranks: Inputs, reorder: bool = True, order_back: bool = True) -> li
     return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
 
 
+def _dealt(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Rank r gets heads r, r + C, r + 2C, ..."""
+    size = len(ranks)
+    joined = _ulysses([{**r, "x": r["x"].unflatten(0, (-1, size)).transpose(0, 1).flatten(0, 1)} for r in ranks])
+    back = [one["tokens"].unflatten(0, (size, -1)).transpose(0, 1).flatten(0, 1) for one in joined]
+    return [{"heads": one["heads"], "tokens": tokens} for one, tokens in zip(joined, back, strict=True)]
+
+
 def _heads(draw: Draw, cp: int = 0) -> Inputs:
     cp = cp or draw.integer(3, 4)
     a, n, d = draw.integer(2, 3), 2 * draw.integer(2, 3), draw.choice([3, 5])
@@ -219,6 +227,7 @@ ULYSSES = Exercise(
             lambda ranks: _ulysses(ranks, order_back=False),
             "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
         ),
+        Mistake(_dealt, "You deal the heads one by one. Rank r gets a/C heads that stand next to each other."),
     ],
     idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
     hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "

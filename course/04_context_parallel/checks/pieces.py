@@ -91,8 +91,8 @@ def _far_apart(draw: Draw) -> dict[str, Any]:
 
 
 _EVEN = {
-    "out": torch.tensor([[[1.0, 2.0]]]), "lse": torch.tensor([[0.0]]), "more": torch.tensor([[[3.0, 6.0]]]),
-    "more_lse": torch.tensor([[math.log(3.0)]]),
+    "out": torch.tensor([[[4.0, 0.0]]]), "lse": torch.tensor([[math.log(2.0)]]), "more": torch.tensor([[[8.0, 4.0]]]),
+    "more_lse": torch.tensor([[math.log(6.0)]]),
 }  # fmt: skip
 
 MERGE = Exercise(
@@ -100,7 +100,7 @@ MERGE = Exercise(
     reference=lambda **i: named(merge(**i)),
     drive=_drive_merge,
     cases=[
-        Case("sums of 1 and 3", _EVEN),
+        Case("sums of 2 and 6", _EVEN),
         Case("other pieces", _halves(), hidden=True, draws=2, fixed=[_halves(30.0)]),
         Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
         Case(
@@ -134,6 +134,10 @@ MERGE = Exercise(
         Mistake(
             lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], lse + more_lse)),
             "The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse)).",
+        ),
+        Mistake(
+            lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], torch.maximum(lse, more_lse))),
+            "out is right; lse is that of the larger piece alone, and the smaller one has its sum, too.",
         ),
     ],
     idea="Each out was divided by its own sum. Which share of the new sum is that?",
@@ -216,6 +220,11 @@ def _back(**how: bool) -> Callable[..., Any]:
     return lambda **inputs: gradients(piece_backward(**inputs, **how))
 
 
+def _exchanged(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    return {"dq": dq, "dk": dv, "dv": dk}
+
+
 PIECE = Exercise(
     "piece_backward",
     reference=_back(),
@@ -233,6 +242,7 @@ PIECE = Exercise(
             "P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
         ),
         Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
+        Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "
                 "dQ = dS K."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dk": ANYTHING}, "dQ and dV are right, dK is not: "

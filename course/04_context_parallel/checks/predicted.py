@@ -53,6 +53,10 @@ BYTES = Exercise(
         Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
     mistakes=[
+        Mistake(
+            lambda cp, **i: {way: cp * sent for way, sent in bytes_per_layer(cp=cp, **i).items()},
+            "That is what all ranks send together; asked is one rank.",
+        ),
         Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step."),
         Mistake(
             _ring(lambda s, b, heads, d, cp, element_size, **_: 2 * (cp - 1) * s // cp * b * heads * d * element_size),
@@ -229,6 +233,8 @@ QUESTIONS = Exercise(
                 "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
         Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "
                 "+ 2 groups, the ring 2 groups."),
+        Mistake(instead(answers, ring_over_ulysses=lambda **i: 1 / answers(**i)["ring_over_ulysses"]),
+                "That is Ulysses over the ring; asked is the ring over Ulysses."),
         Mistake(instead(answers, slowest_over_mean=lambda cp, **_: cp), "The last of C contiguous pieces has "
                 "(2C-1)/C^2 of the pairs, the mean is 1/C."),
     ],
