@@ -187,7 +187,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What a lab's first cell shows: how far its learner is, and what comes next."""
+    """What a lab's first cell shows: how far its learner is, what comes next, and perhaps a note of a line or two."""
 
     lab: str
     points: int
@@ -202,7 +202,7 @@ class Panel:
     def _repr_html_(self) -> str:
         share = 100 * self.points // max(self.of, 1)
         after = f"; next: <code>{html.escape(self.next)}</code>" if self.next else ""
-        note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
+        note = "".join(f"<div>{html.escape(line)}</div>" for line in self.note.splitlines())
         bar = (
             '<div style="width:20em;height:6px;margin-top:3px;background:#d0d0d0">'
             f'<div style="width:{share}%;height:6px;background:var({_COLOURS["passed"]})"></div></div>'
