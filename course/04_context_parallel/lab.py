@@ -511,7 +511,7 @@ display(drawn(both, ("compute",), "One attention on four ranks: a bar is a call 
 # %% [markdown]
 # By pairs, the last of four contiguous ranks has 1.75 times the mean. By quarters that are computed it has 15 and a
 # zigzag rank 9, 1.67 times as many, because a quarter on the diagonal is computed whole and then masked. The measured
-# ratio is smaller still: merging and the handling of messages cost the same with both cuts.
+# ratio is smaller still: masking, merging and the handling of messages cost time with both cuts.
 
 # %%
 # %%needs attend merge positions ring_forward

@@ -153,6 +153,14 @@ def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: b
     return named((out if divided else out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)))
 
 
+def _not_divided(block: int, **inputs: Any) -> Any:
+    """O in the place of O / l."""
+    out, lse = dense(**inputs)
+    top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
+    finite = top.masked_fill(top == -torch.inf, 0.0)
+    return named((out * torch.exp(lse - finite).unsqueeze(-1), lse))
+
+
 def _nothing_is_nan(block: int, **inputs: Any) -> Any:
     out, lse = dense(**inputs)
     return named((out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse))
@@ -231,6 +239,7 @@ ATTEND = Exercise(
                 "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
         Mistake(partial(_not_rescaled, total_too=False),
                 "When the maximum grows, O shrinks by exp(m_old - m_new) as l does."),
+        Mistake(_not_divided, "out is O: the end of the calculation, O / l, is missing."),
         Mistake(partial(_by_block, grows=True, divided=False),
                 "What was summed before grows instead of shrinking: its factor is exp(m_old - m_new), at most 1."),
         Mistake(partial(_by_block, grows=False, divided=True),

@@ -76,6 +76,13 @@ def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
 
 
+def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dQ of the block that came last, that of the next rank."""
+    size = len(ranks)
+    last = [_part(ranks, r, (r + 1) % size, (r + 1) % size)[0] for r in range(size)]
+    return [{**one, "dq": dq} for one, dq in zip(_ring_back(ranks), last, strict=True)]
+
+
 def _averaged(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**one, "dq": one["dq"] / len(ranks)} for one in _ring_back(ranks)]
 
@@ -123,6 +130,7 @@ BACK = Exercise(
         Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
+        Mistake(_last_step, "dQ is that of the last step alone: the other blocks have their terms, too."),
         Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
     ],
@@ -194,7 +202,7 @@ USED = Exercise(
             "That is how far away the owner is. Return the owner's rank.",
         ),
     ],
-    idea="You know every block that could have been used. What would step i's dq be with each of them?",
+    idea="You know every block that could have been used. What would step i's dq be with each, under that step's mask?",
     hint="At step i the mask is that of at[(rank - i) mod C]. Compute piece_backward with every block's keys and "
     "values and take the one whose dq equals dqs[i].",
 )  # fmt: skip

@@ -197,9 +197,9 @@ def _heads(draw: Draw, cp: int = 0) -> Inputs:
 
 
 def _numbered() -> Inputs:
-    """2 ranks, 2 heads, 8 tokens, width 1: head 1 at place 5 is 15."""
-    whole = (10 * torch.arange(2.0)[:, None] + torch.arange(8.0))[..., None]
-    return [{"x": whole[:, positions(8, 2, r)], "y": whole[r : r + 1].clone()} for r in range(2)]
+    """2 ranks, 4 heads, 8 tokens, width 1: head 1 at place 5 is 15."""
+    whole = (10 * torch.arange(4.0)[:, None] + torch.arange(8.0))[..., None]
+    return [{"x": whole[:, positions(8, 2, r)], "y": whole[2 * r : 2 * r + 2].clone()} for r in range(2)]
 
 
 ULYSSES = Exercise(
@@ -208,7 +208,7 @@ ULYSSES = Exercise(
     drive=_drive_ulysses,
     axis="cp",
     cases=[
-        Case("2 ranks, 2 heads, 8 tokens; each number is 10 head + place", _numbered()),
+        Case("2 ranks, 4 heads, 8 tokens; each number is 10 head + place", _numbered()),
         Case("up to 4 ranks", _heads, points=2, hidden=True),
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
             only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),

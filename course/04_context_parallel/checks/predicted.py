@@ -42,13 +42,13 @@ def _layer(draw: Draw) -> dict[str, Any]:
 
 
 _THREE = {"s": 48, "b": 3, "heads": 18, "groups": 6, "d": 10, "cp": 3, "element_size": 1}
-_SMALL = {"s": 16, "b": 1, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 2}
+_SMALL = {"s": 16, "b": 2, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 4}
 
 BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("16 tokens on 4 ranks", _SMALL),
+        Case("2 sequences of 16 tokens on 4 ranks", _SMALL),
         Case("one rank sends nothing", {**_SMALL, "cp": 1}),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
@@ -217,6 +217,10 @@ QUESTIONS = Exercise(
         Mistake(
             instead(answers, tokens_to_hide=lambda **i: answers(**i)["tokens_to_hide"] / 2),
             "Half of the pairs are visible at a step: 2 n^2 heads d operations, not 4.",
+        ),
+        Mistake(
+            instead(answers, tokens_to_hide=lambda **i: 2 * answers(**i)["tokens_to_hide"]),
+            "A step computes twice as much as you count: two products, and two operations for a multiply-add.",
         ),
         Mistake(
             instead(answers, tokens_to_hide=lambda element_size, flops, bandwidth, **_: element_size * flops
