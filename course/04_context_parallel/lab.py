@@ -70,20 +70,21 @@ guessed("gpus", kept / 80e9, "GPUs")
 
 # %%
 import matplotlib.pyplot as plt
-from minimegatron.viz.picture import PREDICTED
+from minimegatron.viz.picture import INK, PREDICTED
 
 ways = {
     "as it is": kept,
-    "tensor and sequence parallelism, 8": kept / 8,
+    "tensor and sequence parallelism on 8 GPUs": kept / 8,
     "recompute every layer": 2 * s * h * layers + 34 * s * h,
-    "context parallelism, 8": kept / 8,
-    "context parallelism, 8, and recompute": (2 * s * h * layers + 34 * s * h) / 8,
+    "context parallelism on 8 GPUs": kept / 8,
+    "context parallelism on 8, with recompute": (2 * s * h * layers + 34 * s * h) / 8,
 }
 fig, ax = plt.subplots(figsize=(7.5, 2.2))
-bars = ax.barh(list(ways), [need / 1e9 for need in ways.values()], color=PREDICTED[0], hatch=PREDICTED[1], edgecolor="black")
-ax.bar_label(bars, fmt="%.0f", padding=3)
-ax.axvline(80, color="black", linestyle="--", label="one GPU has 80")
-ax.set(xlabel="GB on one rank", xlim=(0, 680), title="Activations of one sequence of 128 k tokens")
+names = [f"{name}: {need / 1e9:.0f} GB" for name, need in ways.items()]
+ax.barh(names, [need / 1e9 for need in ways.values()], color=PREDICTED[0], hatch=PREDICTED[1], edgecolor=INK)
+ax.axvline(80, color=INK, linestyle="--", label="one GPU has 80")
+ax.set(xlabel="GB on one rank", title="Activations of one sequence of 128 k tokens")
+ax.grid(axis="y", visible=False)
 ax.invert_yaxis()
 ax.legend(loc="lower right")
 plt.show()
@@ -145,12 +146,13 @@ check("work")
 
 # %%
 # %%needs work
-from minimegatron.viz.picture import rank_colours
+import matplotlib.pyplot as plt
+from minimegatron.viz.picture import INK, rank_colours
 
 fig, axes = plt.subplots(1, 2, figsize=(8, 2.3), sharey=True)
 for ax, way in zip(axes, (False, True)):
     pairs = work(131072, 8, way)
-    ax.bar(range(8), [p / 1e9 for p in pairs], color=rank_colours(8), edgecolor="black")
+    ax.bar(range(8), [p / 1e9 for p in pairs], color=rank_colours(8), edgecolor=INK)
     ax.set(title="zigzag" if way else "contiguous", xlabel="rank", xticks=range(8))
     print(f"{'zigzag' if way else 'contiguous':10}  slowest over mean: {8 * max(pairs) / sum(pairs):.3f}")
 axes[0].set_ylabel("10⁹ pairs")
@@ -322,6 +324,8 @@ check("positions")
 
 # %%
 # %%needs positions
+from minimegatron.viz.sequence import causal_map
+
 display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist() for r in range(3)]}))
 
 # %% [markdown]
@@ -333,7 +337,9 @@ display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).
 # %%
 from minimegatron.viz.ring import ring_steps
 
-ring_steps({"contiguous": [list(piece) for piece in contiguous], "zigzag": zigzag})
+contiguous = [range(4 * r, 4 * r + 4) for r in range(4)]
+zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
+ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 
 # %% [markdown]
 # With the contiguous cut, rank 0 has nothing to do from step 1 on. With zigzag every rank computes half of a block at
@@ -990,10 +996,13 @@ report([[s, c, nbytes] for (s, c), nbytes in table.items()])
 
 # %%
 # %%needs positions ring_forward ring_backward ulysses
+import matplotlib.pyplot as plt
+from minimegatron.viz.picture import INK
+
 fig, ax = plt.subplots(figsize=(7, 2.8))
 for c, style in ((1, "o-"), (2, "s--"), (4, "^:")):
     points = [(s, nbytes / 1024) for s, of, nbytes in kept[0] if of == c]
-    ax.plot(*zip(*points), style, color="black", label=f"cp {c}")
+    ax.plot(*zip(*points), style, color=INK, label=f"cp {c}")
 ax.set(xlabel="tokens of the sequence", ylabel="KiB kept by one rank", title="Activations of one layer")
 ax.set_xticks([128, 256, 512])
 ax.legend()

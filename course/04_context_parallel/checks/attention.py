@@ -41,7 +41,7 @@ def _drive_attend(exercise: Any, **inputs: Any) -> Any:
 
 
 def attended(block: int, **inputs: Any) -> dict[str, torch.Tensor]:
-    """As `attend` is asked for: what nobody sees is as if it were not there."""
+    """As `attend` is asked for: a key that no query sees is as if it were not there."""
     seen = (inputs["k_at"] <= inputs["q_at"].max()).nonzero().flatten()
     k, v, k_at = inputs["k"][:, seen], inputs["v"][:, seen], inputs["k_at"][seen]
     return named(dense(inputs["q"], k, v, inputs["q_at"], k_at))
@@ -64,7 +64,7 @@ def _placed(q_at: list[int], k_at: list[int], block: int) -> Callable[[Draw], di
     return lambda draw: _at(draw, q_at, k_at, block)
 
 
-# A block that nobody sees comes first; later ones begin or end with a place that nobody sees, the last is half a block;
+# A block that no query sees comes first; later ones begin or end with a place that no query sees, the last is half a block;
 # the last query is not the one that sees most.
 _MIXED = _placed([5, 2, 3], [6, 9, 0, 11, 8, 1, 4, 7, 10, 2, 5], 2)
 
@@ -109,7 +109,7 @@ def _in_torch(answer: Answer) -> str | None:
 
 
 def _mostly_hidden(draw: Draw) -> dict[str, Any]:
-    """Nobody sees 14 of the 16 blocks."""
+    """No query sees 14 of the 16 blocks."""
     block = draw.integer(3, 6)
     return _at(draw, list(range(2 * block)), list(range(16 * block)), block)
 
@@ -225,7 +225,7 @@ ATTEND = Exercise(
         Case("never the whole matrix of scores", _long, hidden=True, points=2, accept=[
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
             peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch]),
-        Case("a block that nobody sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan], accept=[_skips]),
+        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan], accept=[_skips]),
     ],
     mistakes=[
         Mistake(lambda block, **i: named(dense(**i, scaled=False)), "The scores are divided by sqrt(d)."),
