@@ -93,8 +93,8 @@ plt.show()
 # * **Data parallelism** does not help: a batch has at least one sequence.
 # * **A pipeline** cuts the layers, but its first stage keeps the activations of as many microbatches as there are
 #   stages.
-# * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs, and
-#   tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
+# * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs,
+#   and tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
 # * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
 #   pass comes. That is 34 GB instead of 584 GB, plus 18 GB for the one layer that is being recomputed: it fits. The
 #   price is a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's work
@@ -404,8 +404,8 @@ check("ring_forward")
 # the fastest run counts.
 #
 # Your machine may have fewer than four cores, and ranks on one machine send through its memory, far faster than through
-# a network. So the clock of a rank counts the time in which a core works for it, and a block arrives when the link would
-# have brought it: on the slow link after 0.8 times the work of a step. What is computed between sending and waiting is
+# a network. So the clock of a rank counts the time in which a core works for it, and a block arrives when the link
+# would have brought it: on the slow link after 0.8 times the work of a step. What is computed between sending and waiting is
 # decided by your code.
 
 # %% jupyter={"source_hidden": true}
@@ -525,8 +525,8 @@ both = {"wait": "wait at once, then compute", "yours": "yours"}
 display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
 
 # %% [markdown]
-# A dark bar is a block on its way. In the upper picture the cores rest meanwhile. In yours they compute, and the message
-# costs only the time by which it is longer than the work beside it.
+# A dark bar is a block on its way. In the upper picture the cores rest meanwhile. In yours they compute, and the
+# message costs only the time by which it is longer than the work beside it.
 #
 # *A good place to stop: part II ends here.*
 #

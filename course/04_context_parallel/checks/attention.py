@@ -64,8 +64,8 @@ def _placed(q_at: list[int], k_at: list[int], block: int) -> Callable[[Draw], di
     return lambda draw: _at(draw, q_at, k_at, block)
 
 
-# A block that no query sees comes first; later ones begin or end with a place that no query sees, the last is half a block;
-# the last query is not the one that sees most.
+# A block that no query sees comes first; later ones begin or end with a place that no query sees, the last is half a
+# block; the last query is not the one that sees most.
 _MIXED = _placed([5, 2, 3], [6, 9, 0, 11, 8, 1, 4, 7, 10, 2, 5], 2)
 
 
@@ -225,7 +225,8 @@ ATTEND = Exercise(
         Case("never the whole matrix of scores", _long, hidden=True, points=2, accept=[
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
             peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch]),
-        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan], accept=[_skips]),
+        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan],
+             accept=[_skips]),
     ],
     mistakes=[
         Mistake(lambda block, **i: named(dense(**i, scaled=False)), "The scores are divided by sqrt(d)."),
