@@ -405,8 +405,8 @@ check("ring_forward")
 #
 # Your machine may have fewer than four cores, and ranks on one machine send through its memory, far faster than through
 # a network. So the clock of a rank counts the time in which a core works for it, and a block arrives when the link
-# would have brought it: on the slow link after 0.8 times the work of a step. What is computed between sending and waiting is
-# decided by your code.
+# would have brought it: on the slow link after 0.8 times the work of a step. What is computed between sending and waiting
+# is decided by your code.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs attend,merge,positions,ring_forward --name timelines --out timelines
