@@ -49,7 +49,7 @@ _GUESS = re.compile(r"^guess(ed)?\(\s*[\"'](\w+)[\"']", re.M)
 OPEN_LINES = 35  # of a given cell that is not folded
 # Labs that do not keep to it yet.
 LONG_CELLS = (
-    "01_process_groups", "02_tensor_parallel", "03_pipeline_1f1b", "05_moe_ep",
+    "01_process_groups", "02_tensor_parallel", "05_moe_ep",
     "07_kernels_flash_fp8",
 )  # fmt: skip
 HIDDEN = "hide-output"

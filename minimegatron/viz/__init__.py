@@ -10,6 +10,10 @@
 | `stream`     | which rank reads which sample                                                |
 | `timeline`   | who computed and who communicated when; predicted above measured            |
 | `schedule`   | a pipeline schedule and its live activations, as SVG and as text             |
+| `placement`  | which rank holds which stages of a pipeline, and the way of a microbatch     |
+| `deadlock`   | lists of a pipeline that wait for each other, and the circle in which        |
+| `paired`     | a pipeline's plan and what was done, rank by rank on one axis                |
+| `trade_off`  | schedules by the activations they keep and the bubble they have             |
 | `sequence`   | which rank holds which tokens, the causal work of that; heads for tokens     |
 | `softmax`    | the running softmax of one row, with numbers to check by hand               |
 | `ring`       | a ring of keys and values: whose block, and what of it is visible            |
