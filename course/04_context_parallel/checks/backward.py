@@ -169,6 +169,21 @@ def _case_of(
     return inputs
 
 
+def _two_ranks() -> dict[str, Any]:
+    """What rank 0 of 2 sees of a right ring over four tokens; the numbers can be worked out by hand."""
+    ranks = four_tokens()
+    for one in ranks:
+        one.update({name: one[name][..., :2].clone() for name in "qkv"})
+    for one, o in zip(ranks, ring(ranks), strict=True):
+        one.update(dout=torch.tensor([[[0.0, 0.0], [8.0, 0.0]]]), **o)
+    mine = ranks[0]
+    return {
+        "dqs": [_part(ranks, 0, owner, owner)[0] for owner in (0, 1)],
+        **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
+        "vs": [r["v"] for r in ranks], "at": mine["at"], "rank": 0,
+    }  # fmt: skip
+
+
 def _shuffled(draw: Draw, rank: int, size: int) -> list[int]:
     return draw.random.sample(range(size), size)
 
@@ -181,7 +196,8 @@ USED = Exercise(
     "blocks_used",
     reference=blocks_used,
     cases=[
-        Case("a ring that is right", _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])),
+        Case("a ring of two that is right, four tokens", _two_ranks(), draws=1, fixed=[
+            _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])]),
         Case("one that uses a single block", _case_of(lambda draw, r, size: [draw.integer(0, size - 1)] * size),
              hidden=True, fixed=[_case_of(_blocks(2, 2, 2), 3, 1), _case_of(_blocks(0, 0, 0, 0), 4, 2)]),
         Case("any blocks", _case_of(_shuffled), points=2, hidden=True, fixed=[
