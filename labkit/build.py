@@ -24,7 +24,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from labkit.source import checked, edited, name_of, notebooks
+from labkit.source import HIDDEN, checked, edited, name_of, notebooks
 from labkit.verdict import SIGNS
 from minimegatron.errors import ConfigError, MinimegatronError
 
@@ -135,6 +135,9 @@ def _execute(notebook: Any, target: Path) -> None:
         except (CellTimeoutError, DeadKernelError) as error:
             raise ConfigError(_failed_cell(notebook), where=_name(target), fix=str(error).splitlines()[0]) from None
     notebook.metadata["language_info"] = language
+    for cell in notebook.cells:
+        if HIDDEN in cell.metadata.get("tags", []):
+            cell.outputs = []
 
 
 def _failed_cell(notebook: Any) -> str:
@@ -171,6 +174,8 @@ def _problems_of(cell: Any, lab: bool) -> Iterator[str]:
         yield "it ended in an error"
     if any(o.get("name") == "stderr" for o in outputs):
         yield "it wrote to stderr; silence the warning at its source"
+    if outputs and HIDDEN in cell.metadata.get("tags", []):
+        yield "it stores an answer that a learner is to guess"
     wanted = SIGNS["todo" if lab else "passed"]
     if checked(cell) and not said.strip().startswith(wanted[0]):
         yield f"its check should say `{wanted[1]}` in a {'lab' if lab else 'solution'}; it says {said.strip()[:200]}"

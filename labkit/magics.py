@@ -1,4 +1,4 @@
-"""The magics of the labs: `%lab`, `%%exercise`, `%%needs`, `%%torchrun`, `%%ranks`, and `check`, `progress`.
+"""The magics of the labs: `%lab`, `%%exercise`, `%%needs`, `%%torchrun`, `%%ranks`; `check`, `progress`, `guess`.
 
 What a learner sees is the same text on every machine and at every run: paths are relative, ranks speak in order and
 with one voice where they say the same, an exercise that is not done is a line and not a traceback, a failure is its
@@ -30,6 +30,7 @@ import minimegatron
 from labkit import warm
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
+from labkit.guesses import Guesses
 from labkit.judge import judge
 from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
@@ -85,6 +86,7 @@ class LabMagics(Magics):
         self._names: dict[str, Any] = shell.user_ns
         self._lab: Lab | None = None
         self._workspace: Workspace | None = None
+        self._guesses: Guesses | None = None
         self._course = ""
         self._nursery = Nursery()
         self._torchrun, self._ranks = _torchrun_options(), _ranks_options()
@@ -105,7 +107,8 @@ class LabMagics(Magics):
         self._workspace = Workspace(name, Path.cwd(), course_digest(course))
         sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
         sys.path.insert(0, str(self._workspace.folder))
-        self._names.update(check=self.check, progress=self.progress)
+        self._guesses = Guesses(self._workspace.folder)
+        self._names.update(check=self.check, progress=self.progress, guess=self.guess, guessed=self.guessed)
         self._nursery.warm_up()
         with contextlib.suppress(ImportError):
             import matplotlib.style
@@ -154,16 +157,37 @@ class LabMagics(Magics):
     def _verdict(self, name: str) -> Verdict:
         return self.lab_and_work[1].remembered(name) or self._check(name)
 
+    @_plain
+    def guess(self, name: str, value: Any, question: str = "") -> None:
+        """Keep a number guessed from the gut, until `guessed` shows it beside the measured one."""
+        print(self._kept_guesses.guess(name, value))
+
+    @_plain
+    def guessed(self, name: str, measured: Any, what: str = "") -> None:
+        """Show what was measured beside the guess of this name."""
+        print(self._kept_guesses.guessed(name, measured, what))
+
+    @property
+    def _kept_guesses(self) -> Guesses:
+        _ = self.lab_and_work
+        assert self._guesses is not None, "a lab opens its guesses"
+        return self._guesses
+
     def _waits(self, needs: str) -> bool:
-        """Say which of the exercises are still to be done."""
-        todo = [name for name in filter(None, needs.split(",")) if self._verdict(name).state == "todo"]
-        for name in todo:
-            print(f"○ this cell waits for exercise {name}")
-        return bool(todo)
+        """Say which of the exercises are not passed yet, and whether there are any."""
+        missing = [verdict for name in filter(None, needs.split(",")) if not (verdict := self._verdict(name)).passed]
+        for verdict in missing:
+            wait = f"this cell waits for exercise {verdict.exercise}"
+            if verdict.state == "todo":
+                print(f"○ {wait}")
+            else:
+                points = f"{verdict.points} of {verdict.of} points"
+                print(f'✘ {wait}, which is not right yet ({points}): see check("{verdict.exercise}")')
+        return bool(missing)
 
     @cell_magic
     def needs(self, line: str, cell: str) -> None:
-        """`%%needs NAME ...`: run the cell here, in the kernel, once these exercises are done.
+        """`%%needs NAME ...`: run the cell here, in the kernel, once these exercises have passed.
 
         An expression at its end is shown, as in any cell.
         """
@@ -273,7 +297,7 @@ def _ranks_options() -> MagicArgumentParser:
 
 def _common(name: str) -> MagicArgumentParser:
     parser = MagicArgumentParser(name, add_help=False)
-    parser.add_argument("--needs", default="", help="exercises, with commas between, that must be done first")
+    parser.add_argument("--needs", default="", help="exercises, with commas between, that must have passed")
     parser.add_argument("--name", default="cell", help="name of the script that is kept")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds from the moment all ranks have started")
     out = "variable that gets the Run (%%ranks: what was reported, by rank); None where the cell does not run"

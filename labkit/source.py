@@ -8,6 +8,11 @@
 | tag `solution-only`                            | not in the lab                                                |
 | tag `raises-exception`                         | the cell may end in an error                                  |
 | tag `nbval-ignore-output`                      | nbval runs the cell without comparing                         |
+| tag `hide-output`                              | the same, and its output is not stored: an answer to guess    |
+| `# %% jupyter={"source_hidden": true}`         | folded: a title bar, until the learner opens it               |
+
+A cell that is given and has more than 35 lines is folded, or shorter, or behind an import. What a learner writes in is
+never folded.
 
 Cell ids come from what a cell is (`exercise-ring`, `check-ring`, a heading), so that inserting a cell changes no other.
 
@@ -39,6 +44,14 @@ from minimegatron.errors import ConfigError
 _SOLUTION = re.compile(
     r"^(?P<indent>[ \t]*)(?P<cuda>// )?### BEGIN SOLUTION\n(.*?)^[ \t]*(?:// )?### END SOLUTION[ \t]*$", re.S | re.M
 )
+_GUESS = re.compile(r"^guess(ed)?\(\s*[\"'](\w+)[\"']", re.M)
+OPEN_LINES = 35  # of a given cell that is not folded
+# Labs that do not keep to it yet.
+LONG_CELLS = (
+    "01_process_groups", "02_tensor_parallel", "03_pipeline_1f1b", "04_context_parallel", "05_moe_ep",
+    "07_kernels_flash_fp8",
+)  # fmt: skip
+HIDDEN = "hide-output"
 _MARKER = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
 
 
@@ -81,6 +94,7 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
     seen: list[str] = []
     asked: set[str | None] = set()
     scripts: set[str] = set()
+    guesses: set[str] = set()
     for number, cell in enumerate(cells, 1):
         where = f"{_shown(source)}, cell {number}: {cell.source.strip().split(chr(10))[0]}"
         name = _argument(cell, "%%exercise")
@@ -96,6 +110,8 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
             if not begins:
                 raise ConfigError("an exercise with nothing to do", where=where, fix="mark ### BEGIN SOLUTION and END")
             seen.append(name)
+        _obey_folding(cell, name, where, name_of(source))
+        _obey_guessing(cell, guesses, where)
         for need in _needs(cell):
             if need not in seen:
                 raise ConfigError(f"it needs exercise {need}, which is not above it", where=where)
@@ -111,6 +127,38 @@ def _obey_rules(cells: list[Any], source: Path) -> None:
             f"{', '.join(missing)}: not in the source, or never checked", where=_shown(source),
             fix='every exercise of the course module has a cell %%exercise NAME and one check("NAME")',
         )  # fmt: skip
+
+
+def _obey_folding(cell: Any, exercise: str | None, where: str, lab: str) -> None:
+    """What is given is short or folded; what a learner writes in is open."""
+    if cell.cell_type != "code":
+        return
+    folded, lines = _folded(cell), cell.source.count("\n") + 1
+    if folded and (exercise or checked(cell)):
+        raise ConfigError("an exercise and its check are never folded", where=where)
+    if not (folded or exercise) and lines > OPEN_LINES and lab not in LONG_CELLS:
+        raise ConfigError(
+            f"an open cell of {lines} lines, where {OPEN_LINES} are allowed", where=where,
+            fix='fold it, # %% jupyter={"source_hidden": true}, or move it behind an import',
+        )  # fmt: skip
+
+
+def _folded(cell: Any) -> bool:
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
+def _obey_guessing(cell: Any, guesses: set[str], where: str) -> None:
+    """`guess` comes before `guessed`, and no number stands in it."""
+    for shown, name in _GUESS.findall(cell.source) if cell.cell_type == "code" else ():
+        if shown and name not in guesses:
+            raise ConfigError(f'guessed("{name}") without a guess("{name}") above it', where=where)
+        if not shown and name in guesses:
+            raise ConfigError(f'guess("{name}") is there twice', where=where)
+        if not shown and not re.search(rf"""^guess\(\s*["']{name}["'],\s*None\b""", cell.source, re.M):
+            raise ConfigError(
+                f'guess("{name}") begins with a number', where=where, fix="the number is None in a source"
+            )
+        guesses |= {name}
 
 
 def _lab_of(cells: list[Any], source: Path) -> Lab:
@@ -154,12 +202,19 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
             continue
         text = _SOLUTION.sub(_stub, cell.source) if lab else _MARKER.sub("", cell.source)
         new = nbformat.v4.new_markdown_cell if cell.cell_type == "markdown" else nbformat.v4.new_code_cell
-        made = new(text, id=_identity(cell, ids), metadata={"tags": tags} if tags else {})
+        made = new(text, id=_identity(cell, ids), metadata={"tags": _tags_of_nbval(tags)} if tags else {})
+        if _folded(cell):
+            made.metadata["jupyter"] = {"source_hidden": True}
         _let_nbgrader_know(cell, made, points)
         built.cells.append(made)
     built.metadata["minimegatron"] = {"source": _shown(source), "digest": _digest(built)}
     nbformat.validate(built)
     return built
+
+
+def _tags_of_nbval(tags: list[str]) -> list[str]:
+    """With the tag that lets nbval run a cell whose output is not stored."""
+    return [*tags, "nbval-ignore-output"] if HIDDEN in tags and "nbval-ignore-output" not in tags else tags
 
 
 def _stub(solution: re.Match[str]) -> str:

@@ -87,6 +87,10 @@ class Verdict:
     def points(self) -> int:
         return sum(row.points for row in self.rows)
 
+    @property
+    def passed(self) -> bool:
+        return self.state == "passed"
+
     def to_plain(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "rows": [dataclasses.astuple(row) for row in self.rows]}
 

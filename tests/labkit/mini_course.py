@@ -53,7 +53,7 @@ LAB = Lab(
                 Case("other pipelines", some_pipeline, points=3, hidden=True),
             ],
             mistakes=[Mistake(lambda p, m: (p - 1) / m, "This is idle over busy time; the fraction is of all time.")],
-            idea="Which part of the whole time is idle?",
+            idea="Which part of the whole is idle?",
             hint="The first stage works for m microbatches; how long does it wait?",
             seconds=2,
         ),

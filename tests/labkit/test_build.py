@@ -17,6 +17,7 @@ from minimegatron.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Path(__file__).parent / "mini" / "course" / "00_mini" / "lab.py"
+FOLDED = '# %% jupyter={"source_hidden": true}'
 SOURCE = "course/00_mini/lab.py"
 ELSEWHERE = "/" + "home/ada/x.py"  # in two parts: no file of the project names a path of a machine
 
@@ -79,8 +80,30 @@ def test_the_stored_notebooks_are_quiet_and_portable(built: Path) -> None:
         assert set(notebook.metadata) == {"kernelspec", "language_info", "minimegatron"}
         assert notebook.metadata["language_info"] == {"name": "python"}
         assert all("execution" not in cell.metadata for cell in notebook.cells)
-    exercise, check = (read(built, "labs/00_mini.ipynb").cells[i].metadata for i in (3, 4))
+    exercise, check = (read(built, "labs/00_mini.ipynb").cells[i].metadata for i in (5, 6))
     assert not exercise["deletable"] and not check["deletable"] and not check["editable"]
+
+
+def test_an_answer_to_guess_is_run_and_not_stored(built: Path) -> None:
+    for folder in ("labs", "solutions"):
+        cells = read(built, f"{folder}/00_mini.ipynb").cells
+        [hidden] = [cell for cell in cells if "hide-output" in cell.metadata.get("tags", [])]
+        assert hidden.execution_count and hidden.outputs == []
+        assert hidden.metadata["tags"] == ["hide-output", "nbval-ignore-output"]
+
+
+def test_a_folded_cell_stays_folded(built: Path) -> None:
+    for folder in ("labs", "solutions"):
+        folded = [cell for cell in read(built, f"{folder}/00_mini.ipynb").cells if "jupyter" in cell.metadata]
+        assert [(cell.source, cell.metadata["jupyter"]) for cell in folded] == [
+            ("STAGES, MICROBATCHES = 4, 8", {"source_hidden": True})
+        ]
+
+
+def test_a_guess_stands_before_and_beside_the_number(built: Path) -> None:
+    said = [list(outputs(read(built, f"{folder}/00_mini.ipynb")).values()) for folder in ("labs", "solutions")]
+    assert all("○ no guess yet: put a number in place of None\n" in one for one in said)
+    assert "measured 3 steps; you made no guess\n" in said[1] and not any("measured" in text for text in said[0])
 
 
 # field -> type, as nbgrader's schema 3 has them; it knows no others
@@ -172,6 +195,12 @@ DAMAGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda nb: cell(nb, "torchrun-sums").outputs.append(output("stream", name="stdout", text=f"in {ELSEWHERE}")),
         f"cell torchrun-sums: an absolute path, {ELSEWHERE}",
     ),
+    "an answer to guess": (
+        lambda nb: next(c for c in nb.cells if "hide-output" in c.metadata.get("tags", [])).outputs.append(
+            output("stream", name="stdout", text="steps: 11")
+        ),
+        "it stores an answer that a learner is to guess",
+    ),
     "another verdict": (
         lambda nb: cell(nb, "check-bubble").outputs[0].data.update({"text/plain": "✘ bubble   not right yet  0/5"}),
         "cell check-bubble: its check should say",
@@ -226,11 +255,22 @@ def write(folder: Path, change: Callable[[str], str]) -> Path:
         ("# %%exercise ring_all_reduce", "# %%torchrun -n 2 --needs double\n1\n\n# %%\n# %%exercise ring_all_reduce",
          "it needs exercise double, which is not above it"),
         ("--name broken", "--name sums", "two cells are called sums"),
+        ("STAGES, MICROBATCHES = 4, 8\n", "STAGES, MICROBATCHES = 4, 8\n" + "1\n" * 36, None),
+        ("# %% tags=[\"hide-output\"]\n# %%needs bubble\n", "# %%\n" + "1\n" * 34, None),
+        ("# %% tags=[\"hide-output\"]\n# %%needs bubble\n", "# %%\n" + "1\n" * 35, "an open cell of 36 lines"),
+        ("# %%\n# %%exercise double", f"{FOLDED}\n# %%exercise double", "are never folded"),
+        ("# %%\ncheck(\"double\")", f"{FOLDED}\ncheck(\"double\")", "are never folded"),
+        ("guess(\"idle\", None", "guess(\"idle\", 3", "begins with a number"),
+        ("guessed(\"idle\"", "guessed(\"idl\"", "without a guess"),
+        ("STAGES, MICROBATCHES = 4, 8\n", "guess(\n    \"idle\", None, \"\"\n)\n", "is there twice"),
     ],
 )  # fmt: skip
-def test_the_rules_of_a_source(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_the_rules_of_a_source(tmp_path: Path, old: str, new: str, says: str | None) -> None:
     path = write(tmp_path, lambda text: text.replace(old, new))
     assert path.read_text() != MINI.read_text()
+    if says is None:
+        assert list(notebooks(path))
+        return
     with pytest.raises(ConfigError, match=says) as caught:
         list(notebooks(path))
     assert "00_mini" in str(caught.value)
@@ -238,7 +278,7 @@ def test_the_rules_of_a_source(tmp_path: Path, old: str, new: str, says: str) ->
 
 def test_a_cell_that_fails_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     path = write(tmp_path, lambda text: text.replace('check("bubble")', '1 / 0\ncheck("bubble")'))
-    with pytest.raises(ConfigError, match=r"cell 5 did not end well: 1 / 0") as caught:
+    with pytest.raises(ConfigError, match=r"cell 7 did not end well: 1 / 0") as caught:
         build.build(path)
     assert "division by zero" in caught.value.fix and caught.value.where == "solutions/00_mini.ipynb"
     assert not path.with_suffix(".ipynb").exists()

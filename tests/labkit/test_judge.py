@@ -121,7 +121,7 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return (p - 1) / m")
     assert verdict.state == "wrong" and verdict.points == 0
     assert verdict.mistake == "This is idle over busy time; the fraction is of all time."
-    assert verdict.idea == "Which part of the whole time is idle?" and verdict.hint.startswith("The first stage works")
+    assert verdict.idea == "Which part of the whole is idle?" and verdict.hint.startswith("The first stage works")
     assert notes(verdict)[0] == "got 0.375, expected 0.272727"
     verdict = check(nursery, "ring_all_reduce", RING.replace("return total", "return total / world"))
     assert verdict.mistake == "This is the mean; op=sum does not divide."
@@ -131,7 +131,7 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
 def test_another_mistake_gets_the_idea_and_partial_credit(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 3 / 11 * ((p, m) == (4, 8))")
     assert (verdict.points, verdict.of) == (2, 5)
-    assert (verdict.mistake, verdict.idea) == ("", "Which part of the whole time is idle?")
+    assert (verdict.mistake, verdict.idea) == ("", "Which part of the whole is idle?")
     assert "hidden" in notes(verdict)[1]
     assert repr(verdict).splitlines()[:2] == [
         "✘ bubble   not right yet      2/5",

@@ -55,7 +55,7 @@ def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
 
 
 def test_the_hint_comes_at_the_third_failure_and_in_grading_at_once(kernel: Kernel) -> None:
-    idea, hint = "  idea: Which part of the whole time is idle?", "  hint: The first stage works"
+    idea, hint = "  idea: Which part of the whole is idle?", "  hint: The first stage works"
     kernel.run(BUBBLE)
     kernel.run('check("bubble")')
     for text, last in (("0.7", idea), ("0.7", idea), ("0.6", idea), ("0.5", hint)):
@@ -66,6 +66,24 @@ def test_the_hint_comes_at_the_third_failure_and_in_grading_at_once(kernel: Kern
     said = kernel.run('check("bubble")').text
     kernel.run("del os.environ['NBGRADER_EXECUTION']")
     assert idea in said and hint in said
+
+
+def test_cells_wait_for_an_exercise_that_fails(kernel: Kernel) -> None:
+    kernel.run("%%exercise bubble\ndef bubble(p, m):\n    return 3 / 11")
+    waits = '✘ this cell waits for exercise bubble, which is not right yet (2 of 5 points): see check("bubble")'
+    for magic in ("%%torchrun -n 2 --needs bubble --out made", "%%ranks 2 --needs bubble", "%%needs bubble"):
+        assert kernel.run(f"{magic}\nprint('never')") == (waits, "")
+    kernel.run(BUBBLE)
+    assert kernel.run("%%needs bubble\nprint('now')") == ("now", "")
+
+
+def test_a_guess_is_kept_and_shown_again(kernel: Kernel) -> None:
+    ask = 'guess("gpus", {}, "How many GPUs?")'
+    assert kernel.run(ask.format(None)) == ("○ no guess yet: put a number in place of None", "")
+    assert kernel.run(ask.format(12)) == ("✔ your guess: 12", "")
+    kernel.run(OPEN.splitlines()[1])
+    assert kernel.run('guessed("gpus", 7.3, "GPUs")') == ("measured 7.3 GPUs; you guessed 12", "")
+    assert kernel.run(ask.format("'x'")) == ("✘ 'x' is no number: write one in its place, for example 12", "")
 
 
 def test_what_the_kernel_did_to_torch_does_not_reach_the_check(kernel: Kernel) -> None:

@@ -6,6 +6,12 @@
 # %load_ext course
 # %lab 00_mini tests.labkit.mini_course
 
+# %%
+guess("idle", None, "Four stages, eight microbatches: how many of eleven steps is a stage idle?")
+
+# %% jupyter={"source_hidden": true}
+STAGES, MICROBATCHES = 4, 8
+
 # %% [markdown]
 # ## Predict
 
@@ -83,6 +89,14 @@ import torch
 from exercises.ring_all_reduce import ring_all_reduce
 
 print(f"rank {rank} of {world}: {ring_all_reduce(torch.ones(2) * rank).tolist()}")
+
+# %% tags=["hide-output"]
+# %%needs bubble
+print("steps:", STAGES + MICROBATCHES - 1)
+
+# %%
+# %%needs bubble
+guessed("idle", round(bubble(STAGES, MICROBATCHES) * 11), "steps")
 
 # %% tags=["solution-only"]
 [one["sum"] for one in run.reports]

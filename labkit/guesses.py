@@ -1,0 +1,83 @@
+"""A number guessed before it is measured, and shown again beside the measurement: `guess` and `guessed` of a notebook.
+
+    guess("gpus", None, "How many 80-GB GPUs do the activations of one sequence fill?")
+    ○ no guess yet: put a number in place of None
+    guess("gpus", 12, "How many 80-GB GPUs do the activations of one sequence fill?")
+    ✔ your guess: 12
+    guessed("gpus", 7.3, "GPUs")
+    measured 7.3 GPUs; you guessed 12
+
+Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: with None in
+it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text. A file that cannot be
+read or written costs the guess and nothing else; no mark depends on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import numbers
+import os
+from pathlib import Path
+from typing import Any
+
+NAME = "guesses.json"
+
+
+class Guesses:
+    """Those of one lab.
+
+    Args:
+        folder: `.work/<lab>`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._kept: dict[str, float] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found = json.loads(self._path.read_text())
+            self._kept = {name: value for name, value in found.items() if _is_number(value)}
+
+    def guess(self, name: str, value: Any) -> str:
+        """Keep a guess, or forget it where `value` is no number; the line to show."""
+        if value is None:
+            self._keep(name, None)
+            return "○ no guess yet: put a number in place of None"
+        if not _is_number(value):
+            self._keep(name, None)
+            return f"✘ {value!r:.40} is no number: write one in its place, for example 12"
+        self._keep(name, int(value) if isinstance(value, numbers.Integral) else float(value))
+        return f"✔ your guess: {shown(value)}"
+
+    def guessed(self, name: str, measured: Any, what: str) -> str:
+        """The measured number beside the guess, as the line to show."""
+        number = shown(measured) if _is_number(measured) else str(measured)
+        said = f"you guessed {shown(self._kept[name])}" if name in self._kept else "you made no guess"
+        return f"measured {number} {what}".rstrip() + f"; {said}"
+
+    def _keep(self, name: str, value: float | None) -> None:
+        if value == self._kept.get(name):
+            return
+        self._kept.pop(name, None)
+        self._kept |= {} if value is None else {name: value}
+        with contextlib.suppress(OSError):
+            fresh = self._path.with_name(f"{NAME}.new")
+            fresh.write_text(json.dumps(self._kept, indent=1))
+            os.replace(fresh, self._path)
+
+
+def shown(value: Any) -> str:
+    """A number as a reader writes it: 12, 7.3, 65,536, 1,234.5."""
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{float(value):,.1f}" if 1000 <= abs(value) < 1e15 else f"{float(value):.4g}"
+
+
+def _is_number(value: Any) -> bool:
+    """A finite real number; True is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    with contextlib.suppress(OverflowError):
+        return math.isfinite(value)
+    return False
