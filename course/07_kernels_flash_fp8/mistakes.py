@@ -181,7 +181,7 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "to_fp8": [
         Edit(".clamp(-top, top)", "", told="Beyond the top"),
-        Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts digits off"),
+        Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts bits off"),
         Edit("torch.round(x / step)", "torch.floor(x / step)", told="rounds down"),
         Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", told="not up"),
         Edit(".clamp(min=lowest)", "", told="get no finer"),
@@ -197,7 +197,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(torch.frexp(x).exponent - 1)", "torch.frexp(x).exponent"),
         Edit("clamp(min=lowest)", "clamp(min=lowest - 1)"),
         Edit("clamp(min=lowest)", "clamp(min=-6)"),
-        Edit("exponent - digits", "exponent - 3"),
+        Edit("exponent - mantissa", "exponent - 3"),
         Edit(".clamp(-top, top)", ".clamp(-448.0, 448.0)"),
         Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).abs()"),
         Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).nan_to_num(0.0)"),
@@ -444,8 +444,8 @@ RIGHT: dict[str, list[Edit]] = {
         Edit(
             "from exercises.to_fp8 import to_fp8\n",
             """
-def to_fp8(x, digits, lowest, top):
-    return x.clamp(-top, top).to({3: torch.float8_e4m3fn, 2: torch.float8_e5m2}[digits]).float()
+def to_fp8(x, mantissa, lowest, top):
+    return x.clamp(-top, top).to({3: torch.float8_e4m3fn, 2: torch.float8_e5m2}[mantissa]).float()
 """,
         ),
         # divide the factors, not the product

@@ -76,8 +76,8 @@ def _launch(axes: Axes, blocks: int, threads: int) -> None:
         box(axes, corner, (each, 3.6), REGISTERS, f"block {block}", edge=INK, fontsize=8)
     warps = threads // WARP
     bottom = 20.4 - 6.4 * warps - 2.4
-    for x, corner in ((gap, 0.0), (gap + each, width)):
-        axes.plot([x, corner], [22.7, 20.4], "-", color=INK, linewidth=0.6)
+    for x, opened in ((gap, 0.0), (gap + each, width)):
+        axes.plot([x, opened], [22.7, 20.4], "-", color=INK, linewidth=0.6)
     box(axes, (0, bottom), (width, 20.4 - bottom), PAPER, edge=INK)
     _text(axes, 0.6, 19.4, f"block 0: {threads} threads, in warps of {WARP}", bold=True)
     for warp in range(warps):

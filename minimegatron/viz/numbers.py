@@ -19,10 +19,10 @@ _BARS = (("white", ""), ("#c8c8c8", "///"), ("#555555", ""))
 
 def numbers_of(format: Format, low: float, high: float) -> list[float]:
     """The numbers of a format from `low` to `high`, neither of them negative, ascending."""
-    digits, lowest, top = format
-    found, exponent = [m * 2.0 ** (lowest - digits) for m in range(2**digits)], lowest
+    mantissa, lowest, top = format
+    found, exponent = [m * 2.0 ** (lowest - mantissa) for m in range(2**mantissa)], lowest
     while 2.0**exponent <= min(high, top):
-        found += [(1 + m / 2**digits) * 2.0**exponent for m in range(2**digits)]
+        found += [(1 + m / 2**mantissa) * 2.0**exponent for m in range(2**mantissa)]
         exponent += 1
     return [number for number in found if low <= number <= min(high, top)]
 

@@ -3,10 +3,10 @@
 Both pictures are read from the top to the bottom: a column is a thread, a row is what the threads hold after a step,
 and a line leads from a number to the sum that it goes into.
 
-| picture          | threads at work     | between two steps                                          | afterwards           |
-|------------------|---------------------|------------------------------------------------------------|----------------------|
-| `reduction_tree` | n/2, n/4, ..., 1    | a barrier: one thread reads what another one has written   | thread 0 has the sum |
-| `butterfly`      | all n, in each step | nothing: a shuffle waits for the lanes that it hands to    | all n have the sum   |
+| picture          | threads at work     | between two steps                                 | in the end           |
+|------------------|---------------------|---------------------------------------------------|----------------------|
+| `reduction_tree` | n/2, n/4, ..., 1    | a barrier: a thread reads what another one wrote  | thread 0 has the sum |
+| `butterfly`      | all n, in each step | nothing: a shuffle waits for those that take part | all n have the sum   |
 """
 
 from __future__ import annotations

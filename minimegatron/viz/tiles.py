@@ -1,4 +1,4 @@
-"""Matrices in tiles: the scores of causal attention as a flash kernel meets them, and a tensor with a scale for each tile.
+"""Matrices in tiles: the scores of causal attention, as a flash kernel meets them; a tensor with a scale for each tile.
 
 `score_tiles` draws the s x s scores. A row of tiles is a block of queries, which stays on the chip; the tiles that it
 computes are those whose keys and values are loaded for it. A tile beyond the diagonal is never touched.
@@ -122,8 +122,8 @@ def _cells(axes: Axes, before: Numbers, numbers: Numbers) -> None:
     for r, row in enumerate(numbers):
         for c, number in enumerate(row):
             lost = number == 0 and before[r][c] != 0
-            box(axes, (c, 1.35 * r), (1, 0.8), PASSIVE if lost else "white", f"{number + 0.0:.4g}", edge=INK, fontsize=8,
-                pattern=LOST if lost else "")  # fmt: skip
+            colour, pattern, text = PASSIVE if lost else "white", LOST if lost else "", f"{number + 0.0:.4g}"
+            box(axes, (c, 1.35 * r), (1, 0.8), colour, text, edge=INK, fontsize=8, pattern=pattern)
 
 
 def _scales(axes: Axes, shape: tuple[int, int], tile: tuple[int, int], scales: Numbers) -> None:
