@@ -8,7 +8,7 @@ import torch
 
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-from .launched import OneLaunch, launch_of
+from .launched import OneLaunch, coalesced, launch_of
 
 
 def add(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
@@ -54,8 +54,8 @@ ADD = Exercise(
         Case("several blocks, the last one not full", _flat(600, 1000), hidden=True, fixed=[_flat(257, 257)]),
         Case("blocks that are full", lambda draw: _inputs(draw, 256 * draw.integer(2, 4)), hidden=True, fixed=[
             _flat(1, 1), _flat(256, 256)]),
-        Case("a matrix; as many blocks as needed", _matrix, hidden=True, accept=[_as_many_blocks_as_needed], fixed=[
-            _flat(512, 512), _flat(513, 513)]),
+        Case("a matrix; as many blocks as needed, a number a thread", _matrix, hidden=True, accept=[
+            _as_many_blocks_as_needed, coalesced], fixed=[_flat(512, 512), _flat(513, 513)]),
     ],
     idea="Each thread has one place i of its own, counted over all blocks; the last block may have threads too many.",
     hint="int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = x[i] + r[i]; and n / 256 blocks, "

@@ -54,8 +54,11 @@ def _few_barriers(answer: Answer) -> str | None:
 
 
 def _tree(answer: Answer) -> str | None:
-    """No thread reads as many parts as a thread does that adds up all of them alone."""
+    """No thread reads as many parts as one that adds up all of them alone; nor are they added to one word in turn."""
     launch = launch_of(answer)
+    if launch["counts"]["atomics"] > launch["block"] // 2:
+        return (f"{launch['counts']['atomics']:.0f} atomic additions a block change one word, one after another; in a "
+                "tree half of the threads add at the same time")  # fmt: skip
     loads, threads = launch["counts"]["shared_loads"], launch["block"]
     most = max(2 * math.ceil(math.log2(threads)) + 8, threads // 2)
     if loads > most:
