@@ -23,7 +23,8 @@ CLOSED = (
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by IPython at `%load_ext course`: a notebook's magics, which find labs here."""
+    """Called by IPython at `%load_ext course`: a notebook's magics, once a kernel, which find labs here."""
     from labkit.magics import LabMagics
 
-    shell.register_magics(LabMagics(shell, __name__))
+    if LabMagics.__name__ not in shell.magics_manager.registry:
+        shell.register_magics(LabMagics(shell, __name__))

@@ -13,8 +13,9 @@
 |-------------------------|---------------------------------------------------------------------------|
 | `magics`, `workspace`   | what a cell does, and where its files are                                 |
 | `exercises`, `checks`   | how a lab's author declares exercises; judges of evidence                 |
-| `compare`               | is this answer right, in words                                            |
+| `compare`, `parts`      | is this answer right, in words; which of several outputs is not           |
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
+| `playing`, `deciding`   | the learner's code called, an outcome a trial; references and the verdict |
 | `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
 | `fresh`, `plain`        | fresh processes with limits and deadlines; the data that crosses          |
 | `bounded_json`, `shown` | what a stranger sends: parsed at a bounded cost, and shown clean          |

@@ -1,7 +1,7 @@
 """Is this answer right? Plain data compared in words.
 
 `difference` says in one short phrase how an answer departs from what was expected, or None. It never raises, whatever
-plain data an answer is, and stops at the first thing that differs.
+plain data an answer is. Of a list or a tensor it says the first thing that differs, of a dict every key.
 
 | strict, as it is a mistake                     | lenient, as the same is meant                             |
 |------------------------------------------------|-----------------------------------------------------------|
@@ -16,8 +16,9 @@ Two values of one text get more digits; two of different types are told apart by
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ TOLERANCES = {
 _NUMBER = (1e-6, 1e-9)
 _WHOLE = (1e-12, 1e-9)  # a float beside a whole number: what rounding can leave
 _SHORT = 64  # characters of a value in a phrase
+_ROOM = 160  # characters of some names, or a third of those for the keys of a dict
 _EXACT = 1 << 53  # a float holds whole numbers up to here
 _NAMES = {bool: "a truth value", int: "a number", float: "a number", str: "a text", type(None): "no value",
           list: "a list", dict: "a dict"}  # fmt: skip
@@ -150,29 +152,39 @@ def _list_difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
     one, other = _text(got), _text(want)
     if max(len(one), len(other)) <= _SHORT and one != other:
         return f"got {one}, expected {other}"
-    if all(isinstance(name, str) for name in (*got, *want)) and set(got) != set(want):
-        return _names_difference(set(got), set(want))
+    if all(isinstance(name, str) for name in (*got, *want)) and (mine := set(got)) != (asked := set(want)):
+        counts = f"got {len(got)} item{'s' * (len(got) != 1)}, expected {len(want)}; " if len(got) != len(want) else ""
+        missing, more = [name for name in want if name not in mine], [name for name in got if name not in asked]
+        return counts + "; ".join(_names_said(missing, "missing") + _names_said(more, "not asked for"))
     if len(got) != len(want):
         return f"got {len(got)} items, expected {len(want)}"
     return f"at [{first[0]}]: {first[1]}" if first else None
 
 
-def _names_difference(got: set[str], want: set[str]) -> str:
-    """A name that is missing, and one that should not be there: lists of names are too long to be shown."""
-    said = []
-    for what, names in (("missing", want - got), ("not asked for", got - want)):
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        said += [f"{what}: {min(names)[:_SHORT]}{more}"] if names else []
-    return "; ".join(said)
+def _names_said(names: Iterable[Any], what: str) -> list[str]:
+    """One phrase of some names, as many as there is room for; none without names."""
+    shown = [_name(name) for name in dict.fromkeys(names)]
+    rooms = itertools.accumulate(len(name) + 2 for name in shown)
+    fit = max(1, sum(room <= _ROOM for room in rooms))
+    more = f" and {len(shown) - fit} more" if len(shown) > fit else ""
+    return [f"{what}: {', '.join(shown[:fit])}{more}"] if shown else []
+
+
+def _name(key: Any) -> str:
+    return key[:_SHORT] if isinstance(key, str) else _text(key)
 
 
 def _dict_difference(got: dict[Any, Any], want: dict[Any, Any], tolerance: Tolerance) -> str | None:
+    """Every key that is wrong, with its phrase as far as there is room."""
     if got.keys() != want.keys():
         return _key_difference(got, want)
+    said: list[str] = []
+    others: list[Any] = []
     for key in want:
         if phrase := _difference(got[key], want[key], tolerance):
-            return f"{_text(key) if not isinstance(key, str) else key[:_SHORT]}: {phrase}"
-    return None
+            room = not said or sum(map(len, said)) + len(phrase) <= 3 * _ROOM
+            (said if room else others).append(f"{_name(key)}: {phrase}" if room else key)
+    return "; ".join(said + _names_said(others, "also wrong")) or None
 
 
 def _key_difference(got: dict[Any, Any], want: dict[Any, Any]) -> str:
@@ -184,10 +196,8 @@ def _key_difference(got: dict[Any, Any], want: dict[Any, Any]) -> str:
     one, other = _text(list(got)), _text(list(want))
     if max(len(one), len(other)) <= _SHORT:
         return f"got the keys {one}, expected {other}"
-    if missing:
-        return f"the key {show(missing[0])} is missing ({len(got)} keys, expected {len(want)})"
-    extra = next(key for key in got if key not in want)
-    return f"the key {show(extra)} is not asked for ({len(got)} keys, expected {len(want)})"
+    said = _names_said(missing, "missing") + _names_said((key for key in got if key not in want), "not asked for")
+    return f"got {len(got)} keys, expected {len(want)}; {'; '.join(said)}"
 
 
 def _tensor_difference(got: Any, want: torch.Tensor, tolerance: Tolerance) -> str | None:

@@ -250,7 +250,7 @@ class OpRecorder(TorchDispatchMode):
         """Count a storage until it dies; one that is first seen as an input came from outside."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # a tensor of no storage, such as a sparse one
+        except NotImplementedError:  # a tensor of no storage, such as one of oneDNN
             return
         address = storage._cdata
         if address in self._storages:
@@ -291,9 +291,20 @@ def _multiply_adds(name: str, args: Any, result: Any) -> int:
     return math.prod(result.shape) * int(left.shape[-1])
 
 
+_SPARSE = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Those that have bytes: a sparse one stands for its indices and values."""
     if isinstance(value, torch.Tensor):
-        yield value
+        parts = _SPARSE.get(value.layout)
+        yield from [getattr(value, part)() for part in parts] if parts else [value]
     elif isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)

@@ -63,6 +63,7 @@ import dataclasses
 import dis
 import importlib
 import inspect
+import pkgutil
 import random
 import textwrap
 import types
@@ -199,6 +200,8 @@ class Exercise:
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
             recognised.
         hint: the recipe, shown from the third failure on.
+        outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
+            which of them is wrong, in a hidden case too.
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
             launched in the judge's process: `evidence.launches`.
@@ -227,6 +230,7 @@ class Exercise:
     mistakes: Sequence[Mistake] = ()
     idea: str = ""
     hint: str = ""
+    outputs: Sequence[str] = ()
     seconds: float = 20.0
     kernels: bool = False
     memory: Sequence[str] = ()
@@ -324,6 +328,22 @@ class Lab:
                 fix=did_you_mean(name, self.exercises) or f"it has {', '.join(self.exercises)}",
             )
         return self.exercises[name]
+
+
+def find_lab(package: str, wanted: str) -> str:
+    """The name of a course's lab, from its name or its number: "1", "01" or "01_process_groups".
+
+    Raises:
+        ConfigError: there is no such lab; the message names those that there are.
+    """
+    there = sorted(
+        one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__) if one.name[:2].isdecimal()
+    )
+    named = [name for name in there if name == wanted or (wanted.isdecimal() and int(wanted) == int(name[:2]))]
+    if not named:
+        what = f"there is no lab `{wanted}`" if wanted else "%lab needs the name or the number of a lab"
+        raise ConfigError(what, fix=did_you_mean(wanted, there) or f"the labs are {', '.join(there)}")
+    return named[0]
 
 
 def load_lab(module: str) -> Lab:

@@ -12,26 +12,28 @@ import ast
 import contextlib
 import dataclasses
 import datetime
-import functools
 import hashlib
+import io
 import os
+import re
 import shlex
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+import types
 from pathlib import Path
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import MagicArgumentParser
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 import minimegatron
 from labkit import warm
-from labkit.exercises import Lab, load_lab
+from labkit.exercises import Lab, find_lab, load_lab
 from labkit.fresh import Nursery
 from labkit.guesses import Guesses
 from labkit.judge import judge
+from labkit.made import makers
+from labkit.options import ranks_options, torchrun_options
+from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly, show_as
 from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
@@ -39,36 +41,8 @@ from minimegatron.errors import ConfigError, MinimegatronError
 from minimegatron.launch import workers
 from minimegatron.launch.torchrun import Run, launch, render
 
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _STYLE = Path(minimegatron.__file__).resolve().parent / "viz" / "minimegatron.mplstyle"
-
-
-class NotebookError(MinimegatronError):
-    """Shown in a notebook as its text alone."""
-
-    def _render_traceback_(self) -> list[str]:
-        return str(self).splitlines()
-
-
-@contextlib.contextmanager
-def _plainly() -> Iterator[None]:
-    """Our errors without a traceback: the learner's code is not in it."""
-    try:
-        yield
-    except NotebookError:
-        raise
-    except MinimegatronError as error:
-        raise NotebookError(error.what, where=error.where, fix=error.fix) from None
-    except KeyboardInterrupt:
-        raise NotebookError("interrupted; no rank is left running") from None
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with _plainly():
-            return function(*args, **kwargs)
-
-    return wrapped
 
 
 @magics_class
@@ -83,13 +57,20 @@ class LabMagics(Magics):
     def __init__(self, shell: Any, course: str) -> None:
         super().__init__(shell)
         self._package = course
+        self._shell: Any = shell
         self._names: dict[str, Any] = shell.user_ns
         self._lab: Lab | None = None
         self._workspace: Workspace | None = None
         self._guesses: Guesses | None = None
         self._course = ""
         self._nursery = Nursery()
-        self._torchrun, self._ranks = _torchrun_options(), _ranks_options()
+        self._torchrun, self._ranks = torchrun_options(), ranks_options()
+        self._makers: dict[str, str] = {}
+        self._failed: set[str] = set()
+        self._note, self._last_shown = "", ""
+        self._handle: DisplayHandle | None = None
+        self._names.update(check=self.check, progress=self.progress, guess=self.guess, guessed=self.guessed)
+        shell.set_custom_exc((NameError, ModuleNotFoundError), self._show_missing)
 
     @property
     def lab_and_work(self) -> tuple[Lab, Workspace]:
@@ -98,41 +79,78 @@ class LabMagics(Magics):
         return self._lab, self._workspace
 
     @line_magic
-    @_plain
+    @plain
     def lab(self, line: str) -> None:
-        """`%lab NAME [MODULE]`: open the lab NAME, whose exercises MODULE declares (default: NAME in the course)."""
+        """`%lab NAME [MODULE]`: open the lab NAME, whose exercises MODULE declares (default: NAME in the course).
+
+        `%lab 1` and `%lab 01` find the lab of this number in the course. Exercises that are saved already are loaded.
+        """
         name, _, module = line.strip().partition(" ")
+        if not module:
+            name = find_lab(self._package, name)
         course = module.strip() or f"{self._package}.{name}"
         self._lab, self._course = load_lab(course), course
         self._workspace = Workspace(name, Path.cwd(), course_digest(course))
-        sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
-        sys.path.insert(0, str(self._workspace.folder))
+        self._workspace.enter()
         self._guesses = Guesses(self._workspace.folder)
-        self._names.update(check=self.check, progress=self.progress, guess=self.guess, guessed=self.guessed)
+        self._makers, self._failed = makers(_source_of(course)), set()
         self._nursery.warm_up()
         with contextlib.suppress(ImportError):
             import matplotlib.style
 
             matplotlib.style.use(_STYLE)
-        display(self._panel())
+        self._shell.extension_manager.loaded.discard(self._package)  # the first cell may be run again without a word
+        self._load_saved()
+        self._last_shown = repr(self._panel())
+        self._handle = display(self._panel(), display_id=True)
+
+    def _load_saved(self) -> None:
+        """Define what was saved by an earlier kernel; what is to be said about it goes into the panel."""
+        lab, work = self.lab_and_work
+        loaded, notes = [], []
+        for name in filter(work.sources().__contains__, lab.exercises):
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self._define(work.define(work.saved(name)))
+            except Exception as error:
+                notes.append(
+                    f"✘ your exercise {name} cannot be loaded: {in_short(error, work.saved(name))}; mend its cell"
+                )
+            else:
+                loaded += [name] if work.begun(name) else []
+        ready = [f"your exercises are loaded: {', '.join(loaded)}; go on where you were"] if loaded else []
+        self._note = "\n".join([*ready, *notes])
 
     def _panel(self) -> Panel:
         lab, work = self.lab_and_work
         known = {name: work.remembered(name) for name in lab.exercises}
         points = sum(verdict.points for verdict in known.values() if verdict)
-        open_ = (name for name, verdict in known.items() if verdict is None or verdict.state != "passed")
-        return Panel(lab.name, points, lab.points, next(open_, ""), work.record.trouble)
+        open_ = (name for name, verdict in known.items() if verdict is None or not verdict.passed)
+        note = "\n".join(filter(None, [self._note, work.record.trouble]))
+        return Panel(lab.name, points, lab.points, next(open_, ""), note)
+
+    def _move_panel(self) -> None:
+        """Show the new standing where the first cell shows the old one; a terminal could only print it again."""
+        panel = self._panel()
+        if self._handle and repr(panel) != self._last_shown and hasattr(self._shell, "kernel"):
+            self._handle.update(panel)
+            self._last_shown = repr(panel)
 
     @cell_magic
-    @_plain
+    @plain
     def exercise(self, line: str, cell: str) -> None:
         """`%%exercise NAME`: define the cell's functions here, and save them where ranks and checks import them."""
         lab, work = self.lab_and_work
         name = lab[line.strip()].name
-        module = work.define(work.save_exercise(name, line.strip(), cell))
+        path = work.save_exercise(name, line.strip(), cell)
+        compiled(path.read_text(), path.read_text(), str(path))
+        with frames_of_the_cell(self._shell, str(path)):
+            self._define(work.define(path))
+
+    def _define(self, module: types.ModuleType) -> None:
         self._names.update({key: value for key, value in vars(module).items() if not key.startswith("_")})
 
-    @_plain
+    @plain
     def check(self, name: str) -> Verdict | int:
         """Check one exercise, on inputs you see and on others, drawn anew each day."""
         verdict = self._check(name)
@@ -146,9 +164,11 @@ class LabMagics(Magics):
         today = f"{work.root}/{lab.name}/{datetime.date.today()}"  # the same text gets the same marks
         seed = hashlib.sha256(today.encode()).hexdigest()
         verdict = judge(self._nursery, self._course, lab[name].name, work.sources(), seed)
-        return work.remember(verdict)
+        verdict = work.remember(verdict)
+        self._move_panel()
+        return verdict
 
-    @_plain
+    @plain
     def progress(self) -> Progress:
         """All exercises of this lab and the sum."""
         lab, _ = self.lab_and_work
@@ -157,12 +177,12 @@ class LabMagics(Magics):
     def _verdict(self, name: str) -> Verdict:
         return self.lab_and_work[1].remembered(name) or self._check(name)
 
-    @_plain
+    @plain
     def guess(self, name: str, value: Any, question: str = "") -> None:
         """Keep a number guessed from the gut, until `guessed` shows it beside the measured one."""
         print(self._kept_guesses.guess(name, value))
 
-    @_plain
+    @plain
     def guessed(self, name: str, measured: Any, what: str = "") -> None:
         """Show what was measured beside the guess of this name."""
         print(self._kept_guesses.guessed(name, measured, what))
@@ -191,18 +211,22 @@ class LabMagics(Magics):
 
         An expression at its end is shown, as in any cell.
         """
-        with _plainly():
+        with plainly():
             waits = self._waits(",".join(line.split()))
         if waits:
             return
-        most = ast.parse(cell, "<cell>")
+        text = f"# %%needs {line}\n{cell}"
+        name = self._shell.compile.cache(text, self._shell.execution_count)  # its lines, for whoever shows a traceback
+        most = compiled(text, text, name, flags=ast.PyCF_ONLY_AST)
         last = most.body.pop() if most.body and isinstance(most.body[-1], ast.Expr) else None
-        exec(compile(most, "<cell>", "exec"), self._names)
-        if last:
-            exec(compile(ast.Interactive([last]), "<cell>", "single"), self._names)
+        parts = [(most, "exec"), *([(ast.Interactive([last]), "single")] if last else [])]
+        codes = [compiled(tree, text, name, mode) for tree, mode in parts]
+        with frames_of_the_cell(self._shell, name):
+            for code in codes:
+                exec(code, self._names)
 
     @cell_magic
-    @_plain
+    @plain
     def torchrun(self, line: str, cell: str) -> None:
         """`%%torchrun -n N`: the cell as a script under torchrun, its ranks on CPUs.
 
@@ -216,19 +240,20 @@ class LabMagics(Magics):
             return
         _, work = self.lab_and_work
         script = work.save_script(options.name, f"%%torchrun {line}", cell)
-        compile(script.read_text(), script.name, "exec")  # a syntax error is shown once, here, and not by every rank
+        text = script.read_text()
+        compiled(text, text, script.name)  # a syntax error is shown once, here, and not by every rank
         with contextlib.chdir(work.root):
             rundir = work.folder / "runs" / options.name
             gpus = bool(options.gpus)
             run = launch(work.relative(script), nproc, rundir, options.timeout, options.args, gpus=gpus)
         self._keep(options, run)
         print(f"$ {run.cmd}\n{run.where()}")
-        if text := render(run.stdout):
-            print(text)
-        self._judge_run("" if run.returncode == 0 else run.explain(script.read_text()), options.expect_failure)
+        if said := render(run.stdout):
+            print(said)
+        self._judge_run("" if run.returncode == 0 else run.explain(text), options)
 
     @cell_magic
-    @_plain
+    @plain
     def ranks(self, line: str, cell: str) -> None:
         """`%%ranks N`: the cell on N warm ranks; it knows `rank`, `world` and `report(value)`."""
         options = self._ranks.parse_args(shlex.split(line))
@@ -237,7 +262,7 @@ class LabMagics(Magics):
             return
         _, work = self.lab_and_work
         script = work.save_script(options.name, f"%%ranks {line}", cell)
-        compile(script.read_text(), script.name, "exec")
+        compiled(script.read_text(), script.read_text(), script.name)
         failure, results = "", workers.Results()
         try:
             results = workers.shared_pool(options.nproc).run(warm.run_cell, str(script), timeout=options.timeout)
@@ -246,19 +271,55 @@ class LabMagics(Magics):
         except MinimegatronError as error:
             failure = warm.explain(error, script)
         self._keep(options, list(results))
-        self._judge_run(failure, options.expect_failure)
+        self._judge_run(failure, options)
 
     def _keep(self, options: Any, value: Run | list[Any] | None) -> None:
         if options.out:
             self._names[options.out] = value
+            self._failed.discard(options.out)
 
-    def _judge_run(self, failure: str, expected: bool) -> None:
-        if expected and not failure:
+    def _judge_run(self, failure: str, options: Any) -> None:
+        if options.expect_failure and not failure:
             raise NotebookError("this cell was expected to fail, and did not")
-        if failure and not expected:
-            raise NotebookError(failure)
+        if failure and not options.expect_failure:
+            if options.out:  # what a failed run has left must not be taken for a result
+                self._names.pop(options.out, None)
+                self._failed.add(options.out)
+            missing = _NO_MODULE.search(failure)
+            raise NotebookError((missing and self._missing(missing[1])) or failure)
         if failure:
             print(failure)
+
+    def _show_missing(self, shell: Any, kind: type, error: Any, trace: Any, tb_offset: int | None = None) -> None:
+        """IPython's handler of names that are not there: one line where another cell of the lab makes them."""
+        if isinstance(error, ModuleNotFoundError) or _missed_here(error, trace, self._names):
+            if said := self._missing(error.name or ""):
+                show_as(error, said.splitlines)
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    def _missing(self, name: str) -> str:
+        """What to do about a name that another cell of the lab makes; "" for any other."""
+        if name not in self._makers:
+            return ""
+        first = self._makers[name]
+        cell = f"it begins with {first[:60]}{'…' * (len(first) > 60)}"
+        if name in self._failed:
+            return f"`{name}` is made by a cell above that has failed: mend it first ({cell})"
+        return f"`{name}` is made by a cell above that has not run: run it first ({cell})"
+
+
+def _missed_here(error: NameError, trace: types.TracebackType | None, names: dict[str, Any]) -> bool:
+    """Whether a NameError is of code that looks into these names, and in vain."""
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    looked = last is not None and last.tb_frame.f_globals is names
+    return looked and error.name not in names and not isinstance(error, UnboundLocalError)
+
+
+def _source_of(course: str) -> Path:
+    """The lab.py beside the module that declares a lab."""
+    return Path(str(sys.modules[course].__file__)).with_name("lab.py")
 
 
 def _with_gpus(least: int, nproc: int | None) -> int | None:
@@ -271,36 +332,3 @@ def _with_gpus(least: int, nproc: int | None) -> int | None:
         print(f"○ this cell needs {wanted} GPU{'s' * (wanted > 1)} and finds {there} here; the lab goes on without it")
         return None
     return nproc or there
-
-
-def _count(text: str) -> int:
-    """A number of ranks or GPUs."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
-
-
-def _torchrun_options() -> MagicArgumentParser:
-    parser = _common("%%torchrun")
-    parser.add_argument("-n", "--nproc", type=_count, help="number of ranks; default 2, with --gpus one for each GPU")
-    gpus = "give each rank a GPU of its own; needs at least LEAST of them (default 1)"
-    parser.add_argument("--gpus", nargs="?", type=_count, const=1, metavar="LEAST", help=gpus)
-    parser.add_argument("args", nargs="*", help="arguments of the script, after --")
-    return parser
-
-
-def _ranks_options() -> MagicArgumentParser:
-    parser = _common("%%ranks")
-    parser.add_argument("nproc", type=_count, help="number of ranks")
-    return parser
-
-
-def _common(name: str) -> MagicArgumentParser:
-    parser = MagicArgumentParser(name, add_help=False)
-    parser.add_argument("--needs", default="", help="exercises, with commas between, that must have passed")
-    parser.add_argument("--name", default="cell", help="name of the script that is kept")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds from the moment all ranks have started")
-    out = "variable that gets the Run (%%ranks: what was reported, by rank); None where the cell does not run"
-    parser.add_argument("--out", default="", help=out)
-    parser.add_argument("--expect-failure", action="store_true", help="print how it failed instead of raising")
-    return parser

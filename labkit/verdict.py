@@ -11,6 +11,8 @@ The three states are told apart by shape and word, not by colour alone::
 
     ✔ ring_all_reduce   passed           5/5
 
+A note that several rows share is said once, the others say `as above`.
+
 Below the table stands what helps at this failure of the exercise (`Verdict.said`; `record` counts):
 
 | failure          | the mistake is known      | it is not                                           |
@@ -114,22 +116,37 @@ class Verdict:
     def _shown(self) -> tuple[Row, ...]:
         return self.rows if self.state == "wrong" and not self.note else ()
 
+    @property
+    def _notes(self) -> list[str]:
+        """The notes of the rows that are shown, a text that several have only once."""
+        first: dict[str, str] = {}
+        said, last = [], ""
+        for row in self._shown:
+            if row.note and row.note == last:
+                said.append("as above")
+            else:
+                said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
+            if row.note:
+                first.setdefault(row.note, row.what)
+                last = row.note
+        return said
+
     def __repr__(self) -> str:
         sign, word = SIGNS[self.state]
         width = max([len(self.exercise) + 16, *(len(row.what) + 2 for row in self._shown)])
         head = f"{self.exercise}   {word}"
         lines = [f"{sign} {head:<{width}}  {self.points}/{self.of}"]
-        for row in self._shown:
+        for row, note in zip(self._shown, self._notes, strict=True):
             mark = SIGNS["passed" if row.points == row.of else "wrong"][0]
-            lines.append(f"  {mark} {row.what:<{width - 2}}  {row.points}/{row.of}  {row.note}".rstrip())
+            lines.append(f"  {mark} {row.what:<{width - 2}}  {row.points}/{row.of}  {note}".rstrip())
         lines += [f"  {self.note}"] if self.note else []
         return "\n".join(lines + [f"  {label}: {text}" if label else f"  {text}" for label, text in self.said])
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td {_CELL}>{SIGNS['passed' if row.points == row.of else 'wrong'][0]} {html.escape(row.what)}</td>"
-            f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{html.escape(row.note)}</td></tr>"
-            for row in self._shown
+            f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{html.escape(note)}</td></tr>"
+            for row, note in zip(self._shown, self._notes, strict=True)
         )
         table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
         note = f'<div style="margin-left:1em">{html.escape(self.note)}</div>' if self.note else ""
@@ -170,7 +187,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What a lab's first cell shows: how far its learner is, and what comes next."""
+    """What a lab's first cell shows: how far its learner is, what comes next, and perhaps a note of a line or two."""
 
     lab: str
     points: int
@@ -185,7 +202,7 @@ class Panel:
     def _repr_html_(self) -> str:
         share = 100 * self.points // max(self.of, 1)
         after = f"; next: <code>{html.escape(self.next)}</code>" if self.next else ""
-        note = f"<div>{html.escape(self.note)}</div>" if self.note else ""
+        note = "".join(f"<div>{html.escape(line)}</div>" for line in self.note.splitlines())
         bar = (
             '<div style="width:20em;height:6px;margin-top:3px;background:#d0d0d0">'
             f'<div style="width:{share}%;height:6px;background:var({_COLOURS["passed"]})"></div></div>'

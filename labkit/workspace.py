@@ -19,6 +19,7 @@ import sys
 import types
 from pathlib import Path
 
+from labkit.player import STUB
 from labkit.record import Record
 from labkit.verdict import Verdict
 from minimegatron.errors import ConfigError
@@ -34,8 +35,22 @@ class Workspace:
     def __init__(self, lab: str, root: Path, course: str = "") -> None:
         self.root = root.resolve()
         self.folder = self.root / ".work" / lab
-        (self.folder / "exercises").mkdir(parents=True, exist_ok=True)
+        try:
+            (self.folder / "exercises").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"this folder cannot be written ({error.strerror})", fix="open the notebook in a folder of your own"
+            ) from None
         self.record = Record(self.folder, course)
+
+    def enter(self) -> None:
+        """Let `import` find the exercises and scripts of this lab, and none of another lab's."""
+        sys.path[:] = [entry for entry in sys.path if Path(entry).parent.name != ".work"]
+        sys.path.insert(0, str(self.folder))
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "exercises" or _lies_in_work(module):
+                del sys.modules[name]
+        importlib.invalidate_caches()
 
     def relative(self, path: Path) -> str:
         """The path as the learner sees it: the same on every machine."""
@@ -43,10 +58,9 @@ class Workspace:
 
     def save_exercise(self, name: str, line: str, cell: str) -> Path:
         """Keep a cell as the module `exercises.<name>`."""
-        path = self.folder / "exercises" / f"{name}.py"
+        path = self.saved(name)
         path.write_text(f"# %%exercise {line}\n{cell}")
-        for compiled in (path.parent / "__pycache__").glob(f"{name}.*.pyc"):
-            compiled.unlink(missing_ok=True)  # Python would take it for this text's: same second, same number of bytes
+        _forget_compiled(path)
         return path
 
     def save_script(self, name: str, magic: str, cell: str) -> Path:
@@ -62,6 +76,10 @@ class Workspace:
             )
         path = self.folder / f"{name}.py"
         path.write_text(f"# {magic}\n{cell}")
+        _forget_compiled(path)
+        if name in sys.modules and _lies_in_work(sys.modules[name]):
+            del sys.modules[name]  # imported before it was saved again
+        importlib.invalidate_caches()
         return path
 
     def _hides(self, name: str) -> bool:
@@ -73,6 +91,14 @@ class Workspace:
     def sources(self) -> dict[str, str]:
         """{exercise: text} of all saved exercises."""
         return {path.stem: path.read_text() for path in sorted((self.folder / "exercises").glob("*.py"))}
+
+    def begun(self, name: str) -> bool:
+        """Whether a saved exercise is more than what a learner finds in its cell."""
+        return f'("{STUB}")' not in self.saved(name).read_text()
+
+    def saved(self, name: str) -> Path:
+        """Where an exercise is kept."""
+        return self.folder / "exercises" / f"{name}.py"
 
     def define(self, path: Path) -> types.ModuleType:
         """Run a saved exercise in this process, as the module that `from exercises.<name> import ...` finds here."""
@@ -101,3 +127,13 @@ class Workspace:
 
     def remembered(self, name: str) -> Verdict | None:
         return self.record.get(name, self.sources())
+
+
+def _lies_in_work(module: types.ModuleType) -> bool:
+    return Path(getattr(module, "__file__", None) or "").parent.parent.name == ".work"
+
+
+def _forget_compiled(path: Path) -> None:
+    """Python would take it for this text's: same second, same number of bytes."""
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink(missing_ok=True)

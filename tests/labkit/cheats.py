@@ -64,9 +64,9 @@ builtins.abs = lambda x: 0
 def bubble(p, m): return 0.0
 """,
     "patches the judge": """
-import labkit.checks as checks, labkit.judge as judge
-checks.difference = judge.difference = lambda *a, **k: None
-judge._wrong = lambda *a: (None, "")
+import labkit.checks as checks, labkit.deciding as deciding
+checks.difference = deciding.difference = lambda *a, **k: None
+deciding._wrong = lambda *a: (None, "")
 def bubble(p, m): return 0.0
 """,
     "writes to every pipe": """

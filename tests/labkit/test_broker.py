@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ import torch
 
 from labkit.broker import Letter, serve
 from labkit.channel import Frames, Line, pack
+from labkit.transport import Transport
 from minimegatron.errors import DataError
 
 
@@ -46,13 +48,13 @@ class Adder:
 
 
 @contextmanager
-def broker(ranks: int) -> Iterator[tuple[list[socket.socket], Any]]:
+def broker(ranks: int, **more: Any) -> Iterator[tuple[list[socket.socket], Any]]:
     pairs = [socket.socketpair() for _ in range(ranks)]
     control, far = socket.socketpair()
     for near, _ in pairs:
         near.settimeout(20)
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(serve, [theirs for _, theirs in pairs], far, {"add": Adder()})
+        done = pool.submit(serve, [theirs for _, theirs in pairs], far, {"add": Adder(), **more})
         try:
             yield [near for near, _ in pairs], lambda: (control.send(b"."), done.result(20))[1]
         finally:
@@ -98,6 +100,21 @@ def test_what_cannot_be_is_told_to_the_rank_that_asked(what: str) -> None:
         with pytest.raises(RuntimeError, match="no service|KeyError|ValueError: no"):
             Line(sockets[0]).ask(header[what])
         assert Line(sockets[1]).ask({"to": "add", "do": "now"}, [torch.zeros(1)])[1][0].item() == 1
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"verb": "wait", "names": ["never"], "seconds": 10**400},
+    {"verb": "add", "names": ["n"], "amount": math.inf},
+]
+
+
+@pytest.mark.parametrize("asked", HOSTILE, ids=["seconds", "amount"])
+def test_a_number_that_cannot_be_computed_with_ends_the_request_alone(asked: dict[str, Any]) -> None:
+    with broker(2, transport=Transport(2)) as (sockets, end):
+        with pytest.raises(RuntimeError, match="OverflowError"):
+            Line(sockets[0]).ask({"to": "transport", "do": "keys", **asked})
+        assert Line(sockets[1]).ask({"to": "add", "do": "now"}, [torch.zeros(1)])[1][0].item() == 1
+        assert end()["add"] == [], "both lines are open"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ def test_the_solution_gets_full_marks_and_the_lab_none(built: Path) -> None:
     assert solution["torchrun-sums"].splitlines()[1:3] == ["2 ranks on CPUs (gloo)", "[ranks 0-1] the sum is 3"]
     assert lab["torchrun-sums"] == "○ this cell waits for exercise ring_all_reduce\n"
     assert "ValueError: a planted mistake" in lab["ranks-broken"] == solution["ranks-broken"]
+    assert [list(one.values())[0] for one in (solution, lab)] == [
+        "lab 00_mini: 12 of 12 points", "lab 00_mini: 0 of 12 points; next: bubble",
+    ], "the first cell's panel has moved"  # fmt: skip
     assert "12/12" in list(solution.values())[-1] and "0/12" in list(lab.values())[-1]
 
 

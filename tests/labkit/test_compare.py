@@ -108,8 +108,8 @@ def test_the_same_in_another_form(got: object, want: object) -> None:
         ([0.12345678], [0.12345699], "at [0]: got 0.12345678, expected 0.12345699"),
         ({"1": "a"}, {1: "a"}, "the key '1' is a text, the key asked for is 1, a number"),
         ({1: "a"}, {"1": "a"}, "the key 1 is a number, the key asked for is '1', a text"),
-        ({i: 0 for i in range(50)}, {i: 0 for i in range(1, 52)}, "the key 50 is missing (50 keys, expected 51)"),
-        ({i: 0 for i in range(52)}, {i: 0 for i in range(51)}, "the key 51 is not asked for (52 keys, expected 51)"),
+        ({i: 0 for i in range(50)}, {i: 0 for i in range(1, 52)}, "got 50 keys, expected 51; missing: 50, 51; not"),
+        ({i: 0 for i in range(52)}, {i: 0 for i in range(51)}, "got 52 keys, expected 51; not asked for: 51"),
         ([(0, 1), (2, 3)], [(0, 1), (3, 2)], "got [[0, 1], [2, 3]], expected [[0, 1], [3, 2]]"),
         (torch.tensor([1, 2]), [1, 3], "got [1, 2], expected [1, 3]"), (torch.tensor([1.5]), [1], "got [1.5]"),
         (torch.tensor([True]), [1], "got [True], expected [1]"),
@@ -119,6 +119,15 @@ def test_the_same_in_another_form(got: object, want: object) -> None:
 def test_numbers_keys_and_types_in_words(got: object, want: object, says: str) -> None:
     phrase = difference(got, want)
     assert phrase is not None and phrase.replace("\x1b", "").startswith(says) and len(phrase) < 250
+
+
+def test_every_wrong_key_is_said_at_once() -> None:
+    got, want = {"dp": 3, "edp": [1], "ok": 1}, {"dp": 4, "edp": [1, 2], "ok": 1}
+    assert difference(got, want) == "dp: got 3, expected 4; edp: got [1], expected [1, 2]"
+    many = {f"key {i}": i for i in range(100)}
+    said = difference(dict.fromkeys(many, -1), many)
+    assert said is not None and said.startswith("key 0: got -1, expected 0; key 1: got -1, expected 1; key 2:")
+    assert "also wrong: key 1" in said and said.endswith(" more") and len(said) < 900
 
 
 def test_a_whole_number_is_whole_to_the_last_digit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -11,9 +12,9 @@ from labkit.checks import busy_during, in_order, peak_at_most
 from labkit.evidence import Evidence, Witness
 from labkit.exercises import Answer
 from labkit.fresh import Nursery
-from labkit.judge import _of_the_call
 from labkit.nursery import Limits
 from labkit.player import play
+from labkit.playing import of_the_call
 from labkit.transport import listen
 
 TALK = """
@@ -57,7 +58,7 @@ def played(nursery: Nursery, source: str, function: str, inputs: dict[str, Any],
         "trials": [inputs], "hidden": "/nowhere", "without": [],
     }  # fmt: skip
     *replies, heard = nursery.call(play, [job] * ranks, Limits(seconds=10), beside=(listen, None))
-    logs = [_of_the_call(log, 0, True) for log in heard.value["entries"]]
+    logs = [of_the_call(log, 0, True) for log in heard.value["entries"]]
     said = [Evidence.from_plain(reply.value["trials"][0]["evidence"]) for reply in replies]
     return [one.with_log(log, range(ranks)) for one, log in zip(said, logs, strict=True)]
 
@@ -163,3 +164,19 @@ def test_products_are_weighed_by_their_multiply_adds() -> None:
         a @ b, torch.addmm(torch.ones(5), a, b), torch.bmm(batch, b.expand(4, 3, 5)), a @ torch.ones(3)
         torch.nn.functional.linear(batch, b.t())
     assert [much for what, much in witness.evidence().order if what == "matmul"] == [30, 30, 120, 6, 120]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
+@pytest.mark.filterwarnings("ignore:Sparse CS")
+def test_sparse_tensors_count_their_indices_and_values(layout: torch.layout) -> None:
+    """Attention could keep its S x S scores so."""
+    with Witness() as witness:
+        kept = torch.ones(100, 100).to_sparse(layout=layout)
+        product = kept @ torch.ones(100, 1)
+    assert product.shape == (100, 1)
+    evidence = witness.evidence(witness.alive(product))
+    values, indices = 40_000, 10_000 * 8
+    assert evidence.largest >= indices
+    assert evidence.peak >= values + indices
+    assert evidence.alive >= values + indices
+    assert kept.layout == layout

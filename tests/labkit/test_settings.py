@@ -171,7 +171,8 @@ def test_only_the_setting_is_wrong(nursery: Nursery) -> None:
     assert notes(raw)[1].startswith("with inputs that are not contiguous: every rank: RuntimeError: view size")
     single = check(nursery, "total", TOTAL.replace(".clone()", ".float().clone()"))
     assert [row.points for row in single.rows] == [1, 1, 0, 1], single
-    assert notes(single)[2] == "with inputs of float64: wrong; the inputs and answers of this case stay hidden"
+    hidden = "rank 0: wrong (its dtype); the inputs and answers of this case stay hidden"
+    assert notes(single)[2] == f"with inputs of float64: {hidden}"
     own = TOTAL.replace("    return x", "    return x * (dist.get_rank() < dist.get_world_size(group))")
     global_rank = check(nursery, "total", own)
     assert [row.points for row in global_rank.rows] == [1, 1, 1, 0], global_rank

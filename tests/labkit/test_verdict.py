@@ -59,6 +59,16 @@ def test_without_a_hint_none_is_promised() -> None:
     assert repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), attempt=1)).splitlines()[2:] == []
 
 
+def test_a_text_is_said_once() -> None:
+    notes = ("one cause", "one cause", "", "another", "one cause", "one cause")
+    rows = tuple(Row(f"case {i}", int(not note), 1, note) for i, note in enumerate(notes))
+    said = ["one cause", "as above", "", "another", "as in `case 0`", "as above"]
+    lines = repr(Verdict("f", "wrong", 6, rows)).splitlines()[1:]
+    assert [line[len("  ✘ case 0          0/1  ") :].strip() for line in lines] == said
+    page = Verdict("f", "wrong", 6, rows)._repr_html_()
+    assert page.count("one cause") == 1 and page.count("as above") == 2
+
+
 def test_html_is_escaped_and_says_the_same() -> None:
     page = WRONG._repr_html_()
     assert "a &lt; b &amp; c" in page and "got &lt;1&gt;, expected 2" in page and "p-1 &amp; m" in page

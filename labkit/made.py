@@ -1,0 +1,80 @@
+"""Which cell of a lab makes a name: what to say when cells run in another order than they stand in.
+
+A lab's own source (`course/NN_name/lab.py`) is read, never run:
+
+| cell                                  | makes                                                                        |
+|---------------------------------------|------------------------------------------------------------------------------|
+| Python, also under `%%needs`          | what it assigns, imports or defines at its top level                         |
+| `%%exercise NAME`                     | the same, and the module `exercises.NAME`                                    |
+| `%%ranks ... --name N --out O`        | the module `N`, the variable `O`                                             |
+| `%%torchrun ... --name N --out O`     | the same                                                                     |
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_CELL = re.compile(r"^# %%(?![%\w])(.*)\n", re.M)
+_MAGIC = re.compile(r"^%%(\w+)(.*)")
+_OPTION = re.compile(r"--(name|out)[ =](\w+)")
+
+
+def makers(source: Path) -> dict[str, str]:
+    """{name: first line of the first cell that makes it}; empty where there is no such source."""
+    try:
+        text = source.read_text()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    found: dict[str, str] = {}
+    for cell in _code_cells(text):
+        first = next((line for line in cell.splitlines() if line.strip()), "").strip()
+        for name in _made(cell):
+            found.setdefault(name, first)
+    return found
+
+
+def _code_cells(text: str) -> Iterator[str]:
+    _, *parts = _CELL.split(text)
+    for title, body in zip(parts[::2], parts[1::2], strict=True):
+        if "[markdown]" not in title:
+            yield re.sub(r"^# (%%?\w)", r"\1", body, flags=re.M).strip()
+
+
+def _made(cell: str) -> Iterator[str]:
+    magic = _MAGIC.match(cell)
+    body = cell.partition("\n")[2] if magic else cell
+    if magic and magic[1] in ("ranks", "torchrun"):
+        yield from (name for _, name in _OPTION.findall(magic[2]))
+        return
+    if magic and magic[1] == "exercise":
+        yield f"exercises.{magic[2].strip()}"
+    try:
+        tree = ast.parse(re.sub(r"^%.*$", "pass", body, flags=re.M))
+    except SyntaxError:
+        return
+    yield from _names(tree.body)
+
+
+def _names(body: list[ast.stmt]) -> Iterator[str]:
+    """What statements bind in the scope in which they stand."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement.name
+            continue
+        for node in _of_this_scope(statement):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+def _of_this_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement's nodes without those of functions and comprehensions, whose names are their own."""
+    yield node
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*inner, ast.GeneratorExp)):
+            yield from _of_this_scope(child)

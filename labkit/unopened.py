@@ -1,0 +1,31 @@
+"""A kernel in which no lab is open yet, as after a restart: the notebook's words say which cell to run first.
+
+`make lab` puts `ipython_startup.py` into the environment's `etc/ipython/startup`, where every kernel of it finds it.
+`%load_ext course` replaces these words by the real ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.plainly import NotebookError
+
+FUNCTIONS = ("check", "progress", "guess", "guessed")
+CELLS = ("exercise", "needs", "torchrun", "ranks")
+
+
+def no_lab(*_: Any, **__: Any) -> None:
+    """Say so.
+
+    Raises:
+        NotebookError: always.
+    """
+    raise NotebookError("no lab is open in this kernel: run the notebook's first cell, then go on where you were")
+
+
+def prepare(shell: Any) -> None:
+    """Give a fresh kernel the words."""
+    for name in FUNCTIONS:
+        shell.user_ns.setdefault(name, no_lab)
+    for name in CELLS:
+        shell.register_magic_function(no_lab, "cell", name)

@@ -1,0 +1,130 @@
+"""What every exercise has for a learner who fails: a case to check by hand, an idea, words that are short.
+
+| what is asked of an exercise                    | because                                                |
+|-------------------------------------------------|--------------------------------------------------------|
+| a visible case of at most 64 numbers a rank     | a reader can check it by hand                          |
+| an idea                                         | the first failure points the way, the hint comes later |
+| an idea and mistakes of at most 200 characters  | they are one thought each                              |
+| neither holds a piece of the solution's code    | the recipe is for the third failure (`Exercise.hint`)  |
+
+The tables below are what is still open, by lab. A lab that mends an exercise takes its name out; they shall be empty.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from labkit.exercises import Case, Exercise
+from tests.course.marked import LABS
+
+TINY = 64  # numbers in all tensors of a rank
+LONGEST = 200  # characters of an idea, or of what a mistake is
+CODE = 10  # characters, without spaces, that a text may have in common with the solution's code
+
+NO_TINY_CASE = {
+    "01_process_groups": "overlap",
+    "02_tensor_parallel": "column_linear row_linear attention embedding cross_entropy sequence_pair column_backward",
+    "03_pipeline_1f1b": "",
+    "04_context_parallel": "ring_forward ring_backward blocks_used",
+    "05_moe_ep": "",
+    "07_kernels_flash_fp8": "shares",
+}
+NO_IDEA = {
+    "01_process_groups": "bytes_sent axis_groups ring_all_reduce conjugates my_samples overlap rank_loss answers",
+    "02_tensor_parallel": "bytes_per_layer activation_bytes column_linear row_linear qkv_part attention embedding "
+    "cross_entropy sequence_pair partial_gradients column_backward initial_part answers",
+    "03_pipeline_1f1b": "bubble gpipe one_f_one_b interleaved split_stage zb_h1 sync_tied survivors answers",
+    "04_context_parallel": "work bytes_per_layer attend merge positions ring_forward piece_backward ring_backward "
+    "ulysses blocks_used answers",
+    "05_moe_ep": "bytes_per_layer expected_drops route balance expert_bias permute dispatch limit finish suspects "
+    "answers",
+    "07_kernels_flash_fp8": "norm_bytes at_best norm_rows norm_block norm_warp flash_bytes flash_tiles to_fp8 "
+    "tile_scales delayed_scaling fp8_linear shares answers",
+}
+SAYS_CODE = {
+    "01_process_groups": "my_samples answers",
+    "02_tensor_parallel": "",
+    "03_pipeline_1f1b": "answers",
+    "04_context_parallel": "merge ring_forward piece_backward",
+    "05_moe_ep": "",
+    "07_kernels_flash_fp8": "",
+}
+
+
+def numbers(inputs: Any) -> int:
+    """In all tensors, whatever they stand in."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.numel()
+    if isinstance(inputs, dict | list | tuple):
+        return sum(map(numbers, inputs.values() if isinstance(inputs, dict) else inputs))
+    return 0
+
+
+def has_a_tiny_case(exercise: Exercise) -> bool:
+    shown = [case.draw("") for case in exercise.cases if not case.hidden]
+    return any(max(map(numbers, given)) <= TINY if isinstance(given, list) else numbers(given) <= TINY
+               for given in shown)  # fmt: skip
+
+
+def texts(exercise: Exercise) -> list[str]:
+    """What is said at the first failure already."""
+    return [exercise.idea, *(mistake.hint for mistake in exercise.mistakes)]
+
+
+def says_code(text: str, solution: str) -> bool:
+    """Whether it holds a piece of the solution that is no plain English."""
+    said = re.sub(r"\s+", "", text)
+    code = re.sub(r"\s+", "", re.sub(r'""".*?"""|#[^\n]*', "", solution, flags=re.S))
+    pieces = {said[at : at + CODE] for at in range(len(said) - CODE + 1)}
+    return any(piece in code and re.search(r"[][(=*/%@]", piece) for piece in pieces)
+
+
+def open_in(table: dict[str, str], lab: str) -> set[str]:
+    return set(table[lab].split())
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_every_exercise_has_a_visible_case_to_check_by_hand(lab: str) -> None:
+    without = {name for name, exercise in LABS[lab].lab.exercises.items() if not has_a_tiny_case(exercise)}
+    assert without == open_in(NO_TINY_CASE, lab), "exercises without a tiny visible case, and the table of them"
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_every_exercise_has_an_idea_and_a_hint(lab: str) -> None:
+    exercises = LABS[lab].lab.exercises
+    assert [name for name, exercise in exercises.items() if not exercise.hint] == []
+    without = {name for name, exercise in exercises.items() if not exercise.idea}
+    assert without == open_in(NO_IDEA, lab), "exercises without an idea, and the table of them"
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_ideas_and_mistakes_are_short_and_no_recipe(lab: str) -> None:
+    exercises = LABS[lab].lab.exercises
+    long = [text for exercise in exercises.values() for text in texts(exercise) if len(text) > LONGEST]
+    assert long == []
+    solutions = LABS[lab].solutions
+    telling = {name for name, one in exercises.items() if any(says_code(text, solutions[name]) for text in texts(one))}
+    assert telling == open_in(SAYS_CODE, lab), "exercises whose idea or mistakes say code, and the table of them"
+
+
+def test_a_piece_of_code_is_seen() -> None:
+    solution = 'def f(x):\n    """Scale it: x / amax."""\n    y = torch.maximum(x, low)\n    return y / low.sum()'
+    assert says_code("Write y = torch.maximum( x,low ) here.", solution)
+    assert says_code("Return y/low.sum().", solution)
+    assert not says_code("Scale it: x / amax.", solution), "the docstring stands in the lab"
+    assert not says_code("The maximum of x and low, divided by the sum of low.", solution)
+
+
+def test_a_case_is_tiny_by_its_tensors_on_each_rank() -> None:
+    def one(inputs: Any, **more: Any) -> Exercise:
+        return Exercise("f", [Case("a", inputs, **more)], lambda **_: 0)
+
+    assert has_a_tiny_case(one({"p": 10**6}))
+    assert has_a_tiny_case(one([{"x": torch.ones(8, 8)}, {"x": [torch.ones(32), torch.ones(32)]}]))
+    assert not has_a_tiny_case(one([{"x": torch.ones(2)}, {"x": torch.ones(65)}]))
+    assert not has_a_tiny_case(one({"x": {"y": (torch.ones(64), torch.ones(1))}}))
+    assert not has_a_tiny_case(one({"p": 1}, hidden=True))
