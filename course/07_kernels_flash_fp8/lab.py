@@ -118,8 +118,8 @@ print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.
 # both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
 # peak/bandwidth, the machine's *ridge*: below it memory is the bound, above it arithmetic.
 #
-# By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So it
-# takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250.
+# By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
+# it takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250.
 #
 # **Exercise.** The intensity, the seconds at best, and the bound: `"memory"` or `"arithmetic"`.
 
@@ -156,7 +156,8 @@ points = {}
 for name, (flops, nbytes) in programs.items():
     best = at_best(flops, nbytes, *H100)
     points[name] = best["intensity"], None
-    print(f"{name:21} {best['intensity']:7.1f} FLOP/byte  {best['seconds'] * 1e6:6.1f} us at best  bound: {best['bound']}")
+    at, us = best["intensity"], best["seconds"] * 1e6
+    print(f"{name:21} {at:7.1f} FLOP/byte  {us:6.1f} us at best  bound: {best['bound']}")
 display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
 # %% [markdown]
@@ -221,8 +222,8 @@ else:
 # ### Before the ladder: a thread a number
 #
 # More numbers than a block has threads? Take more blocks. Thread `threadIdx.x` of block `blockIdx.x` takes number
-# `blockIdx.x * blockDim.x + threadIdx.x`, as below the picture. 10 numbers in blocks of 4 threads need 3 blocks, that is
-# 12 threads, and the last two of them have no number: they must do nothing.
+# `blockIdx.x * blockDim.x + threadIdx.x`, as below the picture. 10 numbers in blocks of 4 threads need 3 blocks, that
+# is 12 threads, and the last two of them have no number: they must do nothing.
 #
 # **Exercise.** `y = x + r`, the addition that ends each half of a transformer layer: one thread for each number, in
 # blocks of 256, and no block more than needed. Write the kernel, and how many blocks there are. (Delete the lines
@@ -384,21 +385,21 @@ check("norm_block")
 # %% [markdown]
 # ### Third rung: warps, and 16 bytes a load
 #
-# Two things are still costly. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction for
-# every 4 bytes.
+# Two things are still costly. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction
+# for every 4 bytes.
 #
 # Inside of a warp a sum needs neither shared memory nor a barrier. `__shfl_xor_sync(0xffffffff, v, o)` hands lane i
-# (thread i of the warp) the `v` of lane i^o, where ^ flips the bits of o: 5^4 is 1, 5^1 is 4. The mask `0xffffffff` names
-# all 32 lanes, and those that it names wait for each other in the shuffle, so all of them must come. With o = 16, 8, 4,
-# 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
+# (thread i of the warp) the `v` of lane i^o, where ^ flips the bits of o: 5^4 is 1, 5^1 is 4. The mask `0xffffffff`
+# names all 32 lanes, and those that it names wait for each other in the shuffle, so all of them must come. With o = 16,
+# 8, 4, 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
 
 # %%
 butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 
 # %% [markdown]
 # So each warp adds up by itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds up
-# those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all GPUs
-# since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
+# those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
+# GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
 #
 # And a thread can load four neighbouring floats at once: `float4 v = x4[i];` with
 # `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
@@ -495,12 +496,12 @@ for name in ("norm_rows", "norm_block", "norm_warp"):
 # written and read again, and no later operation needs them.
 #
 # Flash attention (Dao et al., 2022) never writes them. In the order of FlashAttention-2 (Dao, 2023), a kernel keeps a
-# block of `rows` queries on the chip. Blocks of `cols` keys and values pass by, and the softmax is built block by block.
-# (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q, k, v, out
-# and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
+# block of `rows` queries on the chip. Blocks of `cols` keys and values pass by, and the softmax is built block by
+# block. (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q, k,
+# v, out and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
 #
-# The mask is causal, so a block of queries needs no keys after its last query. Twelve tokens, in blocks of 4 queries and
-# 3 keys:
+# The mask is causal, so a block of queries needs no keys after its last query. Twelve tokens, in blocks of 4 queries
+# and 3 keys:
 
 # %%
 from minimegatron.viz.tiles import scaled_tiles, score_tiles
@@ -596,7 +597,12 @@ from labkit.hbm import Memory
 s, d = 512, 32
 q, k, v = torch.randn(3, s, d, generator=torch.Generator().manual_seed(0)).unbind()
 want = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
-predicted, measured = {"three kernels": flash_bytes(s, d, 64, 32, 4)["standard"]}, {}
+memory = Memory(q=q, k=k, v=v, scores=torch.zeros(s, s), weights=torch.zeros(s, s), out=torch.zeros(s, d))
+memory.store("scores", 0, s, memory.load("q", 0, s) @ memory.load("k", 0, s).T / d**0.5)
+hidden = torch.ones(s, s).triu(1).bool()
+memory.store("weights", 0, s, memory.load("scores", 0, s).masked_fill(hidden, -torch.inf).softmax(1))
+memory.store("out", 0, s, memory.load("weights", 0, s) @ memory.load("v", 0, s))
+predicted, measured = {"three kernels": flash_bytes(s, d, 64, 32, 4)["standard"]}, {"three kernels": 4 * memory.moved}
 for rows in (32, 64, 128):
     memory = Memory(q=q, k=k, v=v, out=torch.zeros(s, d), lse=torch.zeros(s))
     flash_tiles(memory, s, d, rows, 32)
@@ -627,15 +633,15 @@ E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)  # mantissa bits, lowest exponent
 number_lines({"E4M3": E4M3, "E5M2": E5M2}, [(0, 4), (0, 2**-5)], "The numbers of both formats: a mark for each")
 
 # %% [markdown]
-# Between two powers of two there are eight steps in E4M3, four in E5M2. By hand, 0.3 in E4M3: 0.3 = 1.2 · 2^-2, the steps
-# there are 2^-2 / 8 = 2^-5, and 0.3 is 9.6 of them. Rounded, 10 steps: 0.3125.
+# Between two powers of two there are eight steps in E4M3, four in E5M2. By hand, 0.3 in E4M3: 0.3 = 1.2 · 2^-2, the
+# steps there are 2^-2 / 8 = 2^-5, and 0.3 is 9.6 of them. Rounded, 10 steps: 0.3125.
 #
 # What is 17 in E4M3? And 1000? (The numbers around 17 are 16, 18, 20.)
 #
-# **Exercise.** Round to such a format, with `mantissa` mantissa bits, lowest exponent `lowest` and largest number `top`.
-# The result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN stays NaN.
-# Nearest number; half-way, the one whose last mantissa bit is 0 (even). Other formats than these two are asked too, so
-# do not ask torch for its float8. `x` belongs to the caller: leave it as it is.
+# **Exercise.** Round to such a format, with `mantissa` mantissa bits, lowest exponent `lowest` and largest number
+# `top`. The result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN stays
+# NaN. Nearest number; half-way, the one whose last mantissa bit is 0 (even). Other formats than these two are asked
+# too, so do not ask torch for its float8. `x` belongs to the caller: leave it as it is.
 
 # %%
 # %%exercise to_fp8
@@ -681,9 +687,9 @@ with styled():
 # ### Which scale?
 #
 # *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
-# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight (DeepSeek-V3).
-# An outlier spoils its own tile only. In this exercise scales are rounded down to a power of two: multiplying by them is
-# exact. (DeepSeek-V3 does that for some tensors only.)
+# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight
+# (DeepSeek-V3). An outlier spoils its own tile only. In this exercise scales are rounded down to a power of two:
+# multiplying by them is exact. (DeepSeek-V3 does that for some tensors only.)
 #
 # By hand, top = 448 and a tile (1, -2): amax is 2, 448/2 = 224, and the largest power of two up to 224 is 128.
 #
@@ -843,9 +849,9 @@ check("fp8_linear")
 #
 # ### Training in FP8 on two ranks
 #
-# A Llama of two layers, tensor parallel. Its MLPs are yours: two FP8 linear layers in each, with delayed scales that the
-# ranks share. The package builds its layers from a specification, so a class can take another one's place. The folded
-# cell trains it for 40 steps, and beside it the same model in float32, and reports both curves of the loss.
+# A Llama of two layers, tensor parallel. Its MLPs are yours: two FP8 linear layers in each, with delayed scales that
+# the ranks share. The package builds its layers from a specification, so a class can take another one's place. The
+# folded cell trains it for 40 steps, and beside it the same model in float32, and reports both curves of the loss.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun -n 2 --needs to_fp8,delayed_scaling,fp8_linear --name train_fp8 --timeout 170 --out trained
@@ -990,9 +996,9 @@ finish()
 #
 # ### The roofline of this computer
 #
-# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then programs against
-# that roof. Five of them are ways to the same norm of 2048 x 4096 numbers. Which ones reach the roof? The folded cell
-# runs each five times, in turn, and keeps the best.
+# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then programs
+# against that roof. Four of them are ways to the same norm of 2048 x 4096 numbers. Guess which ones reach the roof,
+# before you run the cell. The folded cell runs each five times, in turn, and keeps the best.
 #
 # * *operation by operation*: `rms_norm` of section 1. Each operation makes a fresh tensor of 32 MiB.
 # * *the same, into tensors that are there*: the same operations, their results written with `out=`.
@@ -1038,23 +1044,24 @@ torch.set_num_threads(1)
 best = dict.fromkeys(programs, float("inf"))
 for _ in range(5):
     for name, (_, _, run) in programs.items():
-        start = time.perf_counter()
+        start = time.thread_time()  # of this core, whatever else runs on the machine
         run()
-        best[name] = min(best[name], time.perf_counter() - start)
+        best[name] = min(best[name], time.thread_time() - start)
 torch.set_num_threads(threads)
-peak, bandwidth = 2 * n**3 / best["matrix x matrix"], 2 * x.nbytes / best.pop("copy")
+bandwidth = 2 * x.nbytes / best.pop("copy")
 measured = {name: (programs[name][0] / programs[name][1], programs[name][0] / took) for name, took in best.items()}
+peak = max(rate for _, rate in measured.values())
 roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 
 # %% [markdown]
-# The product defines the flat part and the copy defines the slope. Read the four norms from the left.
+# The fastest product defines the flat part and the copy defines the slope. Four of the points are norms.
 #
 # *Into tensors that are there*: seven times 32 MiB, as fast as a copy moves them. The norm waits for memory, as
 # predicted. *Operation by operation* is far below: a fresh tensor of 32 MiB is memory that the operating system hands
-# out page by page, zeroed, when it is first written, and that takes longer than the norm. (torch on a GPU keeps its
-# memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time* moves two
-# times 32 MiB, and takes about half of the time of the second: fusing pays on this CPU, too, though not all of 3.5, as
-# in a cache the operations themselves take most of the time.
+# out page by page, zeroed, when it is first written, and that can take longer than the norm itself. (torch on a GPU
+# keeps its memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time*
+# moves two times 32 MiB, and takes a half to two thirds of the second's time: fusing pays on this CPU, too, though not
+# all of 3.5, as in a cache the operations themselves take most of the time.
 #
 # A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
 # need not come from memory.
@@ -1062,8 +1069,8 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # ### The error of each recipe
 #
 # A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
-# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
-# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
+# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of 1 x
+# 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
 # you run the cell.
 
 # %% tags=["hide-output"]
@@ -1101,9 +1108,10 @@ error_bars([*tensors], errors, "Three tensors, three recipes, E4M3")
 #
 # Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and x₁,
 # and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. A colleague saves work:
-# "divide by the scales once, *after* the sum, instead of every rank before". The folded cell holds this layer in a small
-# network on two ranks, and the same network in float32 in one process. It prints the losses and, of the first step, the
-# norms of the gradients; it reports each rank's output of the first step, and each rank's own product in float32.
+# "divide by the scales once, *after* the sum, instead of every rank before". The folded cell holds this layer in a
+# small network on two ranks, and the same network in float32 in one process. It prints the losses and, of the first
+# step, the norms of the gradients; it reports each rank's output of the first step, and each rank's own product in
+# float32.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs to_fp8 --name suspect --out evidence
@@ -1198,8 +1206,8 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 
 # %% [markdown]
 # Each rank has all of its own part, and the wrong amount of the other's. The factor is the ratio of their scales: the
-# ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So the
-# ranks do not even agree with each other, on a tensor that everything after takes to be the same.
+# ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So
+# the ranks do not even agree with each other, on a tensor that everything after takes to be the same.
 #
 # The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the sum.
 # With scales that are powers of two the mistake hides better still: the two are equal most of the time, and it shows in
@@ -1219,11 +1227,12 @@ guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer byte
 # Not thousands: K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half the
 # bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
 #
-# 1. *A fused norm moves 3.5 times fewer bytes than the eager one. Why not fuse a matrix product?* It is bound by arithmetic;
-#    its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
+# 1. *A fused norm moves 3.5 times fewer bytes than the eager one. Why not fuse a matrix product?* It is bound by
+#    arithmetic; its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
 # 2. *Why does flash attention compute P twice and is still faster?* Arithmetic is cheap left of the ridge. Writing and
 #    reading s x s numbers is not.
-# 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a warp.
+# 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a
+#    warp.
 # 4. *Why E5M2 for gradients?* They span more sizes than 2^-9 to 448 of one scale can hold, and a wrong last bit of a
 #    gradient hurts less than a missing gradient. With a scale for every tile E4M3 is enough, and DeepSeek-V3 uses it.
 # 5. *Delayed or current?* Delayed saves a pass over memory and has its scale before the tensor, at the price of one

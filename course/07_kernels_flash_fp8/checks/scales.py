@@ -190,13 +190,17 @@ def _any_factors(draw: Draw) -> dict[str, Any]:
     return {"outs": outs, "parts": parts}
 
 
+_PARTS = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])]
+_FOUR = {"outs": [_PARTS[0] + 2 * _PARTS[1], 0.5 * _PARTS[0] + _PARTS[1]], "parts": _PARTS}
+
 SHARES = Exercise(
     "shares",
     reference=shares,
     rtol=0.05,
     atol=0.02,
     cases=[
-        Case("two ranks", lambda draw: _mixed((2, 2))(draw)),
+        Case("two ranks, four numbers", _FOUR),
+        Case("two ranks", lambda draw: _mixed((2, 2))(draw), hidden=True),
         Case("two to four ranks", _mixed((2, 4)), hidden=True, fixed=[_any_factors]),
         Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
