@@ -27,7 +27,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(n + 255) // 256", "n // 256 + 1", told="expected 2"),
         Edit("(n + 255) // 256", "n", told="grid is 512, expected 2"),
         Edit("i < n", "i <= n", told="it has 10 numbers"),
-        Edit("i < n", "i < n - 1", told="y[9] was never written; 1 of 10"),
+        Edit("i < n", "i < n - 1", told="y[9] was never written (in all, 1 of 10"),
         Edit("x[i] + r[i]", "x[i]", told="r is not added"),
         Edit("x[i] + r[i]", "x[i] * r[i]", told="this is x times r"),
         Edit("y[i] = x[i] + r[i]", "y[i] += x[i] + r[i]", told="is no number"),
@@ -194,7 +194,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(last // cols + 1) * cols", "((last + 1) // cols + 1) * cols", told="not loaded for it"),
         Edit("(last // cols + 1) * cols", "(last // cols + 1) * rows"),
         Edit("range(rows - 1, s, rows)", "range(0, s, rows)"),
-        Edit("2 * keys * d", "keys * d"),
+        Edit("2 * keys * d", "keys * d", told="Only one of K and V"),
         Edit("4 * s * s + 4 * s * d", "3 * s * s + 4 * s * d"),
         Edit("range(rows - 1, s, rows)", "range(cols - 1, s, cols)"),
         Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + s + 2 * keys * d) * 2"),
@@ -529,6 +529,8 @@ RIGHT: dict[str, list[Edit]] = {
         ),
     ],
     "to_fp8": [
+        # as the hint says
+        Edit("torch.exp2((exponent - mantissa).float())", "2.0 ** (exponent - mantissa)"),
         # the exponent by a logarithm: where it rounds up, the number rounds to the same power of two
         Edit(
             "(torch.frexp(x).exponent - 1).clamp(min=lowest)",

@@ -66,6 +66,11 @@ FLASH_BYTES = Exercise(
             "A block of keys that begins right after the last query of a block is not loaded for it.",
         ),
         Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + s + d * sum(_keys_seen(s, rows, cols)))),
+            "Only one of K and V is counted: a block of queries loads both.",
+        ),
+        Mistake(
             _other(flash=lambda element_size, s, **i: flash_bytes(s=s, element_size=element_size, **i)["flash"]
                    - s * element_size),
             "lse is written too: one number a query.",
@@ -160,7 +165,9 @@ def _right(answer: Answer) -> str | None:
             if not difference(got["out"], _added_up(q, k, v, i["rows"], i["cols"], shrinks)[0].float(), *_CLOSE):
                 return f"out is wrong: {why}"
         if got["out"].isnan().any():
-            return "out has NaN: some rows were not stored, or -inf minus -inf was computed"
+            if _memory(answer)["stored"]["out"] < q.numel():
+                return "out has NaN: some of its rows were never stored"
+            return "out has NaN: -inf minus -inf was computed, for a query that had not seen any key yet"
         row = int((~torch.isclose(got["out"], want, *_CLOSE)).any(1).nonzero()[0])
         return f"out is wrong, first of query {row}"
     return "out is right, lse is wrong: it is m + log l" if difference(got["lse"], lse, *_CLOSE) else None

@@ -122,7 +122,7 @@ TO_FP8 = Exercise(
     ],
     idea="Between two powers of two all steps are equal: find the step at each number, and round to a multiple of it.",
     hint="x = clamp(x, ±top); e = the exponent of |x| (torch.frexp(x)[1] - 1), at least lowest; the steps there are "
-    "2**(e - mantissa); the answer is round(x / step) * step.",
+    "2.0 ** (e - mantissa); the answer is round(x / step) * step.",
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------- scales of tiles

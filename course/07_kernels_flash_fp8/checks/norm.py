@@ -28,6 +28,7 @@ def _wrong_formulas(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tu
     return [
         (rms_norm(x, torch.ones_like(gamma), eps), "this is y without gamma"),
         (rms_norm(x, gamma, 0.0), "eps is missing under the root"),
+        (d * (squares.mean(-1, keepdim=True).rsqrt() + eps) * g, "eps is added behind the root: it belongs under it"),
         (d * (squares.sum(-1, keepdim=True) + eps).rsqrt() * g, "the *mean* of the squares: divide the sum by cols"),
         (d * (d.mean(-1, keepdim=True).square() + eps).rsqrt() * g, "the mean of squares, not the square of the mean"),
         (d * (squares.mean(-1, keepdim=True).sqrt() + eps) * g, "divide by the root (rsqrtf), do not multiply with it"),
