@@ -39,6 +39,7 @@ import nbformat
 
 from labkit.exercises import Lab, load_lab
 from labkit.player import STUB
+from minimegatron.commands.my_labs import digest
 from minimegatron.errors import ConfigError
 
 _SOLUTION = re.compile(
@@ -85,7 +86,7 @@ def checked(cell: Any) -> str | None:
 
 def edited(notebook: Any) -> bool:
     """Whether a stored notebook holds other cells than the build wrote."""
-    return bool(notebook.metadata.get("minimegatron", {}).get("digest") != _digest(notebook))
+    return bool(notebook.metadata.get("minimegatron", {}).get("digest") != digest(notebook))
 
 
 def _obey_rules(cells: list[Any], source: Path) -> None:
@@ -206,7 +207,7 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
             made.metadata["jupyter"] = {"source_hidden": True}
         _let_nbgrader_know(cell, made, points)
         built.cells.append(made)
-    built.metadata["minimegatron"] = {"source": _shown(source), "digest": _digest(built)}
+    built.metadata["minimegatron"] = {"source": _shown(source), "digest": digest(built)}
     nbformat.validate(built)
     return built
 
@@ -256,8 +257,3 @@ def _let_nbgrader_know(cell: Any, made: Any, points: dict[str, int]) -> None:
     made.metadata["deletable"] = False
     if asked:
         made.metadata["editable"] = False
-
-
-def _digest(notebook: Any) -> str:
-    text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labkit import record
+from labkit import progress, record
 from labkit.exercises import Case, Exercise, Lab
 from labkit.grading import Course
 from labkit.progress import standing, table
@@ -187,6 +187,20 @@ def test_the_command_shows_every_lab(tmp_path: Path, monkeypatch: Any, capsys: A
     assert cli.main(["progress", "nowhere"]) == 2
 
 
+def test_the_better_of_two_folders_counts(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    course = Course("tests.labkit.mini_course", Lab("00_x", [Exercise("one", [Case("a", {})], lambda: 1)]))
+    monkeypatch.setattr(progress, "known_courses", lambda package: {"00_x": course})
+    monkeypatch.chdir(tmp_path)
+    for folder, points in (("labs", 1), ("my-labs", 0), ("my-labs", 1)):
+        work = tmp_path / folder / ".work" / "00_x"
+        (work / "exercises").mkdir(parents=True, exist_ok=True)
+        (work / "exercises" / "one.py").write_text(SOURCES["one"])
+        Record(work, record.course_digest(course.module)).put(verdict("one", points=points), SOURCES)
+        assert cli.main(["progress"]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["00_x", "1/1"], folder
+    assert cli.main(["progress", "my-labs"]) == 0
+
+
 def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
     lab = Lab("00_x", [Exercise(name, [Case("a", {})], lambda: 1) for name in SOURCES])
     course = Course("tests.labkit.mini_course", lab)
@@ -197,12 +211,12 @@ def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
     kept = Record(work, record.course_digest(course.module))
     kept.put(verdict("two"), SOURCES)
     kept.put(verdict("three", points=0), SOURCES)
-    lines = table(tmp_path, {"00_x": course}).splitlines()
+    lines = table([tmp_path], {"00_x": course}).splitlines()
     assert lines[1].split() == ["00_x", "1/3", "✔", "1", "✘", "1", "○", "1"] and lines[2].split() == ["all", "1/3"]
     (work / "exercises" / "one.py").write_text("x = 2")
     assert standing(work, course)[0] == [replace(verdict("three", points=0), attempt=1)]
     (work / NAME).write_text("{")
-    assert table(tmp_path, {"00_x": course}).splitlines()[-1] == f"00_x: {NAME} could not be read"
+    assert table([tmp_path], {"00_x": course}).splitlines()[-1] == f"00_x: {NAME} could not be read"
     assert (work / NAME).read_text() == "{", "looking changes nothing"
 
 
