@@ -940,15 +940,15 @@ with styled():
     plt.show()
 
 # %% [markdown]
-# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: it takes no more
-# than another order of the same sums. Remember that in what follows: a curve like this proves little.
+# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: to add the same
+# numbers in another order changes as much. Remember in what follows that a curve like this proves little.
 #
 # ### On a machine with a GPU
 #
 # The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation by
-# operation. Predicted: 2/7 of the rate of a copy for that one, and close to a copy for a norm that waits for memory and
-# finds its rows in a cache when it reads them again. (Without a GPU this cell runs nothing, and nothing here is
-# measured.)
+# operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, whose sectors are
+# fetched for one number; close to a copy for the others, if they find a row in a cache when they read it again.
+# (Without a GPU this cell runs nothing, and these predictions stay predictions.)
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun -n 1 --gpus --needs norm_rows,norm_block,norm_warp --name on_gpu --timeout 200
@@ -1224,12 +1224,12 @@ moved = flash_bytes(65536, 128, 128, 64, 2)
 guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer bytes")
 
 # %% [markdown]
-# Not thousands: K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half the
-# bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
+# Why not thousands? K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half
+# the bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
 #
 # 1. *A fused norm moves 3.5 times fewer bytes than the eager one. Why not fuse a matrix product?* It is bound by
 #    arithmetic; its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
-# 2. *Why does flash attention compute P twice and is still faster?* Arithmetic is cheap left of the ridge. Writing and
+# 2. *Why is flash attention faster, although it computes P twice?* Arithmetic is cheap left of the ridge. Writing and
 #    reading s x s numbers is not.
 # 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a
 #    warp.

@@ -40,7 +40,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("if (i < n)", "if (i == 0) for (i = 0; i < n; ++i)", told="neighbouring threads"),
         Edit("    kernel(x, r, y, n, grid=blocks, block=256)\n", "    y = x + r\n", told="no kernel ran"),
-        Edit("kernel(x, r, y, n", "kernel(x + r, torch.zeros_like(x), y, n", told="none of x and r"),
+        Edit("kernel(x, r, y, n", "kernel(x + r, torch.zeros_like(x), y, n", told="is neither x nor r"),
     ],
     "norm_rows": [
         Edit("if (row >= rows) return;", "", told="it has"),

@@ -75,7 +75,7 @@ class OneLaunch:
         launch, given = launches[0], [answer.inputs[name] for name in self.arrays]
         for name, array in launch["arrays"].items():
             if name not in launch["writes"] and not any(same(array, one) for one in given):
-                return f"the kernel gets {name}, which is none of {_list(self.arrays)}: it computes all from these"
+                return f"the kernel's {name} is neither {' nor '.join(self.arrays)}, as {self.function} got them"
         if not any(same(array, given[0]) for name, array in launch["arrays"].items() if name not in launch["writes"]):
             return f"the kernel does not get {self.arrays[0]}: it computes y from it"
         x = given[0]
@@ -159,7 +159,3 @@ def coalesced(answer: Answer) -> str | None:
 
 def _place(where: torch.Tensor) -> str:
     return f"y{where.nonzero()[0].tolist()}"
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return " and ".join(names)
