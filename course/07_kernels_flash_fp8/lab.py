@@ -1099,10 +1099,10 @@ errors = {name: [error(x, scale(x)) for x in tensors.values()] for name, scale i
 error_bars([*tensors], errors, "Three tensors, three recipes, E4M3")
 
 # %% [markdown]
-# 2.6 % is what three mantissa bits cost, whatever the scale. An outlier makes a current scale push nearly all others
-# below half of 2^-9: they round to 0. Tiles lose one tile of 256. A tensor that grows is cut off by a delayed scale; in
-# the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it cuts the
-# outlier off.)
+# About 2.6 % is what three mantissa bits cost, whatever the scale. An outlier makes a current scale push nearly all
+# others below half of 2^-9: they round to 0. Tiles lose one tile of 256. A tensor that grows is cut off by a delayed
+# scale; in the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it
+# cuts the outlier off.)
 #
 # ## 6 · Break it
 #

@@ -135,7 +135,9 @@ def test_each_number_that_is_written_is_known(faults: Emulator) -> None:
     _, done = launched(faults, 30)
     assert done.writes["y"].tolist() == [1] * 64
     _, done = launched(faults, 33)
-    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1
+    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1 and done.counts["atomics"] == 0
+    _, done = launched(faults, 32)
+    assert done.counts["atomics"] == 64
     with pytest.raises(LaunchError):
         launched(faults, 17)
 

@@ -12,7 +12,7 @@ import jupytext
 import nbformat
 import pytest
 
-from labkit.magics import _torchrun_options
+from labkit.options import torchrun_options
 from labkit.source import notebooks
 from tests.labkit import gpu_node
 from tests.labkit.cells import SOURCES, exercise_cells
@@ -47,7 +47,7 @@ def cells(source: Path) -> list[tuple[Any, str, str]]:
     for cell in jupytext.read(source, fmt="py:percent").cells:
         line, _, body = cell.source.partition("\n")
         if cell.cell_type == "code" and line.startswith("%%torchrun"):
-            options = _torchrun_options().parse_args(shlex.split(line)[1:])
+            options = torchrun_options().parse_args(shlex.split(line)[1:])
             found += [(options, body, source.parent.name)] if options.gpus else []
     return found
 
