@@ -189,8 +189,8 @@ hierarchy(blocks=4, threads=64, sms=2)
 #
 # The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. (`#define` is allowed; `#include` is
 # not, and you need none.) With a GPU, nvcc compiles it. Here g++ does, and an emulator runs the threads one after
-# another. It counts every access, and it stops at one that is out of bounds, and when two threads use the same word of
-# shared memory with no barrier between.
+# another. It counts every access, and it stops at one that is out of bounds, and where one thread writes a word of
+# shared memory that another one uses, with no barrier between.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
@@ -1293,6 +1293,9 @@ progress()
 # | flash attention | `layers/flash.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
 # | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
+#
+# Left out here: bank conflicts of shared memory, branches that split a warp, occupancy (all three in *Programming
+# Massively Parallel Processors* by Hwu, Kirk and El Hajj), asynchronous copies, and the instructions of tensor cores.
 #
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
 # (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
