@@ -239,7 +239,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
     ],
     "to_fp8": [
-        Edit(".clamp(-top, top)", "", told="Beyond the top"),
+        Edit(".clamp(-top, top)", "", told="Beyond ±top"),
         Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts bits off"),
         Edit("torch.round(x / step)", "torch.floor(x / step)", told="rounds down"),
         Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", told="not up"),
@@ -589,6 +589,9 @@ def to_fp8(x, mantissa, lowest, top):
 }
 
 EQUIVALENT: dict[str, list[Same]] = {
+    "at_best": [
+        Same("line 4: `>=` for `>`", "on the ridge both take equally long, and either is the bound"),
+    ],
     "delayed_scaling": [
         Same("line 13: `.detach()` dropped", "inside of an autograd.Function, where it is called, nothing is recorded"),
     ],

@@ -63,7 +63,9 @@ AT_BEST = Exercise(
     cases=[
         Case("little to compute", {"flops": 4e9, "nbytes": 2e9, "peak": 1e15, "bandwidth": 4e12}),
         Case("much to compute", {"flops": 4e13, "nbytes": 2e9, "peak": 1e15, "bandwidth": 4e12}),
-        Case("other machines", _machine, points=2, hidden=True),
+        Case("other machines", _machine, points=2, hidden=True, fixed=[
+            {"flops": 5e9, "nbytes": 4e9, "peak": 1e12, "bandwidth": 2e12},
+            {"flops": 7e9, "nbytes": 2e9, "peak": 1e12, "bandwidth": 2e12}]),
     ],
     mistakes=[
         Mistake(lambda **i: {**at_best(**i), "seconds": i["flops"] / i["peak"] + i["nbytes"] / i["bandwidth"]},
