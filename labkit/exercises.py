@@ -336,10 +336,9 @@ def find_lab(package: str, wanted: str) -> str:
     Raises:
         ConfigError: there is no such lab; the message names those that there are.
     """
-    there = sorted(
-        one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__) if one.name[:2].isdecimal()
-    )
-    named = [name for name in there if name == wanted or (wanted.isdecimal() and int(wanted) == int(name[:2]))]
+    there = sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__) if one.ispkg)
+    number = f"{int(wanted):02}_" if wanted.isdecimal() else "?"
+    named = [name for name in there if name == wanted or name.startswith(number)]
     if not named:
         what = f"there is no lab `{wanted}`" if wanted else "%lab needs the name or the number of a lab"
         raise ConfigError(what, fix=did_you_mean(wanted, there) or f"the labs are {', '.join(there)}")
