@@ -49,7 +49,7 @@ class OneLaunch:
         writes = launch["writes"][name].view(x.shape)
         if not writes.all():
             missing = int((writes == 0).sum())
-            return f"{_place(writes == 0)} was never written (in all, {missing} of {y.numel()} were not)"
+            return f"{_place(writes == 0)} was never written; missing: {missing} of {y.numel()} numbers"
         want = self.want(**answer.inputs)
         right = [close(outputs[name].view(x.shape), want) for outputs in launch["outputs"]]
         if any(right) and not all(right):
