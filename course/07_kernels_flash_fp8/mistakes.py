@@ -592,6 +592,12 @@ EQUIVALENT: dict[str, list[Same]] = {
     "at_best": [
         Same("line 4: `>=` for `>`", "on the ridge both take equally long, and either is the bound"),
     ],
+    "norm_warp": [
+        Same("line 25: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+        Same("line 38: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+        Same("line 30: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
+        Same("line 30: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
+    ],
     "delayed_scaling": [
         Same("line 13: `.detach()` dropped", "inside of an autograd.Function, where it is called, nothing is recorded"),
     ],

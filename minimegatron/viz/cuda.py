@@ -21,7 +21,7 @@ from minimegatron.viz.picture import INK, PAPER, blank, box, new_figure, styled
 WARP = 32
 # What threads do in the pictures of kernels: ACTIVE ones read or add, PASSIVE numbers came along or are left over.
 ACTIVE, PASSIVE = "#c8553d", "#f4d9cf"
-REGISTERS, SHARED, GLOBAL = "#e3ebf0", "#b7c6d1", "#6f8899"
+REGISTERS, SHARED, GLOBAL = "#e3ebf0", "#b7c6d1", "#8fa5b4"
 
 
 def dealt(blocks: int, sms: int) -> list[list[int]]:

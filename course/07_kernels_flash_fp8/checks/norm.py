@@ -135,7 +135,7 @@ NORM_WARP = Exercise(
             "columns that are no multiple of 4",
             _sizes((2, 6), (10, 170), 4, 1),
             hidden=True,
-            fixed=[_sizes((2, 2), (1, 1), 1, 2), _sizes((2, 2), (150, 150), 4, 3)],
+            fixed=[_sizes((2, 2), (1, 1), 1, 2), _sizes((2, 2), (150, 150), 4, 3), _sizes((3, 3), (40, 40), 4, 2)],
         ),
         Case("columns that are", _sizes((2, 6), (10, 260), 4), hidden=True),
         Case(
