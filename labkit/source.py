@@ -49,7 +49,7 @@ _GUESS = re.compile(r"^guess(ed)?\(\s*[\"'](\w+)[\"']", re.M)
 OPEN_LINES = 35  # of a given cell that is not folded
 # Labs that do not keep to it yet.
 LONG_CELLS = (
-    "01_process_groups", "02_tensor_parallel", "03_pipeline_1f1b", "04_context_parallel", "05_moe_ep",
+    "02_tensor_parallel", "04_context_parallel",
 )  # fmt: skip
 HIDDEN = "hide-output"
 _MARKER = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)

@@ -80,7 +80,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("return total", "return total / 2", told="nothing is divided"),
     ],
     "answers": [
-        Edit("bubble / (1 + bubble)", "bubble", told="bubble / (1 + bubble)"),
+        Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
         Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
         Edit("2 * (p * v - 1)", "(p * v - 1)", told="come back: twice"),
         Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),

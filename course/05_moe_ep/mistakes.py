@@ -218,6 +218,12 @@ WRONG: dict[str, list[Edit]] = {
             ),
             told="blocks[i, e]",
         ),
+        # arrives by sender, goes home as if grouped
+        Edit(
+            "torch.cat([by_sender[i * local + e] for e in range(local) for i in range(ep.size)])",
+            "out",
+            told="takes them for grouped",
+        ),
         # stays away when it has nothing to send
         Edit(
             "    splits = blocks.sum(1).tolist(), counts",
@@ -281,7 +287,7 @@ WRONG: dict[str, list[Edit]] = {
             "every = tokens * dp.size",
             told="the ranks differ | hidden",
         ),
-        Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)"),
+        Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)", told="only those of edp"),
         Edit("all_reduce(dense.clone(), dp)", "dense"),
         Edit("edp) / every", "edp) / every * (dp.size / edp.size)"),
         Edit(

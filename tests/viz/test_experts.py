@@ -2,7 +2,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.experts import load_bands, routing_grid
+from minimegatron.viz.experts import busiest, imbalance, load_bands, routing_grid
 from tests.viz.reading import boxes, overlaps, words
 
 TOP2 = [[True, True, False, False], [False, True, False, True], [False, True, True, False]]
@@ -58,3 +58,38 @@ def test_what_cannot_be_drawn_is_refused():
     for draw in (routing_grid, load_bands):
         with pytest.raises(ConfigError, match=r"no (routing|load) to draw"):
             draw({})
+
+
+def test_bands_of_one_rank_have_one_colour_and_a_thick_line_ends_its_work():
+    figure = load_bands({"run": [[1, 2, 3, 2], [4, 0, 2, 2]]}, ranks=2)
+    assert {"experts of rank 0", "experts of rank 1"} <= set(words(figure)) and not overlaps(figure)
+    (axes,) = figure.axes
+    faces = [tuple(c.get_facecolor()[0]) for c in axes.collections if isinstance(c, PolyCollection)]
+    assert faces[0] == faces[1] != faces[2] == faces[3]
+    (border,) = axes.lines
+    assert list(border.get_ydata()) == [3 / 8, 4 / 8]
+    with pytest.raises(ConfigError, match="cannot be dealt out over 3 ranks"):
+        load_bands({"run": [[1, 2, 3, 2]]}, ranks=3)
+
+
+def test_the_busiest_expert_is_measured_by_the_mean_of_all():
+    assert busiest([[1, 1, 1, 1], [4, 0, 0, 0], [3, 1, 0, 0]]) == [1, 4, 3]
+    assert busiest([[4, 0], [0, 4], [3, 1]], every=2) == [1, 1.5]
+
+
+def test_imbalance_draws_loads_as_they_are_and_losses_as_differences():
+    loads = {"alone": [[4, 0], [4, 0]], "balanced": [[2, 2], [3, 1]]}
+    losses = {"alone": [5.0, 4.0], "balanced": [5.5, 3.0], "seed": [5.25, 4.0]}
+    figure = imbalance(loads, losses, "seed", every=1)
+    load, loss = figure.axes
+    assert [list(line.get_ydata()) for line in load.lines] == [[2, 2], [1, 1.5]]
+    assert {line.get_label(): list(line.get_ydata()) for line in loss.lines} == {
+        "seed": [0.25, 0.0], "balanced": [0.5, -1.0],
+    }  # fmt: skip
+    assert not overlaps(
+        imbalance({run: 50 * of for run, of in loads.items()}, {r: 50 * of for r, of in losses.items()}, "seed")
+    )
+    with pytest.raises(ConfigError, match=r"of which \['other'\] have no loss"):
+        imbalance(loads, losses, "other")
+    with pytest.raises(ConfigError, match="1 runs to compare"):
+        imbalance({"alone": loads["alone"]}, losses, "seed")

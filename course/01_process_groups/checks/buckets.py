@@ -32,13 +32,19 @@ PATIENCE = (0.3, 0.7, 2.0)
 
 
 def _drive(
-    exercise: Any, x: Any, shapes: Any, bucket_size: int, steps: int, apart: Any, part: int, group: Any = None
+    exercise: Any, x: Any, shapes: Any, bucket_size: int, steps: int, apart: Any, part: int, own: Any, group: Any = None
 ) -> Any:
     import datetime
 
     import torch as t
     import torch.distributed as dist
 
+    if own:
+        params = [t.zeros_like(grad).requires_grad_() for grad in own]
+        reducer = exercise.OverlappedReducer(params, bucket_size, group)
+        sum((p * grad).sum() for p, grad in zip(params, own, strict=True)).backward()
+        reducer.finish()
+        return {"grad": [[p.grad for p in params]], "a wait in backward()": False}
     generator = t.Generator().manual_seed(0)
     params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
     reducer = exercise.OverlappedReducer(params, bucket_size, group)
@@ -62,7 +68,7 @@ def _drive(
             store.set(f"rank 0 has gone back {step}", "")
         reducer.finish()
         found.append([p.grad if p.grad is None else p.grad.detach().clone() for p in params])
-    return {"steps": found, "waited": waited == steps}
+    return {"grad": found, "a wait in backward()": waited == steps}
 
 
 def _parts(ranks: Inputs) -> list[list[int]]:
@@ -72,6 +78,8 @@ def _parts(ranks: Inputs) -> list[list[int]]:
 
 def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     """Of every rank, by parameter, for its own inputs alone."""
+    if ranks[0]["own"]:
+        return [r["own"] for r in ranks]
     x = ranks[0]["x"]
     generator = torch.Generator().manual_seed(0)
     shapes = ranks[0]["shapes"]
@@ -87,53 +95,53 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
 
 
 def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"steps": [], "waited": False} for _ in ranks]
+    said: list[dict[str, Any]] = [{"grad": [], "a wait in backward()": False} for _ in ranks]
     for step in range(ranks[0]["steps"]):
         own = _gradients(ranks, step)
         for group in groups(ranks):
             total = [sum(of_one) for of_one in zip(*(own[rank] for rank in group), strict=True)]
             for rank in group:
-                said[rank]["steps"].append(total)
+                said[rank]["grad"].append(total)
     return said
 
 
 def _changed(change: Callable[[Inputs, dict[str, Any], int], list[Any]]) -> Callable[[Inputs], list[dict[str, Any]]]:
     """A mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
-    return lambda ranks: [{**one, "steps": change(ranks, one, rank)} for rank, one in enumerate(_summed(ranks))]
+    return lambda ranks: [{**one, "grad": change(ranks, one, rank)} for rank, one in enumerate(_summed(ranks))]
 
 
 def _average(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
     n = next(len(group) for group in _parts(ranks) if rank in group)
-    return [[g / n for g in grads] for grads in one["steps"]]
+    return [[g / n for g in grads] for grads in one["grad"]]
 
 
 def _average_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [[g / len(ranks) for g in grads] for grads in one["steps"]]
+    return [[g / len(ranks) for g in grads] for grads in one["grad"]]
 
 
 def _own_last_bucket(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
     """What finish() should have sent stays this rank's own."""
     left = _buckets(ranks[0])[1]
-    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
-    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one["steps"], strict=True)]
+    own = [_gradients(ranks, step)[rank] for step in range(len(one["grad"]))]
+    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one["grad"], strict=True)]
 
 
 def _second_step_own(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [one["steps"][0], *(_gradients(ranks, step)[rank] for step in range(1, len(one["steps"])))]
+    return [one["grad"][0], *(_gradients(ranks, step)[rank] for step in range(1, len(one["grad"])))]
 
 
 def _stale(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [one["steps"][0]] * len(one["steps"])
+    return [one["grad"][0]] * len(one["grad"])
 
 
 def _own_and_sum(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
-    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one["steps"], strict=True)]
+    own = [_gradients(ranks, step)[rank] for step in range(len(one["grad"]))]
+    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one["grad"], strict=True)]
 
 
 def _last_bucket_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]["steps"]
-    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one["steps"], strict=True)]
+    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]["grad"]
+    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one["grad"], strict=True)]
 
 
 def _everyone(ranks: Inputs) -> list[list[int]]:
@@ -141,7 +149,9 @@ def _everyone(ranks: Inputs) -> list[list[int]]:
 
 
 def _waits(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{**one, "waited": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))]
+    return [
+        {**one, "a wait in backward()": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))
+    ]
 
 
 def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:
@@ -199,7 +209,7 @@ def _at_once(answer: Answer) -> str | None:
 def _net(draw: Draw, ranks: int = 2, groups: int = 1) -> Inputs:
     shapes = _chain(draw, draw.integer(4, 6))
     total = sum(math.prod(shape) for shape in shapes)
-    sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": ()}
+    sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": (), "own": ()}
     return [
         {"x": draw.tensor(3, shapes[0][0]), **sizes, "factors": _factors(draw, sizes), "part": rank % groups}
         for rank in range(ranks)
@@ -230,7 +240,7 @@ def _two_groups(draw: Draw) -> Inputs:
 def _fixed(
     bucket_size: int, *shapes: tuple[int, ...], steps: int = 2, apart: tuple[float, ...] = (), groups: int = 1
 ) -> Callable[[Draw], Inputs]:
-    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart}
+    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart, "own": ()}
     return lambda draw: [
         {"x": draw.tensor(2, shapes[0][0]), **common, "factors": _factors(draw, common), "part": rank % groups}
         for rank in range(2 * groups)
@@ -242,6 +252,12 @@ _MIXED = _fixed(20, (3, 5), (5,), (5, 2), (2, 7), (7,), (7, 3))
 _ONE = _fixed(10**6, (2, 3), (3,), (3, 2), steps=3, groups=2)  # finish() sends all
 _APART = _fixed(16, *[(4, 4)] * 4, steps=len(PATIENCE), apart=PATIENCE)
 
+_TINY = [
+    {"x": torch.zeros(0), "shapes": [(2,), (1,)], "bucket_size": 2, "steps": 1, "apart": (), "factors": [], "part": 0,
+     "own": [10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]}
+    for rank in range(2)
+]  # fmt: skip
+
 BUCKETS = Exercise(
     "overlap",
     reference=_summed,
@@ -250,8 +266,8 @@ BUCKETS = Exercise(
     late="factors",
     group={"group": _parts},
     cases=[
-        Case("gradients are summed over the ranks of the group, at every step", _two_groups, points=2, hidden=True,
-             fixed=[_ONE]),
+        Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
+        Case("gradients are summed over the ranks of the group, at every step", _two_groups, hidden=True, fixed=[_ONE]),
         Case("one all-reduce a bucket", _net, hidden=True, fixed=[_EXACT], accept=[
             only("all_reduce"), _each_once, _one_launch_a_bucket]),
         Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
@@ -264,13 +280,14 @@ BUCKETS = Exercise(
         Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
                 "those in `group`."),
         Mistake(_changed(_own_and_sum), "The sum was added to the rank's own gradient. It replaces it."),
-        Mistake(_waits, "A rank waits for its all-reduce inside backward(): start it in the hook, wait in finish()."),
-        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: after finish() the buckets "
-                "must be as at the beginning."),
-        Mistake(_changed(_stale), "The second step ends with the first one's sums: after finish() the buckets must be "
-                "as at the beginning."),
-        Mistake(_changed(_own_last_bucket), "The last bucket is not full, and nothing sends it: finish() must."),
+        Mistake(_waits, "A rank waits for its all-reduce inside backward(), so nothing is hidden behind computation."),
+        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: something of the first step "
+                "is still there after finish()."),
+        Mistake(_changed(_stale), "The second step ends with the first one's sums: something of the first step is "
+                "still there after finish()."),
+        Mistake(_changed(_own_last_bucket), "The last bucket is never sent: it is not full, so no hook sends it."),
     ],
+    idea="When does a bucket leave, who waits for it, and what happens to the one that is not full at the end?",
     hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements or more, flatten it "
     "and start all_reduce(async_op=True). finish() starts the last one, waits for all, copies the sums back by each "
     "parameter's own size, and leaves everything ready for the next step.",

@@ -80,7 +80,8 @@ TIED = Exercise(
     drive=_drive_tied,
     changes=("grad",),  # `tied.grad = sync_tied(tied.grad)`: its caller has no other use for it
     cases=[
-        Case("2 ranks", [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
+        Case("2 ranks: [1, 2] and [10, 20]",
+             [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
         Case("other tensors on 2 ranks", _on(2), hidden=True),
         Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
         Case("4 ranks: those without a copy stay silent", _on(4), hidden=True, accept=[
@@ -100,6 +101,8 @@ TIED = Exercise(
         *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
           for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
+    idea="Two calls are collective here, over different ranks: to create a group, and to sum in it. Who takes part in "
+    "which?",
     hint="Every rank calls dist.new_group([0, p-1]), also those that are not in it: every rank creates every group. "
     "Then the first and the last rank all-reduce; the others return what they have.",
 )  # fmt: skip
@@ -167,9 +170,11 @@ SURVIVORS = Exercise(
         ),
         Mistake(
             lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
-            "A positive product is no proof: gradients are not orthogonal. Solve for all weights together.",
+            "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
+            "negative product with it, and one that is not a positive product.",
         ),
     ],
+    idea="Each microbatch is in the sum or is not: one unknown for each, and every entry of the tensor is an equation.",
     hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
     "least-squares problem with a column for each microbatch.",
 )  # fmt: skip

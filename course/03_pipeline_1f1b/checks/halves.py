@@ -145,7 +145,7 @@ def _nothing_kept(answer: Answer) -> str | None:
     inputs, held = answer.inputs, answer.value["held"]
     least = min(t.nbytes for t in (*inputs["xs"], *inputs["dys"]))
     if held >= least and least > 4 * inputs["weight"].nbytes:
-        return f"after the last W {held} bytes of the microbatches are still kept: take out what W was the last to need"
+        return f"after the last W {held} bytes of the microbatches are still kept, and nothing will need them again"
     return None
 
 
@@ -189,7 +189,7 @@ def _one_by_one(n: int, draw: Draw) -> str:
     return " ".join(f"{kind}{i}" for i in range(n) for kind in "FBW")
 
 
-_ONE = {
+_ONE = {  # the example by hand of the lab
     "weight": torch.eye(2), "xs": [torch.ones(1, 2)], "dys": [torch.ones(1, 2)], "ids": [0], "order": "F0 B0 W0",
 }  # fmt: skip
 _LONG: dict[str, Any] = {"n": 3, "rows": 3, "columns": 4, "tokens": 64}  # a microbatch is far larger than the weight
@@ -206,9 +206,9 @@ STAGE = Exercise(
     drive=_drive_stage,
     accept=[_not_early, _right_halves, _leaves_its_inputs],
     cases=[
-        Case("one microbatch: F0 B0 W0", _ONE),
-        Case("several, every W at the end; then nothing is kept", _stage_inputs(_w_last), points=2, hidden=True,
-             accept=[_nothing_kept], fixed=[
+        Case("one microbatch, weight 1 on the diagonal: F0 B0 W0", _ONE),
+        Case("several microbatches, each with its W; then nothing is kept", _stage_inputs(_w_last), points=2,
+             hidden=True, accept=[_nothing_kept], fixed=[
                 _stage_inputs(_w_last, **_LONG), _stage_inputs(_one_by_one, **_LONG, ids=[4, 7, 4]),
                 _stage_inputs(_mixed, **_LONG), _stage_inputs(_w_last, dtype=torch.float64)]),
         Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True, fixed=[
@@ -216,6 +216,7 @@ STAGE = Exercise(
         Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True, accept=[_b_alone],
              fixed=[_stage_inputs(_w_last, **_WIDE)]),
     ],
+    idea="Which tensors does B need, which does W need, and which call is the last to need each of them?",
     hint="Keep x and y by microbatch. With dz = dy * (1 - y*y): B returns dz @ W.T, W *adds* x.T @ dz to self.grad, "
     "and takes the microbatch out of what is kept.",
 )  # fmt: skip

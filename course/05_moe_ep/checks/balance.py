@@ -58,6 +58,22 @@ def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
     return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
 
 
+def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """The softmax over the chosen experts in place of that over all."""
+    x = logits.double().requires_grad_()
+    t, e = logits.shape
+    chosen = top(logits, k)
+    p = x.masked_fill(~chosen, -torch.inf).softmax(-1)
+    loss = coeff * e / (k * t * t) * (p.sum(0) * chosen.sum(0)).sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _shares(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    right = balance(logits, k, coeff)
+    return {**right, "gradient": right["gradient"] / len(logits)}
+
+
 def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, Any]]:
     def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
         tokens, experts = logits.shape
@@ -105,16 +121,20 @@ BALANCE = Exercise(
         Case("a favourite expert", _skewed, hidden=True),
     ],
     mistakes=[
-        Mistake(lambda **i: _by_hand(**i, jacobian="none"), "That is the gradient of p. The logits are behind a "
-                "softmax: dlogits = p (dp - sum over experts of p dp)."),
-        Mistake(lambda **i: _by_hand(**i, jacobian="half"), "The softmax's gradient has two terms: p dp, and minus p "
-                "times the sum over experts of p dp."),
+        Mistake(lambda **i: _by_hand(**i, jacobian="none"), "That is the gradient with respect to p. The logits are "
+                "behind a softmax, which has a gradient of its own."),
+        Mistake(lambda **i: _by_hand(**i, jacobian="half"), "The gradient of a softmax has two terms; here is the "
+                "first."),
+        Mistake(_of_chosen, "Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of "
+                "them: experts that are not chosen must learn, too, that they are cheap."),
+        Mistake(_shares, "The loss is right; its gradient is divided by the tokens once more."),
         Mistake(_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
         Mistake(_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
         Mistake(_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever "
                 "E is."),
         Mistake(_times(lambda t, e, k: k), "The factor is E / (k T^2): every token counts for k experts."),
     ],
+    idea="Write the loss as a sum over tokens of what each of them pays, and ask what one logit changes of it.",
     hint="p = softmax(logits); n = how often each expert is among the k largest; price = coeff E / (k T^2) n. "
     "loss = sum(p * price); dlogits = p * (price - (p * price).sum(-1, keepdim=True)).",
 )  # fmt: skip
@@ -189,8 +209,8 @@ _BIAS_MISTAKES = [
     ({"seen": "both"}, "The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of "
      "the chosen, over their sum."),
     ({"seen": "nowhere"}, "The choice is by score plus bias."),
-    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same: take the k "
-     "largest by their places, not all that reach the k-th."),
+    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same. Here it "
+     "goes to all that are as good as the k-th."),
     ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
     ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
     ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
@@ -212,6 +232,8 @@ BIAS = Exercise(
             _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],
     mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
+    idea="The bias decides who is chosen, the scores what each of the chosen weighs. In a step a bias moves by the "
+    "rate, up or down, or not at all.",
     hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "
     "move_bias: bias + rate * sign(mean of counts - counts).",
 )  # fmt: skip

@@ -101,6 +101,14 @@ def _one_choice(draw: Draw) -> dict[str, Any]:
     return {**_routing(draw, 1), "tied": True}
 
 
+def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
+    """A weight may come to 0, and where there is room the row travels all the same."""
+    inputs = _routing(draw)
+    places = inputs["map"].nonzero()[::3]
+    inputs["probs"][places[:, 0], places[:, 1]] = 0.0
+    return {**inputs, "capacity": len(inputs["map"])}
+
+
 _THREE = {
     "probs": torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3]]), "map": torch.ones(3, 2, dtype=torch.bool),
     "capacity": 2,
@@ -111,15 +119,15 @@ LIMIT = Exercise(
     reference=_limited(limit),
     drive=_drive_limit,
     cases=[
-        Case("three tokens, room for two", _THREE),
-        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens]),
+        Case("three tokens, two experts with room for two each", _THREE),
+        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens, _weight_of_nothing]),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
             _one_choice, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
     ],
     mistakes=[
         Mistake(_limited(_first_come), "Those are the first to come. Keep the heaviest."),
         Mistake(_limited(_all_that_weigh_as_much), "Where tokens weigh the same, an expert gets more than it has room "
-                "for. Keep at most C, by their places in the order, whichever of the equal ones they are."),
+                "for: at most C are kept, whichever of the equal ones they are."),
         Mistake(_limited(_made_whole), "The weights of those that stay do not change: what is dropped is missing."),
         Mistake(_limited(_same_map), "`map` must say who is left: rows that are dropped do not travel."),
         Mistake(_limited(_padded), "Some expert gets tokens that did not choose it: kept means chosen *and* among the "
@@ -127,5 +135,6 @@ LIMIT = Exercise(
         Mistake(_limited(_of_a_token), "That limits the experts of a token. The capacity limits the tokens of an "
                 "*expert*: go down the columns."),
     ],
+    idea="Each expert ranks the tokens that chose it.",
     hint="Sort each column by weight, largest first; the first C are kept, if they were chosen at all. The rest is 0.",
 )  # fmt: skip

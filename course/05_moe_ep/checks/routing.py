@@ -90,6 +90,10 @@ def _all_softmax(logits: torch.Tensor, k: int) -> Pair:
     return logits.softmax(-1) * top(logits, k), top(logits, k)
 
 
+def _softmax_twice(logits: torch.Tensor, k: int) -> Pair:
+    return weights(logits.softmax(-1), k)
+
+
 def _equal_weights(logits: torch.Tensor, k: int) -> Pair:
     return top(logits, k) / k, top(logits, k)
 
@@ -179,18 +183,21 @@ ROUTE = Exercise(
     mistakes=[
         Mistake(_router(_all_softmax), "That is the softmax over all experts. Here it is over the k chosen ones: the "
                 "weights of a token sum to 1."),
-        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same: "
-                "take the k largest by their places (topk's indices), not all that reach the k-th."),
+        Mistake(_router(_softmax_twice), "That is a softmax of a softmax: the weights come out nearly equal. The "
+                "softmax over the chosen ones is taken of their *logits*."),
+        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same. "
+                "Here it goes to all that are as good as the k-th."),
         Mistake(_router(lambda logits, k: (logits.softmax(-1), logits > -torch.inf)), "Every expert gets every token. "
                 "Keep the k largest."),
         Mistake(_router(_equal_weights), "The weights are the softmax of the chosen logits; equal ones teach the "
                 "router nothing."),
         Mistake(_router(_cut_off), "No gradient reaches the router's weight: the weights of the experts must stay "
                 "differentiable."),
-        Mistake(_router(_plain_exp), "exp of a large logit overflows; torch.softmax subtracts the largest first."),
+        Mistake(_router(_plain_exp), "exp of a large logit overflows."),
         Mistake(_rounded, "The logits were rounded to bf16, and some tokens go elsewhere. Cast x and weight to fp32 "
                 "*before* the product."),
         Mistake(_router(weights, torch.bfloat16), "The weights must be fp32, whatever the tokens are."),
     ],
+    idea="Four steps: the product in fp32, the k largest, their softmax, and a place for each in a table of zeros.",
     hint="logits = x.float() @ weight.float().T; the k largest of each row; softmax over those; scatter into zeros.",
 )  # fmt: skip

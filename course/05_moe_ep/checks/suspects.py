@@ -69,6 +69,10 @@ def _by_norm(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
     return {n: r for n, r in ratio.items() if abs(r - 1) > 1e-3}
 
 
+def _only_positive(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {n: f if f > 0 else math.nan for n, f in suspects(got, want).items()}
+
+
 _NAMED = {
     "want": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, -1.0]), "c": torch.tensor([3.0, 0.0])},
     "got": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5, -0.5]), "c": torch.tensor([0.0, 3.0])},
@@ -84,13 +88,15 @@ SUSPECTS = Exercise(
         Case("gradients of zero, and tiny ones", _never_used, hidden=True),
     ],
     mistakes=[
-        Mistake(_by_norm, "A norm does not see a direction, or a sign. The factor is (got . want) / (want . want), if "
-                "got - factor * want is nothing."),
+        Mistake(_by_norm, "A norm does not see a direction, or a sign: gradients of the same length may still differ."),
         Mistake(lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor "
                 "is got over want."),
+        Mistake(_only_positive, "A gradient may be wrong by its sign, or be 0 where it must not: -1 and 0 are "
+                "factors, too."),
         Mistake(lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that "
                 "are right."),
     ],
+    idea="If got is a multiple of want at all, which multiple comes nearest to it? Then look at what is left.",
     hint="For each name: right if |got - want| <= 1e-3 |want|. Else factor = (got . want)/(want . want); if "
     "|got - factor want| is not small beside |got| it is no factor: nan.",
 )  # fmt: skip
