@@ -27,7 +27,7 @@ CODE = 10  # characters, without spaces, that a text may have in common with the
 
 NO_TINY_CASE = {
     "01_process_groups": "",
-    "02_tensor_parallel": "column_linear row_linear attention embedding cross_entropy sequence_pair column_backward",
+    "02_tensor_parallel": "",
     "03_pipeline_1f1b": "",
     "04_context_parallel": "ring_forward ring_backward blocks_used",
     "05_moe_ep": "",
@@ -35,8 +35,7 @@ NO_TINY_CASE = {
 }
 NO_IDEA = {
     "01_process_groups": "",
-    "02_tensor_parallel": "bytes_per_layer activation_bytes column_linear row_linear qkv_part attention embedding "
-    "cross_entropy sequence_pair partial_gradients column_backward initial_part answers",
+    "02_tensor_parallel": "",
     "03_pipeline_1f1b": "",
     "04_context_parallel": "work bytes_per_layer attend merge positions ring_forward piece_backward ring_backward "
     "ulysses blocks_used answers",
