@@ -14,7 +14,9 @@
 | `deadlock`   | lists of a pipeline that wait for each other, and the circle in which        |
 | `paired`     | a pipeline's plan and what was done, rank by rank on one axis                |
 | `trade_off`  | schedules by the activations they keep and the bubble they have             |
-| `sequence`   | which rank holds which tokens, and the causal work that this gives it        |
+| `sequence`   | which rank holds which tokens, the causal work of that; heads for tokens     |
+| `softmax`    | the running softmax of one row, with numbers to check by hand               |
+| `ring`       | a ring of keys and values: whose block, and what of it is visible            |
 | `experts`    | which token goes to which expert, and how the load is shared over time      |
 | `dispatch`   | the rows of a mixture of experts on their way to the experts and back       |
 | `volume`     | bytes predicted beside bytes measured                                       |
