@@ -41,7 +41,7 @@ inline void begin() {
   for (int i = ARRAYS + SHARED; i < ARRAYS + SHARED + 1024 * LOCALS; ++i)
     if (L.regions[i].begin) ++L.regions[i].generation, L.regions[i].begin = nullptr;
   for (auto& writes : L.writes) writes.clear();
-  S.met = met;
+  S.met = met, S.hung = hung;
 }
 inline void array(int i, const char* name, void* begin, int64_t numbers, bool constant) {
   Region& r = L.regions[i];

@@ -20,6 +20,22 @@ inline int met() {
                                     S.lines[first], last, S.lines[last]);
   return gone || last >= 0 ? 702 : 0;
 }
+// No thread can go on: a lane waits for another one that its mask names, and which waits elsewhere.
+inline int hung() {
+  for (int i = 0; i < S.threads; ++i)
+    for (int lane = 0, first = i & ~31; lane < 32 && S.fibers[i].wait == emulator::WARP && !S.fibers[i].done; ++lane) {
+      const int j = first + lane;
+      if (!(S.masks[i] >> lane & 1) || j >= S.threads || S.fibers[j].done) continue;
+      const bool there = S.fibers[j].wait == emulator::WARP;
+      if (there && S.masks[j] == S.masks[i]) continue;
+      L.line = S.lines[i];
+      std::snprintf(S.message, sizeof S.message, "thread %d waits in a shuffle or __syncwarp whose mask 0x%x names lane %d, too; "
+                    "thread %d waits at the %s of line %d", i, S.masks[i], lane, j,
+                    there ? "one with another mask" : "__syncthreads()", S.lines[j]);
+      return 702;
+    }
+  return 0;
+}
 inline void among(unsigned mask, Place p, const char* what) {
   S.lines[S.current] = p.line, S.masks[S.current] = mask;
   if (!(mask >> (S.current & 31) & 1))

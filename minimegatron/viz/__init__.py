@@ -21,7 +21,11 @@
 | `dispatch`   | the rows of a mixture of experts on their way to the experts and back       |
 | `volume`     | bytes predicted beside bytes measured                                       |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |
-| `access`     | what the threads of a warp ask memory for, and what comes                   |
+| `cuda`       | grid, block, warp and thread, and the memories that they see                |
+| `access`     | what the threads of a warp ask memory for, and what is fetched              |
+| `reduction`  | a sum as a tree in shared memory, and as a butterfly of shuffles            |
+| `tiles`      | attention scores tile by tile; a tensor with a scale for each tile          |
+| `numbers`    | the numbers of a format; errors of casts, recipe by recipe                  |
 
 All of them are static, use the one style file beside this module, and can be read in greyscale: colours differ in
 lightness, and what a colour says is also said by a label, a letter or a hatch.

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, new_figure, styled
+from minimegatron.viz.picture import INK, new_figure, styled
 
 _LINES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_FILLS = ("white", "#c8c8c8", "#555555")  # a program is known by its mark; colours mean ranks and work elsewhere
 
 
 def roof(intensity: float, peak: float, bandwidth: float) -> float:
@@ -57,9 +58,8 @@ def roofline(
             axes.plot([low, ridge, high], [low * bandwidth, peak, peak], style, color=INK, linewidth=1.4, label=label)
         for i, (name, (x, rate)) in enumerate(points.items()):
             y = roof(x, *first) if rate is None else rate
-            colour = PALETTE[(3 * i + 3) % len(PALETTE)]
-            mark = _MARKS[i % len(_MARKS)]
-            axes.plot([x], [y], mark, color=colour, markeredgecolor=INK, markersize=8, linestyle="none", label=name)
+            fill, mark = _FILLS[i % len(_FILLS)], _MARKS[i % len(_MARKS)]
+            axes.plot([x], [y], mark, color=fill, markeredgecolor=INK, markersize=8, linestyle="none", label=name)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high)

@@ -35,7 +35,7 @@ def bars(
     """Horizontal bars of bytes.
 
     Args:
-        predicted: bytes by what they belong to, drawn from the top in this order.
+        predicted: bytes by what they belong to, drawn from the top in this order; empty where nothing was predicted.
         measured: the same keys, or some of them, or more; absent ones count as 0 and are said to be.
         title: above the picture.
         what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
@@ -46,7 +46,7 @@ def bars(
     keys = list(dict.fromkeys([*predicted, *(measured or {})]))
     if not keys:
         raise ConfigError("bars of nothing", fix="give at least one number of bytes")
-    series = [("predicted", predicted, *PREDICTED)]
+    series = [("predicted", predicted, *PREDICTED)] if predicted else []
     if measured is not None:
         series.append(("measured", measured, *MEASURED))
     most = max(max(table.values(), default=0.0) for _, table, _, _ in series)

@@ -50,7 +50,7 @@ __global__ void faults(const float* x, float* y, int how, int one) {
   if (how == 20) y[t] = x[(1ll << 61) - 1];
   if (how == 21) { const float* p = x + (1ll << 60); p += (1ll << 60) - 1; y[t] = *p; }
   if (how == 22) { float4 v = ((const float4*)(x + 1))[0]; y[t] = v.x; }
-
+  if (how == 23) { if (t < 16) y[t] = __shfl_xor_sync(0xffffffff, x[t], 1); __syncthreads(); }
   if (how == 30) { parts[t] = x[t]; __syncthreads(); y[t] = parts[63 - t]; }
   if (how == 31) { parts[t] = x[t]; __syncwarp(); y[t] = parts[t ^ 1]; }
   if (how == 32) { if (t == 0) sum = 0; __syncthreads(); atomicAdd(&sum, 1); __syncthreads(); y[t] = sum; }
@@ -83,6 +83,11 @@ FAULTS = {
     19: (r"thread 0 of block 0 reads x\[1000\]; it has 64 numbers", 29),
     20: (r"thread 0 of block 0 reads x\[2305843009213693951\]; it has 64 numbers", 30),
     21: (r"thread 0 of block 0 reads x\[2305843009213693951\]; it has 64 numbers", 31),
+    23: (
+        r"thread 0 waits in a shuffle .* mask 0xffffffff names lane 16, too; thread 16 waits at the __syncthreads\(\) "
+        r"of line 33",
+        33,
+    ),
     22: (r"716: thread 0 of block 0 reads x\[1\] as float4: no multiple of 16 bytes", 32),
 }
 
@@ -130,7 +135,9 @@ def test_each_number_that_is_written_is_known(faults: Emulator) -> None:
     _, done = launched(faults, 30)
     assert done.writes["y"].tolist() == [1] * 64
     _, done = launched(faults, 33)
-    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1
+    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1 and done.counts["atomics"] == 0
+    _, done = launched(faults, 32)
+    assert done.counts["atomics"] == 64
     with pytest.raises(LaunchError):
         launched(faults, 17)
 

@@ -33,3 +33,9 @@ def test_the_axis_says_what_happens_to_the_bytes():
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ConfigError, match="bars of nothing"):
         bars({})
+
+
+def test_what_was_not_predicted_has_no_bars_of_a_prediction():
+    figure = bars({}, {"mul": 3 * 2**20, "add": 2**20}, title="Measured alone")
+    assert [round(bar.get_width(), 3) for bar in figure.axes[0].patches] == [3, 1]
+    assert not figure.legends and not any("predicted" in text for text in words(figure))

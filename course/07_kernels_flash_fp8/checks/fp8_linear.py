@@ -106,7 +106,7 @@ def _linear_right(answer: Answer) -> str | None:
     if not (phrase := difference(got, want)):
         return None
     for wrong, why in (
-        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than digits"),
+        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than precision"),
         (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: dequantise with the scales "
                                       "that x and W were cast with"),
         (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
@@ -168,6 +168,7 @@ FP8_LINEAR = Exercise(
         Case("one byte a number is kept", _linear(sizes=(16, 24, 20)), hidden=True, accept=[_kept], fixed=[
             _linear(0.5, 0.5, (24, 12, 16))]),
     ],
+    idea="Each FP8 tensor carries the scale that it was cast with; a product carries both, and must be freed of both.",
     hint="forward: note both, qx = E4M3(x sx), qw = E4M3(W sw), y = qx qw^T / (sx sw). Keep qx, qw as float8 tensors, "
     "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), dx = qdy qw / (sdy sw), dW = qdy^T qx / "
     "(sdy sx). Compute with .float() of them.",

@@ -150,11 +150,12 @@ DELAYED = Exercise(
         Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
         Mistake(lambda r: delayed(r, overflow="moves"), "A step that overflows leaves the scale as it is, also when "
                 "the largest has just left the history."),
-        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: Python's max(a, nan) is a. torch.maximum keeps it. A "
-                "step with NaN has overflowed, too."),
+        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
+                "nan) is a.)"),
         Mistake(lambda r: delayed(r, zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
                 "scale: the largest of the history counts."),
     ],
+    idea="Keep three things apart: the largest magnitude of this step, the history of steps, and the scale in use.",
     hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, one "
     "all_reduce with op=MAX; append each to its history of at most H, set amax to 0. Where the new one is finite and "
     "the history's maximum is not 0: scale = top / maximum. One that is not finite goes into the history as 0.",
@@ -189,13 +190,17 @@ def _any_factors(draw: Draw) -> dict[str, Any]:
     return {"outs": outs, "parts": parts}
 
 
+_PARTS = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])]
+_FOUR = {"outs": [_PARTS[0] + 2 * _PARTS[1], 0.5 * _PARTS[0] + _PARTS[1]], "parts": _PARTS}
+
 SHARES = Exercise(
     "shares",
     reference=shares,
     rtol=0.05,
     atol=0.02,
     cases=[
-        Case("two ranks", lambda draw: _mixed((2, 2))(draw)),
+        Case("two ranks, four numbers", _FOUR),
+        Case("two ranks", lambda draw: _mixed((2, 2))(draw), hidden=True),
         Case("two to four ranks", _mixed((2, 4)), hidden=True, fixed=[_any_factors]),
         Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
@@ -205,8 +210,9 @@ SHARES = Exercise(
                 "[r][j]: a list a rank, and in it the factor of each rank's part."),
         Mistake(lambda outs, parts: [[1.0] * len(parts) for _ in outs], "Find out; do not assume."),
         Mistake(lambda outs, parts: [[float((o * p).sum() / (p * p).sum()) for p in parts] for o in outs],
-                "The parts are not orthogonal: solve for all factors together (torch.linalg.lstsq)."),
+                "The parts are not orthogonal: one factor at a time takes in some of the others."),
     ],
+    idea="Each output is a sum of known parts with unknown factors: few unknowns, and one equation for each number.",
     hint="For each rank: out = c_0 part_0 + c_1 part_1 + ... Flatten, stack the parts as columns, torch.linalg.lstsq.",
 )  # fmt: skip
 
@@ -263,11 +269,12 @@ ANSWERS = Exercise(
         Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "Four linear layers in each layer."),
         Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
         Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value: (growth - 1) / growth."),
-        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 come seven more: down to 2^-9."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 there are seven more."),
         Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
         Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
                 "written once."),
     ],
+    idea="Write each number down with its units first: FLOP, bytes, seconds, numbers.",
     hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
     "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "
     "bytes over the bandwidth.",
