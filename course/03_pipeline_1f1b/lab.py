@@ -451,7 +451,8 @@ from minimegatron.parallel.schedules import build_schedule
 for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, m=6")):
     schedule = build_schedule(name, 3, 6)
     plan = simulate(schedule, Costs().divided(2))
-    display(draw_schedule(plan.events(), live_activations(schedule), title))
+    note = "a pair: an F and, right behind it, a B of the other chunk" if name == "dualpipe_v" else ""
+    display(draw_schedule(plan.events(), live_activations(schedule), title, note=note))
     inner = ", ".join(f"{float(b):.1%}" for b in plan.inner_bubbles)
     print(f"{name}: {float(plan.makespan):g} steps in all; idle between first and last action, by rank: {inner}")
 
@@ -459,8 +460,8 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 # ### Time against memory
 #
 # All schedules in one picture: to the right the activations that the fullest rank keeps, upwards the bubble. A chunk
-# counts as 1/v of an activation. Change p, m and v and run the cell again, or set `SLIDERS = True`. Which points move
-# when m doubles, and in which direction?
+# counts as 1/v of an activation. Which points will move when m doubles, and in which direction? Guess, then run the cell
+# after this one. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones stood.
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
@@ -471,8 +472,8 @@ from minimegatron.viz.trade_off import trade_off
 SLIDERS = False
 
 
-def compare(p=4, m=8, v=2):
-    m = max(p, m // p * p)  # interleaving wants a multiple
+def points_of(p, m, v):
+    """{name: (activations kept, bubble)}"""
     lists = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
     plans = {name: schedule_from_text(name, [f(r, p, m) for r in range(p)]) for name, f in lists.items()}
     if v > 1:
@@ -483,14 +484,27 @@ def compare(p=4, m=8, v=2):
     for name, schedule in plans.items():
         plan = simulate(schedule, Costs().divided(schedule.v))
         points[name] = max(plan.peak_live) / schedule.v, float(plan.bubble)
-    display(trade_off(points, title=f"p={p}, m={m}, v={v}"))
+    return points
 
 
+def compare(p=4, m=8, v=2):
+    m = max(p, m // p * p)  # interleaving wants a multiple
+    here = points_of(p, m, v)
+    display(trade_off(here, title=f"p={p}, m={m}, v={v}", before=dict(shown)))
+    shown.clear()
+    shown.update(here)
+
+
+shown = {}
 compare()
 if SLIDERS:
     from ipywidgets import interact
 
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
+
+# %%
+# %%needs gpipe one_f_one_b interleaved zb_h1
+display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
 
 # %% [markdown]
 # From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well: GPipe keeps all m
