@@ -480,11 +480,8 @@ def points_of(p, m, v):
         rows = [interleaved(r, p, m, v) for r in range(p)]
         plans["interleaved"] = schedule_from_text("interleaved", rows, round_robin(p, v))
     plans.update({name: build_schedule(name, p, m) for name in ("zb_v", "dualpipe_v")})
-    points = {}
-    for name, schedule in plans.items():
-        plan = simulate(schedule, Costs().divided(schedule.v))
-        points[name] = max(plan.peak_live) / schedule.v, float(plan.bubble)
-    return points
+    runs = {name: simulate(schedule, Costs().divided(schedule.v)) for name, schedule in plans.items()}
+    return {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
 
 
 def compare(p=4, m=8, v=2):
@@ -502,7 +499,7 @@ if SLIDERS:
 
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
 
-# %%
+# %% tags=["hide-output"]
 # %%needs gpipe one_f_one_b interleaved zb_h1
 display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
 
