@@ -21,7 +21,8 @@
 # **Time:** 3 to 4 hours; each part ends at a good place to stop. **Before it:** lab 01 (groups, sends); of lab 02 only
 # how many bytes a layer sends. Maths: the gradient of y = tanh(x·W). No GPU is needed.
 #
-# After a kernel restart: run the first cell, then go on where you were.
+# After a kernel restart: run the first cell, then go on where you were; where a cell says that a name is missing, run
+# the cell it names.
 
 # %%
 # %load_ext course
@@ -39,9 +40,9 @@ guess("idle", None, "8 stages, 8 microbatches: idle for how many percent of the 
 # ## 1 · The problem
 #
 # GPT-3 has 96 layers and 175 billion parameters: 2.8 TB with gradients and Adam's state. Tensor parallelism over the 8
-# GPUs of one machine leaves 350 GB for each. So the model must be cut once more, now across machines. There the links
-# are slower: on an H100 machine NVLink moves 450 GB/s each way, the network card of a GPU 50 GB/s. The cut should go
-# where little has to travel.
+# GPUs of one machine leaves 350 GB for each; a GPU has 80. So the model must be cut once more, now across machines.
+# There the links are slower: on an H100 machine NVLink moves 450 GB/s each way, the network card of a GPU 50 GB/s. The
+# cut should go where little has to travel.
 
 # %%
 tokens, h, t = 2048, 12288, 8
@@ -52,7 +53,8 @@ print(f"one activation: {tokens * h * 2 / 2**20:.0f} MiB in bf16")
 print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times what a pipeline sends at a border")
 
 # %% [markdown]
-# So cut GPT-3 into eight *stages* of twelve layers, one on each rank. What a rank does is a list of words:
+# So cut GPT-3 into eight *stages* of twelve layers, one on each rank. A rank of the pipeline stands for the 8 GPUs of
+# one machine, which share its stage by tensor parallelism. What a rank does is a list of words:
 #
 # | word | the rank |
 # |---|---|
@@ -143,7 +145,7 @@ for m in (8, 16, 64):
 #
 # ### GPipe
 #
-# The first pipeline schedule (Huang et al., 2018): all forwards, then all backwards.
+# The simplest pipeline schedule (Huang et al., 2018): all forwards, then all backwards.
 #
 # **Exercise.** The list of one rank, as strings: `["F0", "F1", ..., "B0", ...]`. The backwards may come in any order
 # that all ranks share; in the paper's figure they go from the last microbatch to the first. In this exercise and in the
@@ -183,7 +185,7 @@ for m in (8, 64):
 # The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon
 # as it can**, microbatches leave as new ones enter, and no rank keeps more than p of them.
 #
-# Rank r is p-1-r hops from the last one. It does so many forwards to *warm up*; then one forward and one backward in
+# Rank r is p-1-r hops from the last one. It does that many forwards to *warm up*; then one forward and one backward in
 # turn (hence the name); then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up with one
 # forward, so its list is F0, then F1 B0, F2 B1, then B2.
 #
@@ -297,9 +299,9 @@ display(draw("Your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2)
 # ### Why twice the warm-up?
 #
 # `2(p-r-1)` looks wasteful: `p-r-1` would run too, and it would keep fewer activations. The next cell tries both for
-# p = 8, m = 32, v = 4, and prints the bubble with factor 1 and with factor 2. First messages take no time, then a tenth
-# of a chunk's forward, then half of it. Guess before you run the cell: how much does the bubble grow in the last line,
-# with each factor?
+# p = 8, m = 32, v = 4, and prints the bubble with factor 1 and with factor 2. In the first line messages are free; in
+# the second each takes a tenth of a chunk's forward, in the third half of one. Guess before you run the cell: how much
+# does the bubble grow from the first line to the last, with each factor?
 
 # %% tags=["hide-output"]
 from fractions import Fraction
@@ -321,9 +323,9 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
     print(f"a message takes {float(latency):3.1f} chunks:  bubble with factor 1 {one:5.1%}, with factor 2 {two:5.1%}")
 
 # %% [markdown]
-# Where messages are free, the two are equally fast. Where they take time, the second forward that a rank has ahead
-# fills the time in which a message travels there and back. Papers often draw schedules with free messages; Megatron-LM
-# warms up with factor 2.
+# Where messages are free, the two are equally fast. Where they take time, the p-r-1 additional forwards that rank r has
+# in hand fill the time in which messages travel there and back. Papers often draw schedules with free messages;
+# Megatron-LM warms up with factor 2.
 #
 # ### A backward has two halves
 #
@@ -341,8 +343,8 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
 # check.
 #
 # **Exercise.** A stage that does the halves apart. Microbatches may come in any order, and their numbers come again
-# with the next batch. `weights` *adds* to `self.grad`. After it, the stage keeps no tensor of this microbatch: that is
-# checked.
+# with the next batch. Keep y: B makes one matrix product only, so it cannot compute y again. `weights` *adds* to
+# `self.grad`. After it, the stage keeps no tensor of this microbatch: that is checked.
 
 # %%
 # %%exercise split_stage
@@ -398,6 +400,7 @@ check("split_stage")
 # By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
 #
 # **Exercise.** Your 1F1B with W: after `B{i}` comes `W{i - rank}`, if there is such a microbatch; the rest at the end.
+# You may build on your own list: `from exercises.one_f_one_b import one_f_one_b` makes it available.
 
 # %%
 # %%exercise zb_h1
@@ -430,12 +433,14 @@ display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 #
 # Two more lists take the idea further. They place the stages on a **V** (on the right of the picture of placements):
 # rank r holds stage r on the way down and stage 2p-1-r on the way up. So the rank where a microbatch enters also
-# computes its loss, and can begin its backward without waiting for a message.
+# computes its loss, and begins its backward without waiting for a message. In 1F1B rank 0 waits longest for its first
+# backward; on a V it is the first that goes back.
 #
-# - **ZB-V**, from the same paper, divides every backward. If F, B and W take equally long, no rank is idle between its
-#   first and its last action.
+# - **ZB-V**, from the same paper, divides every backward. If F, B and W take equally long and m is at least 2p-1, no
+#   rank is idle between its first and its last action. The bubble is then a sixth of that of 1F1B, and no rank keeps
+#   more than rank 0 of 1F1B does.
 # - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
-#   While one of a pair computes, the messages of the other travel (in the picture the two stand one after the other).
+#   While one of a pair computes, the messages of the other travel. In the picture a pair stands one after the other.
 #   It divides only some of the backwards.
 #
 # Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
@@ -446,7 +451,8 @@ from minimegatron.parallel.schedules import build_schedule
 for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, m=6")):
     schedule = build_schedule(name, 3, 6)
     plan = simulate(schedule, Costs().divided(2))
-    display(draw_schedule(plan.events(), live_activations(schedule), title))
+    note = "a pair: an F and, right behind it, a B of the other chunk" if name == "dualpipe_v" else ""
+    display(draw_schedule(plan.events(), live_activations(schedule), title, note=note))
     inner = ", ".join(f"{float(b):.1%}" for b in plan.inner_bubbles)
     print(f"{name}: {float(plan.makespan):g} steps in all; idle between first and last action, by rank: {inner}")
 
@@ -454,8 +460,8 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 # ### Time against memory
 #
 # All schedules in one picture: to the right the activations that the fullest rank keeps, upwards the bubble. A chunk
-# counts as 1/v of an activation. Change p, m and v and run the cell again, or set `SLIDERS = True`. Which points move
-# when m doubles, and in which direction?
+# counts as 1/v of an activation. Which points will move when m doubles, and in which direction? Guess, then run the cell
+# after this one. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones stood.
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
@@ -466,30 +472,41 @@ from minimegatron.viz.trade_off import trade_off
 SLIDERS = False
 
 
-def compare(p=4, m=8, v=2):
-    m = max(p, m // p * p)  # interleaving wants a multiple
+def points_of(p, m, v):
+    """{name: (activations kept, bubble)}"""
     lists = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
     plans = {name: schedule_from_text(name, [f(r, p, m) for r in range(p)]) for name, f in lists.items()}
     if v > 1:
         rows = [interleaved(r, p, m, v) for r in range(p)]
         plans["interleaved"] = schedule_from_text("interleaved", rows, round_robin(p, v))
     plans.update({name: build_schedule(name, p, m) for name in ("zb_v", "dualpipe_v")})
-    points = {}
-    for name, schedule in plans.items():
-        plan = simulate(schedule, Costs().divided(schedule.v))
-        points[name] = max(plan.peak_live) / schedule.v, float(plan.bubble)
-    display(trade_off(points, title=f"p={p}, m={m}, v={v}"))
+    runs = {name: simulate(schedule, Costs().divided(schedule.v)) for name, schedule in plans.items()}
+    return {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
 
 
+def compare(p=4, m=8, v=2):
+    m = max(p, m // p * p)  # interleaving wants a multiple
+    here = points_of(p, m, v)
+    display(trade_off(here, title=f"p={p}, m={m}, v={v}", before=dict(shown)))
+    shown.clear()
+    shown.update(here)
+
+
+shown = {}
 compare()
 if SLIDERS:
     from ipywidgets import interact
 
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
 
+# %% tags=["hide-output"]
+# %%needs gpipe one_f_one_b interleaved zb_h1
+display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
+
 # %% [markdown]
-# When m doubles, every bubble becomes half as large, and only GPipe's point moves to the right as well: GPipe keeps all
-# m activations, the others a number that does not grow with m.
+# From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well: GPipe keeps all m
+# activations, the others a number that no longer grows with m. From m = p to 2p ZB-V gains more: its bubble falls to a
+# quarter, because its list needs about 2p microbatches to fill the V.
 #
 # **End of part B**, a good place to stop.
 
@@ -500,7 +517,7 @@ if SLIDERS:
 #
 # Now your lists run on four real processes. `rehearse` takes the next word, waits for its input, does it, and sends its
 # output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four
-# GPUs. Each list runs five times, the lists in turn.
+# GPUs. Each list runs five times, the lists in turn, in about 20 s.
 
 # %%
 # %%ranks 4 --needs gpipe,one_f_one_b,interleaved,zb_h1 --out measured
@@ -571,8 +588,8 @@ display(trade_off(predicted, seen, "Four lists on four processes: p=4, m=8"))
 # %% [markdown]
 # Memory is as predicted. Time lies above the prediction: a process wakes up late from its sleep, messages take time,
 # and four ranks share your machine with everything else that runs on it. The interleaved list waits for more than twice
-# as many messages as 1F1B, and usually loses most. Look in the pairs of rows for the place where
-# a rank first falls behind its plan: all that depends on it is late from there on.
+# as many messages as 1F1B, and usually loses most. Look in the pairs of rows for the place where a rank first falls
+# behind its plan: all that depends on it is late from there on.
 #
 # ### The same gradient, in every order
 #
@@ -684,9 +701,10 @@ check("sync_tied")
 # it prints one line, and the lab goes on.
 #
 # One thing is new. A GPU works on *streams*: queues, each in its own order. The products of a stage are on the current
-# stream; a receive that was posted ahead waits on another stream, for a message that this rank's own products help to
-# make. So a stage that wants to time its products waits for the current stream only. `torch.cuda.synchronize()` waits
-# for all streams, and with them for that message: the stages would wait for each other.
+# stream; a receive that was posted ahead waits on another stream. For example, rank 0 has posted the receive for its
+# `B0` and now computes `F0`. The message for `B0` comes when rank 1 has done its `F0` and `B0`, and for these it needs
+# the output of rank 0's `F0`. To time `F0`, rank 0 waits for the current stream only. `torch.cuda.synchronize()` waits
+# for all streams, so also for that message: rank 0 would wait for rank 1 before it sends what rank 1 waits for.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun --gpus 2 --name gpus --out on_gpus
@@ -746,7 +764,8 @@ if on_gpus:
 # ### Train
 #
 # Your `one_f_one_b` runs a Llama of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal.
-# The stages and their autograd are the package's. The folded cell trains for 40 steps and compares the two copies.
+# The stages and their autograd are the package's. The folded cell trains for 40 steps, about 20 s, and compares the two
+# copies.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
@@ -831,7 +850,7 @@ plt.show()
 #
 # A colleague has made the stages of a pipeline a little faster. It still runs, and its loss falls. The folded cell
 # trains it on two ranks with eight microbatches and your 1F1B, and its serial twin beside it. Leave the cell folded
-# for now: what it prints is enough to find out what is wrong.
+# for now. What it prints shows that something is wrong; what it leaves in `evidence` is enough to find out what.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs one_f_one_b --out evidence
@@ -904,14 +923,14 @@ for step in range(41):
 print(f"gradient norm at the first step:   pipeline {norms[0]:.3f}   serial {norms[1]:.3f}")
 
 # %% [markdown]
-# The first loss is equal in all digits shown, and it falls as a loss should. The twin's falls faster, but a real
-# training run has no twin, and you might blame the learning rate. The norm of the first gradient shows at once that
-# something is lost.
+# The first loss is equal in all digits shown, and it falls as a loss should. The twin's falls faster; a real training
+# run has no twin, and its loss alone would show nothing. Beside the twin's, the norm of the first gradient shows at
+# once that something is lost.
 #
-# *What* is lost? You know the gradient with which the pipeline ended, and you can compute the gradient of each
-# microbatch in one process. If some microbatches were lost, the first is the sum of *some* of the others. By hand: of
-# the gradients (1, 0, 0), (-2, 1, 0) and (1, 1, 1), the sum (2, 1, 1) holds the first and the last, so the answer is
-# [0, 2].
+# *What* is lost? `evidence` holds, for each rank, the gradient with which the pipeline ended its first step and the
+# gradients of the eight microbatches, computed one by one in one process. If some microbatches were lost, the
+# pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0), (-2, 1,
+# 0) and (1, 1, 1), the sum (2, 1, 1) holds the first and the last, so the answer is [0, 2].
 #
 # **Exercise.** Which microbatches are in the sum? Return their indices in order. Gradients are similar, but different
 # enough that there is one answer.
@@ -960,9 +979,9 @@ for rank, (got, grads) in enumerate(evidence):
 #    Below some size a chunk takes less time than the message it waits for.
 # 3. *Blocking `send` and `recv` in 1F1B hang. Where?* In the steady state: rank r sends forward to r+1 while r+1 sends
 #    back to r, and each waits until the other receives. Start sends without waiting, or fuse the send with the receive.
-# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice the messages between ranks. It needs F, B and W
-#    of about equal length, and an optimizer step that does not wait for the global gradient norm; else the ranks that
-#    finish first wait after all.
+# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice the messages between ranks. It needs F, B and W of
+#    about equal length, at least 2p-1 microbatches, and an optimizer step that does not wait for the global gradient
+#    norm; else the ranks that finish first wait after all.
 # 5. *Which ranks hold the most memory in 1F1B?* The first keeps p activations, and the embedding. The last keeps one,
 #    and the logits. Real runs give both fewer layers.
 #
@@ -1009,7 +1028,8 @@ check("answers")
 # %% [markdown]
 # ### Your first guess
 #
-# Eight stages, eight microbatches: the idle share of all the time, counted in the plan of each of your lists.
+# Eight stages, eight microbatches: the idle share of all the time, for each of your lists. Nothing runs here: the
+# numbers are counted in the plans.
 
 # %%
 # %%needs one_f_one_b interleaved zb_h1
@@ -1028,7 +1048,7 @@ for name, schedule in plans.items():
     steps = simulate(schedule, Costs().divided(schedule.v)).makespan
     idle[name] = 100 * float(1 - 3 * m / steps)
     print(f"{name:17} {float(steps):5g} steps, of which a rank works {3 * m}: idle {idle[name]:.1f} %")
-guessed("idle", round(idle["1f1b"], 1), "% idle with 1F1B")
+guessed("idle", round(idle["1f1b"], 1), "% idle, in the plan of 1F1B")
 
 # %%
 progress()
@@ -1040,7 +1060,7 @@ progress()
 # |---|---|---|
 # | lists of actions | `parallel/actions.py`, `parallel/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/zero_bubble.py`, `layers/deferred.py` | not there |
+# | W later | `parallel/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
 # | checker, simulator | `parallel/schedule_check.py`, `parallel/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
 # | sleep in place of computation | `parallel/rehearsal.py` | not there |

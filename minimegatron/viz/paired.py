@@ -45,7 +45,8 @@ def planned_and_done(planned: Sequence[Event], done: Sequence[Event], title: str
         for e in done:
             _bar(axes, e, e.rank * per_rank + THIN, THICK, chunks, letters)
         for (what, end), style in zip(ends.items(), ("--", "-"), strict=True):
-            axes.axvline(1e3 * end, color=INK, linewidth=1.0, linestyle=style, label=f"{what}: all done")
+            # behind the bars, so that it strikes through no label
+            axes.axvline(1e3 * end, color=INK, linewidth=1.0, linestyle=style, label=f"{what}: all done", zorder=0.5)
         axes.set_yticks(
             [(rank * per_rank + at) for rank in range(ranks) for at in (THIN / 2, THIN + THICK / 2)],
             [text for rank in range(ranks) for text in ("planned", f"rank {rank}")],

@@ -5,10 +5,11 @@ to the last byte: what is drawn is a plan, not a measurement. (A measured run go
 has the plan beside it.) A legend above the bars explains what they say:
 
     colour          F, B or W
-    digit           the microbatch; `F3` where there is room for both, the digit alone where one bar has none
+    digit           the microbatch; `F3` where there is room for both, else the digit alone: the legend has the letters
     shade           the chunk: light is a rank's first layers, dark its last
     pale band       the rank is idle
-    grey steps      activations kept; the number behind the row is the most at a time
+    grey steps      activations kept; the legend names their scale, the number behind the row is the most at a time
+                    (where a rank has several chunks: of chunks, and in brackets what they are in whole activations)
 
     text form, one cell per unit of time; `-` goes on with the bar before, `.` is idle
 
@@ -33,6 +34,7 @@ from minimegatron.viz.lanes import at_pixels
 from minimegatron.viz.picture import FAINT, INK, PALETTE, REFERENCE, WORK, text_on
 
 WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 920, 52, 62, 26, 22, 9  # px
+WIDE_RIGHT = 102  # px, where numbers of chunks stand behind the rows
 LETTER, LINE = 6.6, 20  # px: width of a letter in a bar, height of a line of the legend
 WIDEST_TEXT = 400  # columns; beyond that the text form lists actions without their times
 IDLE = "#ebebe7"
@@ -57,7 +59,7 @@ class Drawing:
 
 
 def draw_schedule(
-    events: Sequence[Event], live: Sequence[Sequence[int]] = (), title: str = "", *, most: int = 0
+    events: Sequence[Event], live: Sequence[Sequence[int]] = (), title: str = "", *, most: int = 0, note: str = ""
 ) -> Drawing:
     """Draw what every rank does when.
 
@@ -66,6 +68,7 @@ def draw_schedule(
         live: `[rank][i]`: activations that the rank holds during its i-th event; empty draws none.
         title: above the picture.
         most: activations at the full height of the curves, so that two pictures can be compared; 0: the highest here.
+        note: a sentence at the end of the legend.
 
     Raises:
         ConfigError: there are no events, or `live` does not belong to them.
@@ -77,7 +80,7 @@ def draw_schedule(
             where=f"{[len(c) for c in live]} counts for {[len(r) for r in rows]} events",
             fix="give one count per event of each rank",
         )
-    return Drawing(_svg(rows, live, title, most), _text(rows, live, title))
+    return Drawing(_svg(rows, live, title, most, note), _text(rows, live, title))
 
 
 def shade(light: str, dark: str, share: float) -> str:
@@ -100,13 +103,14 @@ def _rows(events: Sequence[Event]) -> list[list[Event]]:
     return rows
 
 
-def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str, most: int) -> str:
+def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str, most: int, note: str) -> str:
     horizon = max(e.end for row in rows for e in row)
     highest = max(most, *(max(curve, default=0) for curve in live), 1)
-    scale = (WIDTH - LEFT - RIGHT) / horizon
     chunks = 1 + max(_chunk(e) for row in rows for e in row)
+    end = WIDTH - (WIDE_RIGHT if live and chunks > 1 else RIGHT)
+    scale = (end - LEFT) / horizon
     with_letters = _room_for_letters(rows, scale)
-    legend, lines = _legend(rows, bool(live), chunks, with_letters, 26 if title else 4)
+    legend, lines = _legend(rows, highest if live else 0, chunks, with_letters, note, 26 if title else 4)
     step, top = BAR + (CURVE if live else 0) + GAP, (26 if title else 4) + LINE * lines + 8
     height = top + step * len(rows) + 20
     parts = [
@@ -128,6 +132,7 @@ def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str, mos
             parts.append(_bar(row[which], place, size, _colour(row[which], chunks), with_letters))
         if live:
             parts.append(_curve(row, live[rank], seen, y + BAR, scale, highest))
+            parts.append(_words(end + 6, y + BAR + CURVE - 4, _peak(live[rank], chunks)))
     parts += _axis(horizon, scale, top + step * len(rows))
     return "\n".join([*parts, "</svg>"])
 
@@ -164,7 +169,7 @@ def _bar(event: Event, place: tuple[float, int, float], size: int, colour: str, 
 def _curve(
     row: list[Event], live: Sequence[int], seen: list[tuple[int, int, int]], y: int, scale: float, highest: int
 ) -> str:
-    """The rank's live activations as a filled step curve, and its peak as a number."""
+    """The rank's live activations as a filled step curve."""
     unit, floor = (CURVE - 4) / highest, y + CURVE
     points = [f"M{_px(LEFT + row[0].start * scale)} {floor}"] if row else ["M0 0"]
     for _, first, size in seen:
@@ -174,8 +179,13 @@ def _curve(
         points.append(f"V{idle}H{_px(LEFT + event.start * scale)}" * waited)
         points.append(f"V{level}H{_px(LEFT + last.end * scale)}")
     points.append(f"V{floor}Z")
-    words = _words(WIDTH - RIGHT + 6, y + CURVE - 4, f"at most {max(live, default=0)}")
-    return f'<path d="{"".join(points)}" fill="{REFERENCE[0]}" stroke="{FAINT}" stroke-width="0.8"/>' + words
+    return f'<path d="{"".join(points)}" fill="{REFERENCE[0]}" stroke="{FAINT}" stroke-width="0.8"/>'
+
+
+def _peak(live: Sequence[int], chunks: int) -> str:
+    """The most at a time; of chunks with what they are in activations of all layers of a rank."""
+    most = max(live, default=0)
+    return f"at most {most}" if chunks == 1 else f"{most} chunk{'s' * (most != 1)} ({_px(most / chunks)})"
 
 
 def _axis(horizon: float, scale: float, y: int) -> list[str]:
@@ -185,7 +195,7 @@ def _axis(horizon: float, scale: float, y: int) -> list[str]:
     ticks = [t for t in ticks if (horizon - t) * scale > 24] + [horizon]
     line = f'<path d="M{LEFT} {y}H{_px(LEFT + horizon * scale)}" stroke="{FAINT}"/>'
     numbers = [_words(LEFT + t * scale, y + 14, _px(t), 'text-anchor="middle"') for t in ticks]
-    return [line, *numbers, _words(WIDTH - RIGHT + 22, y + 14, "steps")]
+    return [line, *numbers, _words(LEFT + horizon * scale + 22, y + 14, "steps")]
 
 
 def _round_numbers() -> Iterator[float]:
@@ -198,8 +208,10 @@ def _round_numbers() -> Iterator[float]:
 # ------------------------------------------------------------------------------------------------------- legend
 
 
-def _legend(rows: list[list[Event]], live: bool, chunks: int, with_letters: bool, top: int) -> tuple[list[str], int]:
-    """The legend's parts and how many lines it has: one, or two where one has no room."""
+def _legend(
+    rows: list[list[Event]], highest: int, chunks: int, with_letters: bool, note: str, top: int
+) -> tuple[list[str], int]:
+    """The legend's parts and how many lines it has: one, or two where one has no room; the note has its own."""
     events = [e for row in rows for e in row]
     kinds = [kind for kind in WORK if any(e.name == kind for e in events)]
     first = _entries_of_work(events, kinds, with_letters)
@@ -208,10 +220,12 @@ def _legend(rows: list[list[Event]], live: bool, chunks: int, with_letters: bool
         shades = [chunk / (chunks - 1) for chunk in range(chunks)]
         second = [([(shade(WORK[k], DEEP[k], s), "") for k in kinds], f"chunk {c}") for c, s in enumerate(shades)]
     second.append(([(IDLE, "")], "idle"))
-    if live:
-        second.append(([(REFERENCE[0], "")], "activations kept"))
+    if highest:
+        kept = "activations kept" if chunks == 1 else "chunks kept (in brackets: whole activations)"
+        second.append(([(REFERENCE[0], "")], f"{kept}; full height: {highest}"))
     one_line = sum(map(_length, first + second)) <= WIDTH - LEFT
     lines = [first + second] if one_line else [first, second]
+    lines += [[([], note)]] * bool(note)
     parts = []
     for line, entries in enumerate(lines):
         x, y = float(LEFT), top + LINE * line
@@ -233,7 +247,9 @@ def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) 
     if of["W"]:
         backward = "its backward (short: for the input only)" if of["B"] - of["W"] else "its backward for the input"
     said = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
-    return [([(WORK[kind], kind * with_letters + last)], said[kind]) for kind in kinds]
+    if with_letters:
+        return [([(WORK[kind], kind + last)], said[kind]) for kind in kinds]
+    return [([(WORK[kind], last)], f"{kind}: {said[kind]}") for kind in kinds]
 
 
 def _length(entry: Entry) -> float:

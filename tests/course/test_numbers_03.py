@@ -58,7 +58,7 @@ def _numbers() -> list[str]:
     tied = GRADIENTS._tied([{"grad": torch.tensor([1, 2])}, {"grad": torch.tensor([10, 20])}])
     return [
         f"GPT-3 has {layers} layers and 175 billion parameters: {params / 1e12:.1f} TB with gradients",
-        f"leaves {params / 8 / 1e9:.0f} GB for each",
+        f"leaves {params / 8 / 1e9:.0f} GB for each; a GPU has 80",
         f"NVLink moves {900 // 2} GB/s each way, the network card of a GPU {400 // 8} GB/s",
         f"Each rank works 2 · (1 + 2) = {two.busy[0]} steps of {two.makespan} and waits {two.makespan - two.busy[0]}.",
         f"idle time over *work*: here {two.makespan - two.busy[0]}/{two.busy[0]}.",
@@ -116,21 +116,45 @@ def test_the_claims_about_bubbles() -> None:
     assert bubble["zb_h1"] == bubble["1f1b"] / 3 and "The bubble is a third of that of 1F1B" in LAB
     assert max(peak_live(build_schedule("zb_h1", 4, 8))) == peak_live(build_schedule("1f1b", 4, 8))[0]
     for p, m in ((3, 6), (4, 8)):
-        assert set(planned("zb_v", p, m).inner_bubbles) == {0}
+        assert planned("zb_v", p, m).bubble * 6 == planned("1f1b", p, m).bubble
         schedule = build_schedule("zb_v", p, m)
         assert max(peak_live(schedule)) / 2 <= p, "no more than 1F1B keeps on rank 0"
         crossing = [len(schedule.messages(a, b)) for a in range(p) for b in range(p) if a != b]
         straight = build_schedule("1f1b", p, m)
         assert sum(crossing) == 2 * sum(len(straight.messages(a, b)) for a in range(p) for b in range(p) if a != b)
-    assert "twice the messages between ranks" in LAB and "no rank is idle between its first and its last action" in LAB
+    assert "twice the messages between ranks" in LAB
+    assert "The bubble is then a sixth of that of 1F1B, and no rank keeps more than rank 0 of 1F1B does." in LAB
 
 
-def test_when_m_doubles_bubbles_halve_and_only_gpipe_keeps_more() -> None:
+@pytest.mark.parametrize("p", range(2, 9))
+def test_no_rank_of_zb_v_is_idle_inside_from_2p_minus_1_microbatches_on(p: int) -> None:
+    whole = [m for m in range(1, 3 * p + 1) if not any(planned("zb_v", p, m).inner_bubbles)]
+    assert whole == list(range(2 * p - 1, 3 * p + 1))
+    assert "m is at least 2p-1, no rank is idle between its first and its last action." in LAB
+    assert "at least 2p-1 microbatches, and an optimizer step" in LAB
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_on_a_v_rank_0_goes_back_first_and_in_1f1b_it_waits_longest(p: int) -> None:
+    def first_backward(name: str) -> list[Fraction]:
+        return [min(Fraction(s.start) for s in row if s.action.kind == "B") for row in planned(name, p, 2 * p).spans]
+
+    straight, on_a_v = first_backward("1f1b"), first_backward("zb_v")
+    assert straight[0] == max(straight) > straight[1] and on_a_v[0] == min(on_a_v) < on_a_v[1]
+    assert "In 1F1B rank 0 waits longest for its first backward; on a V it is the first that goes back." in LAB
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+def test_from_2p_microbatches_on_bubbles_halve_and_only_gpipe_keeps_more(p: int) -> None:
     for name in ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"):
-        few, many = planned(name, 4, 8), planned(name, 4, 16)
-        assert many.bubble == few.bubble / 2
-        assert max(many.peak_live) == max(few.peak_live) * (2 if name == "gpipe" else 1)
-    assert "When m doubles, every bubble becomes half as large, and only GPipe's point moves to the right" in LAB
+        for m in (2 * p, 4 * p):
+            few, many = planned(name, p, m), planned(name, p, 2 * m)
+            assert many.bubble == few.bubble / 2
+            assert max(many.peak_live) == max(few.peak_live) * (2 if name == "gpipe" else 1)
+    assert planned("zb_v", p, 2 * p).bubble == planned("zb_v", p, p).bubble / 4
+    assert max(planned("interleaved", p, 2 * p).peak_live) > max(planned("interleaved", p, p).peak_live)
+    assert "From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well" in LAB
+    assert "From m = p to 2p ZB-V gains more: its bubble falls to a quarter" in LAB
 
 
 def test_half_the_warm_up_is_as_fast_only_while_messages_are_free() -> None:

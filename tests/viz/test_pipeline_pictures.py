@@ -55,7 +55,13 @@ CIRCLE = [["F0", "B0", "F1"], ["F0", "F1", "B0"]], [1, 1], [(0, 1, 1, 2), (1, 1,
 def test_what_a_deadlock_never_reaches_is_hatched_and_arrows_close_the_circle() -> None:
     figure = draw_deadlock(*CIRCLE, title="a circle")
     assert [b.get_hatch() or "" for b in boxes(figure)] == ["", "///", "///"] * 2
-    assert {"done", "never reached", "waits for", "rank 1", "a circle"} <= set(words(figure))
+    assert {"done", "never reached", "waits for", "the rank stands here", "a circle"} <= set(words(figure))
+    frames = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and not p.get_fill()]
+    stands = [(p.get_x() + p.get_width() / 2, p.get_y() + p.get_height() / 2) for p in frames]
+    hatched = [b for b in boxes(figure) if b.get_hatch()]
+    assert stands == [
+        pytest.approx((b.get_x() + b.get_width() / 2, b.get_y() + b.get_height() / 2)) for b in (hatched[0], hatched[2])
+    ]
     arrows = [t for t in figure.axes[0].texts if getattr(t, "arrow_patch", None) is not None]
     assert [(int(a.xyann[0]), int(a.xy[0])) for a in arrows] == [(1, 2), (1, 2)]
     assert arrows[0].xyann[1] < arrows[0].xy[1] and arrows[1].xyann[1] > arrows[1].xy[1], "one down, one up"
@@ -79,6 +85,9 @@ def test_a_plan_and_a_run_stand_rank_by_rank_on_one_axis() -> None:
     assert [b.get_x() for b in planned] == [0, 4000, 1000, 2000] and [b.get_x() for b in done] == [0, 6000, 1500, 3000]
     assert all(p.get_y() + p.get_height() == pytest.approx(d.get_y()) for p, d in zip(planned, done, strict=True))
     assert {line.get_xdata()[0] for line in figure.axes[0].lines} == {6000, 9000}
+    assert max(line.zorder for line in figure.axes[0].lines) < min(b.zorder for b in found), (
+        "no label is struck through"
+    )
     assert {"planned: all done", "measured: all done", "F: forward", "B: backward"} <= set(words(figure))
     assert not overlaps(figure)
     dark = boxes(planned_and_done(events(chunk=".1"), events(chunk=".1")))
@@ -98,6 +107,31 @@ def test_each_schedule_is_a_point_and_equal_points_share_a_label() -> None:
     assert places == {(8, 37.5), (4, 37.5), (4, 6.25), (4.5, 6.25), (4, 45.0)}
     with pytest.raises(ConfigError, match="zb_v"):
         trade_off({"gpipe": (8, 0.375)}, {"zb_v": (4, 0.1)})
+
+
+KEEP: dict[str, float] = {"gpipe": 16, "1f1b": 4, "zb_h1": 4, "interleaved": 5.5, "zb_v": 4, "dualpipe_v": 4.5}
+BUBBLE: dict[str, float] = {"gpipe": 3, "1f1b": 3, "zb_h1": 1, "interleaved": 1.5, "zb_v": 0.5, "dualpipe_v": 0.5}
+
+
+@pytest.mark.parametrize("m", [4, 8, 16, 32])
+def test_labels_stay_inside_of_the_axes_and_off_each_other(m: int) -> None:
+    points = {name: (min(m, kept), BUBBLE[name] / m) for name, kept in KEEP.items()}
+    for before in ({}, {name: (min(m / 2, kept), 2 * BUBBLE[name] / m) for name, kept in KEEP.items()}):
+        figure = trade_off(points, title=f"m={m}", before=before)
+        assert not overlaps(figure)
+        (axes,) = figure.axes
+        inside = axes.get_window_extent()
+        labels = [t for t in axes.texts if t.get_text() and "better" not in t.get_text()]
+        assert labels and all(t.get_window_extent().x1 <= inside.x1 for t in labels)
+        assert all(t.get_window_extent().x0 >= inside.x0 for t in labels)
+
+
+def test_points_that_stood_elsewhere_are_pale_with_an_arrow_to_where_they_stand() -> None:
+    figure = trade_off({"gpipe": (16, 0.1875), "1f1b": (4, 0.1875)}, before={"gpipe": (8, 0.375), "gone": (99, 9.0)})
+    arrows = [t for t in figure.axes[0].texts if getattr(t, "arrow_patch", None) is not None]
+    assert [(t.xyann, t.xy) for t in arrows] == [((8, 37.5), (16, 18.75))]
+    assert "before" in words(figure) and "before" not in words(trade_off({"gpipe": (8, 0.375)}))
+    assert figure.axes[0].get_ylim()[1] > 37.5 and figure.axes[0].get_xlim()[1] < 99, "axes for both, not for `gone`"
 
 
 def test_colours_are_those_of_f_and_b() -> None:

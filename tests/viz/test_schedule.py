@@ -56,8 +56,10 @@ def test_the_legend_explains_the_digits_the_colours_and_the_shades() -> None:
     said = texts(draw_schedule(plan()).svg)
     assert {"F5", "forward of microbatch 5", "B5", "its backward", "idle"} <= set(said)
     assert "chunk 0" not in said and "activations kept" not in said
-    later = texts(draw_schedule(plan(chunk=".1"), [[1, 2, 2, 1], [1, 1]]).svg)
-    assert {"chunk 0", "chunk 1", "activations kept"} <= set(later)
+    later = texts(draw_schedule(plan(chunk=".1"), [[1, 2, 2, 1], [1, 1]], note="a sentence").svg)
+    assert {"chunk 0", "chunk 1", "chunks kept (in brackets: whole activations); full height: 2"} <= set(later)
+    assert "a sentence" in later
+    assert "activations kept; full height: 8" in texts(draw_schedule(plan(), [[1, 2, 2, 1], [1, 1]], most=8).svg)
     split = [*plan(), Event("W", "compute", 1, 4, 5, note="5")]
     assert {"its backward (short: for the input only)", "W5", "its backward for the weights"} <= set(
         texts(draw_schedule(split).svg)
@@ -83,6 +85,14 @@ def test_bars_have_letter_and_digit_or_all_the_digit_alone() -> None:
     narrow = [Event("FB"[i % 2], "compute", 0, i, i + 1, note=str(i // 2)) for i in range(50)]
     said = texts(draw_schedule(narrow).svg)
     assert {"0", "17"} <= set(said) and not {"F0", "B17"} & set(said)
+    assert {"F: forward of microbatch 24", "B: its backward"} <= set(said), "the legend has the letters"
+
+
+def test_chunks_are_counted_and_in_brackets_what_they_are_in_activations() -> None:
+    svg = draw_schedule(plan(chunk=".1"), [[1, 2, 3, 1], [1, 1]]).svg
+    assert {"3 chunks (1.5)", "1 chunk (0.5)"} <= set(texts(svg)), texts(svg)
+    right = max(x + width for _, x, _, width, _ in bars(svg))
+    assert right + 6 + 5.8 * len("11 chunks (5.5)") < WIDTH, "there is room behind the rows"
 
 
 def test_the_text_form_has_one_cell_per_unit() -> None:

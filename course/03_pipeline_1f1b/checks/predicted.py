@@ -65,6 +65,16 @@ BUBBLE = Exercise(
             "With chunks the pipeline has more stages, but it fills when the "
             "first microbatch has reached the last *rank*.",
         ),
+        *(
+            Mistake(
+                lambda p, m, v, digits=digits: round((p - 1) / (v * m), digits),
+                "Close: this is rounded. Return the number as it is.",
+            )
+            for digits in range(5, 0, -1)
+        ),
+        Mistake(
+            lambda p, m, v: 100 * (p - 1) / (v * m), "That is the bubble in percent. Asked is the fraction itself."
+        ),
         Mistake(
             lambda p, m, v: (p - 1) // v / m, "You divide whole numbers and lose the remainder: a bubble is a fraction."
         ),
@@ -171,6 +181,10 @@ QUESTIONS = Exercise(
         Mistake(
             instead(answers, idle_share=lambda p, m, v, **_: (p - 1) / (v * m)),
             "That is idle time over work, the bubble. Asked is the part of *all* time, work and idle time together.",
+        ),
+        Mistake(
+            _kept(lambda p, m, v: min(m * v, _ahead(p, v) + 1), lambda p, v: 1),
+            "That is what all layers together keep. A chunk of rank 0 has layers/p of them, and with v > 1 less still.",
         ),
         Mistake(
             instead(answers, kept_bytes_on_rank_0=_all_kept),

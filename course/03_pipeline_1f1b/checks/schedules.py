@@ -43,7 +43,11 @@ def _read(lists: Any, sizes: Sizes) -> Schedule:
     """
     rows = [_actions(row, rank) for rank, row in enumerate(lists)]
     schedule = Schedule("yours", tuple(rows), round_robin(len(rows), sizes.get("v", 1)))
-    if schedule.m != sizes["m"]:
+    most = sizes["m"]
+    if beyond := next((a.microbatch for row in rows for a in row if a.microbatch >= most), None):
+        there = f"they are {', '.join(map(str, range(most))) if most <= 3 else f'0 to {most - 1}'}"
+        raise ConfigError(f"it names microbatch {beyond}; with m={most} {'there is only 0' if most == 1 else there}")
+    if schedule.m != most:
         raise ConfigError(f"it runs {schedule.m} microbatches, not {sizes['m']}")
     return schedule
 
@@ -69,7 +73,7 @@ def _runs(rule: Rule, after: Sequence[Sizes] = ()) -> Accept:
         mine = [(lists, sizes) for lists, sizes in asked if sizes not in after]
         found = next(((sizes, said) for lists, sizes in mine if (said := _unable(lists, sizes, rule))), None)
         if found and any(_unable(lists, sizes, rule) for lists, sizes in asked if sizes in after):
-            return f"{_named(found[0])}: it does not run here either (why: see above)"
+            return f"{_named(found[0])}: it fails here too: see above"
         return found and f"{_named(found[0])}: {found[1]}"
 
     return accept
@@ -86,12 +90,12 @@ def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
 
     def problem(lists: Any, sizes: Sizes) -> str | None:
         if _unable(lists, sizes, runs):
-            return "it does not run yet: see above"
+            return "not judged yet: see above"
         schedule = _read(lists, sizes)
         if found := next(filter(None, (rule(schedule, sizes) for rule in rules)), None):
             return found
         if before and before(schedule, sizes):
-            return "that holds, and counts once the list is as fast as the row above asks"
+            return "no points yet: the limit is kept, but counts only for a list as fast as the row above asks"
         return None
 
     return _for_all(problem)
@@ -144,10 +148,14 @@ def _keeps(bound: Callable[..., int]) -> Rule:
         for rank, most in enumerate(peak_live(schedule)):
             enough = bound(rank, **sizes)
             if most > enough:
-                return f"rank {rank} keeps {most} activations at a time; {enough} are enough"
+                return f"rank {rank} keeps {most} activations at a time; {_are(enough)} enough"
         return None
 
     return rule
+
+
+def _are(count: int) -> str:
+    return "1 is" if count == 1 else f"{count} are"
 
 
 def _forwards_first(schedule: Schedule, sizes: Sizes) -> str | None:

@@ -1,4 +1,4 @@
-# told: gradient of the input is wrong
+# told: the slope of tanh is missing
 import torch
 
 
