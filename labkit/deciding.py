@@ -100,7 +100,7 @@ def _first_wrong(
 
 
 def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str | None]:
-    """(what is wrong or None; the mistake, "" where it is not known, None where there is no answer)."""
+    """(what is wrong or None; the mistake, "" where it is not known, None where an idea would say nothing)."""
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -142,7 +142,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     phrase = apart(reference, case.hidden) if reference else None
     known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
     if changed:
-        return f"it changes its input `{min(changed)}`: compute on a copy", known
+        return f"it changes its input `{min(changed)}`: compute on a copy", known or None
     if phrase:
         return phrase, known
     for accept in (*asked.accept, *case.accept):

@@ -43,12 +43,12 @@
 # 1. A model of the size of Llama-3 8B trains on one sequence of 128 k tokens. How many GPUs of 80 GB do its
 #    *activations* fill, everything that the forward pass keeps for the backward pass?
 # 2. H100s share that sequence, and keys and values travel from machine to machine at 50 GB a second while the GPUs
-#    compute. From how many tokens on each GPU does the computing take as long as the messages, so that they cost no
+#    compute. How many tokens must each GPU hold before computing takes as long as the messages, which then cost no
 #    time? You compute this number at the end of the lab.
 
 # %%
 guess("gpus", None, "How many 80-GB GPUs do the activations of one sequence of 128 k tokens fill?")
-guess("tokens", None, "From how many tokens on each H100 are the messages hidden, at 50 GB a second?")
+guess("tokens", None, "How many tokens must each H100 hold before computing takes as long as the messages?")
 
 # %% [markdown]
 # ## 1 · The problem
@@ -59,7 +59,7 @@ guess("tokens", None, "From how many tokens on each H100 are the messages hidden
 # %% tags=["hide-output"]
 s, h, layers = 128 * 1024, 4096, 32
 kept = 34 * s * h * layers
-guessed("gpus", kept / 80e9, "GPUs")
+guessed("gpus", round(kept / 80e9, 1), "GPUs, by the formula of lab 02")
 
 # %% [markdown]
 # (The formula is that of a GPT layer with dropout. A layer of Llama has no dropout and fewer key and value heads, but
@@ -96,11 +96,12 @@ plt.show()
 # * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs,
 #   and tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
 # * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
-#   pass comes. That is 34 GB instead of 584 GB, plus 18 GB for the one layer that is being recomputed: it fits. The
-#   price is a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's work
-#   grows with s²: at 128 k tokens it is 68 % of all arithmetic. One step of this one sequence is 2.0·10¹⁶ operations,
-#   with recompute 2.6·10¹⁶: 66 seconds on a GPU that reaches 400 TFLOP/s. Recompute saves memory. It does not share
-#   the work.
+#   pass comes. That is 34 GB instead of 584 GB, plus 18 GB for the one layer that is being recomputed: the activations
+#   fit. (The weights of 8B parameters, their gradients and Adam's state need GPUs of their own: lab 03.) The price is
+#   a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's work grows
+#   with s²: at 128 k tokens it is 68 % of all arithmetic. One step of this one sequence is 2.0·10¹⁶ operations, with
+#   recompute 2.6·10¹⁶: 66 seconds on a GPU that reaches 400 TFLOP/s. Recompute saves memory. It does not share the
+#   work.
 #
 # **Context parallelism** gives each of C ranks s/C tokens: memory *and* time are divided by C. Norms, MLPs, embedding
 # and loss work on one token at a time and need no change. Attention does.
@@ -108,7 +109,8 @@ plt.show()
 # ### Which tokens?
 #
 # The simplest cut gives rank r the r-th piece. Below, each bar is a query, and as long as the number of keys that it
-# sees; its colour says which rank holds the query. The other cut is called *zigzag*.
+# sees; its colour says which rank holds the query. A query and a key that it sees are a *pair*. The other cut is called
+# *zigzag*.
 
 # %%
 from minimegatron.viz.sequence import causal_map
@@ -223,9 +225,9 @@ running_softmax(weights=[2, 1, 8, 4], values=[3, 6, 1, 2], block=2)
 # At the start m = -∞, l = 0, O = 0. At the end out = O/l and lse = m + log l. Why the maximum at all? e^S overflows
 # for a score of 89 in float32; e^(S-m) is never above 1.
 #
-# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter). Never hold all scores of a head, in
-# one tensor or in pieces; the check measures torch's memory, so compute with torch. Skip a block that no query sees;
-# places come in any order. A query that sees nothing has out 0 and lse -∞.
+# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter). Never hold all scores of a head,
+# neither in one tensor nor in a list of pieces; the check measures torch's memory, so compute with torch. Skip a block
+# that no query sees; places come in any order. A query that sees nothing has out 0 and lse -∞.
 
 # %%
 # %%exercise attend
@@ -351,8 +353,8 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # | an earlier rank | its early half | its early half |
 # | a later rank | nothing | both its halves |
 #
-# You need not tell the cases apart. Call `attend` *for each half of q separately*, with blocks of half a block of keys:
-# `attend` compares places and skips what is hidden. No places are sent: `at` holds those of all ranks.
+# You need not tell the cases apart. Call `attend` *for each half of q separately*, and with `block` = n/2, half of what
+# a rank holds: `attend` compares places and skips what is hidden. No places are sent: `at` holds those of all ranks.
 #
 # **Send first, then compute.** Start to send a block before you compute with it, and wait for the next block after.
 # `Shift(x, cp)` starts to send x to the next rank and to receive from the rank before; `.wait()` returns what has come.
@@ -400,13 +402,13 @@ check("ring_forward")
 # ### Is zigzag faster, and are the messages hidden?
 #
 # The folded cell times your ring on four ranks in four ways: with the contiguous cut and with zigzag; and with zigzag
-# on a slow link, once waiting for each block at once and once as you wrote it. Each way runs nine times, in turns, and
+# on a slow link, once waiting for each block at once and once as you wrote it. Each way runs seven times, in turns, and
 # the fastest run counts.
 #
 # Your machine may have fewer than four cores, and ranks on one machine send through its memory, far faster than through
-# a network. So the clock of a rank counts the time in which a core works for it, and a block arrives when the link
-# would have brought it: on the slow link after 0.8 times the work of a step. What is computed between sending and waiting
-# is decided by your code.
+# a network. So the cell simulates: a rank's clock runs only while a core works for it, and each block is delivered a
+# fixed time after both ranks started the exchange: on the slow link 0.8 times the work of a step. What is computed
+# between sending and waiting is decided by your code.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs attend,merge,positions,ring_forward --name timelines --out timelines
@@ -417,10 +419,11 @@ import torch
 import torch.distributed as dist
 from exercises.positions import positions
 
+from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
-HEADS, TOKENS, WIDTH, RUNS = 4, 512, 32, 9  # tokens of a rank
+HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 7  # tokens of a rank
 cp = Mesh.build(ParallelConfig(context_parallel_size=world)).cp
 contiguous = list(torch.arange(TOKENS * world).chunk(world))
 zigzag = [positions(TOKENS * world, world, r) for r in range(world)]
@@ -481,6 +484,14 @@ def run(at, seconds, at_once):
     return last.item(), clock.bars
 
 
+def multiply_adds(at):
+    """In the matrix products of this rank."""
+    with Witness(rank) as witness:
+        ring.ring_forward(q, k, v, at, cp)
+    return sum(much for what, much in witness.evidence().order if what == "matmul")
+
+
+counted = {"contiguous": multiply_adds(contiguous), "zigzag": multiply_adds(zigzag)}
 clock = Clock()
 ring.attend, ring.Shift = timed, Link
 alone = [sum(b - a for kind, a, b in run(zigzag, 0.0, False)[1] if kind == "compute") for _ in range(RUNS)]
@@ -494,7 +505,7 @@ ways = {
 }
 runs = [{name: run(*how) for name, how in ways.items()} for _ in range(RUNS)]
 ring.attend, ring.Shift = attend, shift
-report({name: min(one[name] for one in runs) for name in ways})
+report(({name: min(one[name] for one in runs) for name in ways}, counted))
 
 # %%
 # %%needs attend merge positions ring_forward
@@ -506,18 +517,29 @@ def drawn(titles, kinds, title):
     """The fastest runs below each other: {name: title}, and the kinds of bars to draw."""
     panels = {}
     for name, said in titles.items():
-        bars = [(r, *bar) for r, says in enumerate(timelines) for bar in says[name][1] if bar[0] in kinds]
-        panels[f"{said}: {1000 * timelines[0][name][0]:.0f} ms"] = [Event(k, k, r, a, b) for r, k, a, b in bars]
-    return beside(panels, labels=False, title=title)
+        bars = [(r, *bar) for r, (fastest, _) in enumerate(timelines) for bar in fastest[name][1] if bar[0] in kinds]
+        seconds = timelines[0][0][name][0]
+        panels[f"{said}, {1000 * seconds:.0f} ms"] = [Event(k, k, r, a, b) for r, k, a, b in bars]
+    figure = beside(panels, labels=False, title=title)
+    figure.axes[0].set_xlim(right=1.005 * figure.axes[0].get_xlim()[1])
+    return figure
 
 
-both = {"contiguous": "contiguous", "zigzag": "zigzag"}
-display(drawn(both, ("compute",), "One attention on four ranks: a bar is a call of your attend"))
+most = {name: max(counted[name] for _, counted in timelines) for name in ("contiguous", "zigzag")}
+for name, much in most.items():
+    print(f"{name:10}  multiply-adds of the slowest rank: {much / most['zigzag']:.2f} times those of zigzag")
+both = {name: f"{name}: {much / 1e6:,.0f} million multiply-adds on the slowest rank" for name, much in most.items()}
+display(drawn(both, ("compute",), "Four ranks; a bar: one call of your attend; a sliver: all of it hidden, skipped"))
 
 # %% [markdown]
-# By pairs, the last of four contiguous ranks has 1.75 times the mean. By quarters that are computed it has 15 and a
-# zigzag rank 9, 1.67 times as many, because a quarter on the diagonal is computed whole and then masked. The measured
-# ratio is smaller still: masking, merging and the handling of messages cost time with both cuts.
+# By pairs, the last of four contiguous ranks has 1.75 times the mean. Your code computes a little more: cut each rank's
+# scores with a block into four quarters, as in the ring picture, and count those computed: the last contiguous rank
+# 3 + 4·3 = 15, a zigzag rank 3 + 2·3 = 9, because a quarter on the diagonal is computed whole and then masked. The
+# titles give the multiply-adds of the slowest rank: 15 to 9, 1.67, on every machine.
+#
+# The ratio of the times is smaller: masking, merging and the handling of messages cost time with both cuts, and the
+# last contiguous rank computes while others rest, so it has the caches and the memory for itself. Expect 1.0 to 1.5. On
+# a busy machine the difference can vanish: run the cell again.
 
 # %%
 # %%needs attend merge positions ring_forward
@@ -799,7 +821,8 @@ if __name__ == "__main__":
 # the sum. So its gradient is a part as well: **sum the gradients over cp**. Forget that and nothing crashes.
 #
 # The folded cell compares loss and every gradient of one step with the serial twin, for both cores and for 2 and 4
-# ranks. Its last run makes a mistake on purpose: each rank turns its keys by 0, 1, 2, ...
+# ranks. Its last run makes a mistake on purpose: each rank turns its queries and keys as if its tokens stood at places
+# 0, 1, 2, ...
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name gpt
@@ -931,8 +954,9 @@ display(against_ranks({way: kib(way) for way in ("ring", "ulysses")}, yours, ran
 # Here there are as many key/value heads as query heads. On two ranks both ways send the same; then the ring's bytes
 # grow towards all keys and values, and those of Ulysses fall.
 #
-# Your backward makes C-1 hops with K, V and C with their gradients: 7 for 3 on four ranks. The package saves one: the
-# gradient of a rank's own part never leaves, so C-1 are enough.
+# If your backward makes C-1 hops with K and V and C with their gradients, it sends 7 blocks for 3 on four ranks, 2.33
+# times the forward's bytes. The package saves one hop: the gradient of a rank's own part never leaves, so C-1 are
+# enough.
 #
 # ### Memory
 #
@@ -941,7 +965,7 @@ display(against_ranks({way: kib(way) for way in ("ring", "ulysses")}, yours, ran
 # lengths, and fits the slope of log(bytes) against log(cp): bytes that fall as 1/cp have slope -1.
 
 # %% jupyter={"source_hidden": true}
-# %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name memory --out kept
+# %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name memory --out layer_bytes
 import math
 
 import torch
@@ -1001,7 +1025,7 @@ from minimegatron.viz.picture import INK
 
 fig, ax = plt.subplots(figsize=(7, 2.8))
 for c, style in ((1, "o-"), (2, "s--"), (4, "^:")):
-    points = [(s, nbytes / 1024) for s, of, nbytes in kept[0] if of == c]
+    points = [(s, nbytes / 1024) for s, of, nbytes in layer_bytes[0] if of == c]
     ax.plot(*zip(*points), style, color=INK, label=f"cp {c}")
 ax.set(xlabel="tokens of the sequence", ylabel="KiB kept by one rank", title="Activations of one layer")
 ax.set_xticks([128, 256, 512])
@@ -1223,7 +1247,7 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 # 3. *Do dropout or a sliding window break the balance?* Dropout does not. With a window of w tokens nearly every token
 #    sees w keys, wherever it stands, so nearly all tokens cost the same and every cut is balanced. Only the first w
 #    tokens see fewer: for 1,024 tokens, 8 ranks and w = 128 the slowest rank has 1.066 times the mean, with either cut.
-#    Zigzag is not needed there, and the contiguous cut needs blocks of fewer neighbours.
+#    Zigzag is not needed there, and the contiguous cut needs the blocks of fewer other ranks.
 # 4. *Ring or Ulysses?* Ulysses inside a machine, up to as many ranks as there are key/value heads; the ring across
 #    machines, where its messages are hidden behind the work. Or both: all-to-all inside, a ring outside.
 # 5. *What else must know about cp?* Data loading (cut by places, labels shifted before), RoPE, the loss (divide by all
@@ -1233,7 +1257,8 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 #
 # **Exercise.** Numbers for any run. Return a dict:
 #
-# * `slowest_over_mean`: with a contiguous cut, the work of the slowest rank over the mean, for a long sequence;
+# * `slowest_over_mean`: with a contiguous cut, the work of the slowest rank over the mean, in the limit of a long
+#   sequence;
 # * `ring_over_ulysses`: bytes of the ring over bytes of Ulysses, forward;
 # * `largest_ulysses`: the largest cp for Ulysses without copies, when tp has already shared the heads (tp divides
 #   `groups`);
@@ -1241,7 +1266,7 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 #   chunk can be cut into tp equal pieces for sequence parallelism;
 # * `tokens_to_hide`: tokens *of one rank* from which the forward ring is hidden: a step of zigzag computes for as long
 #   as a block travels. A rank does `flops` operations a second and sends `bandwidth` bytes a second; a multiply-add is
-#   two operations.
+#   two operations. Not rounded.
 
 # %%
 # %%exercise answers
@@ -1277,8 +1302,9 @@ print(f"{'tokens of a rank':20} {'at peak':>8} {'at 400 TFLOP/s':>16}")
 for link, speed in links.items():
     at_peak, at_400 = (answers(**llama, flops=f, bandwidth=speed)["tokens_to_hide"] for f in (989e12, 400e12))
     print(f"{link:20} {at_peak:8,.0f} {at_400:16,.0f}")
-guessed("tokens", round(answers(**llama, flops=989e12, bandwidth=50e9)["tokens_to_hide"]), "tokens on each GPU")
-guessed("gpus", round(34 * 131072 * 4096 * 32 / 80e9, 1), "GPUs")
+guessed("tokens", round(answers(**llama, flops=989e12, bandwidth=50e9)["tokens_to_hide"]),
+        "tokens on each GPU, by your formula")
+guessed("gpus", round(34 * 131072 * 4096 * 32 / 80e9, 1), "GPUs, by the formula of lab 02")
 
 # %% [markdown]
 # 128 k tokens on 8 ranks are 16,384 tokens for each: the ring hides at 50 GB/s, and on 16 ranks, with 8,192 tokens for

@@ -55,13 +55,13 @@ def ring_steps(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
             raise ConfigError(f"the ranks of {title!r} hold {sorted(lengths)} tokens", fix="equal and even numbers")
     most = max(len(held) for held in cuts.values())
     with styled():
-        figure = new_figure((0.95 * GAP * most + 0.9) * len(cuts) * 0.72, 0.72 * 0.95 * GAP * most + 1.1)
+        figure = new_figure((0.95 * GAP * most + 0.9) * len(cuts) * 0.72, 0.72 * 0.95 * GAP * most + 1.25)
         for axes, (title, held) in zip(figure.subplots(1, len(cuts), squeeze=False)[0], cuts.items(), strict=True):
             _panel(axes, held)
             axes.set_title(title)
         figure.legend(handles=_key(), loc="outside lower center", ncols=3,
-                      title="a cell: early half of the queries above the late one, early half of the keys left of the "
-                      "late one", title_fontsize=9)  # fmt: skip
+                      title="a square: a rank's queries (rows, early half above) and a block's keys (columns, early "
+                      "half left)\nits colour: the rank that owns the keys", title_fontsize=9)  # fmt: skip
     return figure
 
 

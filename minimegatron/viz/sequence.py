@@ -1,8 +1,8 @@
 """Who holds which tokens of a sequence, how much work that makes, and how heads are exchanged for tokens.
 
 `causal_map`: a row is a query, and its bar is as long as the keys that it sees. The rows of a colour are the tokens
-that a rank holds, the area of a colour is the work of its attention. The rank is written at the left of each of its
-rows' runs.
+that a rank holds, the area of a colour is the pairs of a query and a key that its attention works on. The rank is
+written at the left of each of its rows' runs.
 
 `heads_for_tokens`: what Ulysses moves. Rows are heads, columns are chunks of the sequence; thick lines part the ranks.
 An all-to-all turns the cut from columns to rows; afterwards each rank sorts its columns.
@@ -44,7 +44,7 @@ def causal_map(cuts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
                 f"the ranks of {title!r} hold {tokens}", fix="every token from 0 on must be on exactly one rank"
             )
     with styled():
-        figure = new_figure(4.2 * len(cuts), 3.6)
+        figure = new_figure(4.2 * len(cuts), 3.9)
         for axes, (title, held) in zip(figure.subplots(1, len(cuts), squeeze=False)[0], cuts.items(), strict=True):
             _triangle(axes, held)
             axes.set_title(title)
@@ -116,7 +116,9 @@ def _triangle(axes: Axes, held: Sequence[Sequence[int]]) -> None:
         axes.text(-0.3, middle, f"rank {rank}", ha="right", va="center", fontsize=8)
     s = len(owner)
     shares = "  ".join(f"{rank}: {pairs}" for rank, pairs in enumerate(work))
-    axes.text(s / 2, s + 0.3, f"pairs of rank {shares}", ha="center", va="top", fontsize=8)
-    axes.set_xlim(-0.22 * s, 1.01 * s)
-    axes.set_ylim(s + 0.09 * s, 0)
+    axes.text(s / 2, s * 1.02, "keys: as many as the query sees", ha="center", va="top", fontsize=8)
+    axes.text(-0.27 * s, s / 2, "queries, first at the top", ha="center", va="center", fontsize=8, rotation=90)
+    axes.text(0.4 * s, s * 1.10, f"pairs (query, key) of rank {shares}", ha="center", va="top", fontsize=8)
+    axes.set_xlim(-0.31 * s, 1.01 * s)
+    axes.set_ylim(1.18 * s, 0)
     blank(axes)

@@ -23,3 +23,11 @@ def test_mistakes_are_named():
         against_ranks(FORMULAS, {"log": {2: 1}})
     with pytest.raises(ConfigError, match="no formula"):
         against_ranks({}, {})
+
+
+def test_each_count_has_its_own_marker_in_the_legend():
+    figure = against_ranks(FORMULAS, {"linear": {4: 3.0}, "flat": {2: 2.0}})
+    entries = dict(
+        zip([t.get_text() for t in figure.legends[0].get_texts()], figure.legends[0].legend_handles, strict=True)
+    )
+    assert {name: entries[f"{name}, counted"].get_marker() for name in FORMULAS} == {"flat": "o", "linear": "s"}

@@ -40,6 +40,7 @@ def test_a_cell_has_the_colour_of_the_blocks_owner():
         tuple(int(rank_colours(1)[0][i : i + 2], 16) / 255 for i in (1, 3, 5))
     )
     assert words(figure).count("keys of 2") == 4
+    assert "its colour: the rank that owns the keys" in figure.legends[0].get_title().get_text()
     assert not overlaps(ring_steps({"contiguous": CONTIGUOUS, "zigzag": ZIGZAG}))
 
 

@@ -29,7 +29,8 @@ def test_a_rank_is_named_beside_each_run_of_its_rows():
     seen = words(causal_map({"contiguous": CONTIGUOUS, "zigzag": ZIGZAG}))
     # rank 3 holds the middle of a zigzag in one piece
     assert [seen.count(f"rank {r}") for r in range(4)] == [3, 3, 3, 2]
-    assert "pairs of rank 0: 10  1: 26  2: 42  3: 58" in seen
+    assert "pairs (query, key) of rank 0: 10  1: 26  2: 42  3: 58" in seen
+    assert seen.count("keys: as many as the query sees") == seen.count("queries, first at the top") == 2
     assert not overlaps(causal_map({"contiguous": CONTIGUOUS, "zigzag": ZIGZAG}))
 
 

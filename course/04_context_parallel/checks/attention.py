@@ -93,8 +93,24 @@ def _sees_nothing(draw: Draw) -> dict[str, Any]:
 
 
 def _long(draw: Draw) -> dict[str, Any]:
-    return {**_at(draw, list(range(512, 608)), list(range(512)), 8), "q": draw.tensor(2, 96, 4),
-            "k": draw.tensor(2, 512, 4), "v": draw.tensor(2, 512, 4)}  # fmt: skip
+    """Blocks of 7 keys, and no other size is a multiple of 7: a product over blocks of another width is not either."""
+    return {**_at(draw, list(range(512, 609)), list(range(453)), 7), "q": draw.tensor(2, 97, 4),
+            "k": draw.tensor(2, 453, 4), "v": draw.tensor(2, 453, 4)}  # fmt: skip
+
+
+def _by_blocks(answer: Answer) -> str | None:
+    """Most work is in products over whole blocks; elementwise work is not seen."""
+    block, q = answer.inputs["block"], answer.inputs["q"]
+    done = [much for what, much in answer.evidence[0].order if what == "matmul"]
+    over_a_block = sum(much for much in done if much % block == 0 and much < 1.5 * block * q.numel())
+    if 2 * over_a_block < sum(done):
+        return f"most of its products do not go over {block} keys at a time, which is `block` here"
+    return None
+
+
+def _double(draw: Draw) -> dict[str, Any]:
+    inputs = _any_pieces(draw)
+    return {**inputs, **{name: inputs[name].double() for name in "qkv"}}
 
 
 def _half_of_a_heads_scores(inputs: dict[str, Any]) -> float:
@@ -161,6 +177,16 @@ def _not_divided(block: int, **inputs: Any) -> Any:
     return named((out * torch.exp(lse - finite).unsqueeze(-1), lse))
 
 
+def _a_large_negative_score(skips: bool) -> Callable[..., Any]:
+    def answer(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+        keep = torch.cat([(at <= q_at.max()).any().expand(len(at)) for at in k_at.split(block)]) | (not skips)
+        k, v, k_at = k[:, keep], v[:, keep], k_at[keep]
+        s = scores_of(q.double(), k.double(), q_at, k_at, causal=False).masked_fill(q_at[:, None] < k_at, -1e9)
+        return named(((s.softmax(-1) @ v.double()).to(q.dtype), s.logsumexp(-1).to(q.dtype)))
+
+    return answer
+
+
 def _nothing_is_nan(block: int, **inputs: Any) -> Any:
     out, lse = dense(**inputs)
     return named((out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse))
@@ -222,9 +248,10 @@ ATTEND = Exercise(
         Case("scores in the hundreds", _large_scores, hidden=True, draws=2, fixed=[_far_below_zero]),
         Case("queries that see nothing", _sees_nothing, hidden=True, draws=2, fixed=[
             _placed([16, 12, 9, 13], [14, 15, 10, 11, 18, 19], 2), _placed([3, 2], [5, 6, 7], 2)]),
-        Case("never the whole matrix of scores", _long, hidden=True, points=2, accept=[
+        Case("inputs of float64: the answers are as precise", _double, hidden=True, draws=1),
+        Case("`block` keys at a time, never the whole matrix of scores", _long, hidden=True, accept=[
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
-            peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch]),
+            peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch, _by_blocks]),
         Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan],
              accept=[_skips]),
     ],
@@ -233,7 +260,10 @@ ATTEND = Exercise(
         Mistake(lambda block, **i: named(dense(**i, causal=False)),
                 "A query at place i sees keys at places j <= i only."),
         Mistake(lambda block, **i: named(dense(**i)),
-                "A block that no query sees is skipped, not computed and masked."),
+                "A block that no query sees is skipped, not computed and masked: it may hold NaN, and 0 times NaN is "
+                "NaN."),
+        *(Mistake(_a_large_negative_score(skips), "-1e9 is a score: a query that sees nothing then averages what is "
+                  "hidden. Use -inf.") for skips in (True, False)),
         Mistake(_nothing_is_nan, "A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
         Mistake(_plain_exp, "exp of a large score overflows: subtract the running maximum first."),
         Mistake(partial(_not_rescaled, total_too=True),

@@ -97,12 +97,15 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     return ranks
 
 
-def _last_token() -> Inputs:
-    """2 ranks, every score 0; only the output at the last place has a gradient, of 8 in its first number."""
+def _third_token() -> Inputs:
+    """2 ranks, every score 0; only the output at place 2 has a gradient, of 6 in its first number.
+
+    P is 1/3 and out 5, so dS is -3, -1, 4, dQ 7. The last token sees all keys: it would not tell whose block was used.
+    """
     ranks = four_tokens()
     for r, (one, o) in enumerate(zip(ranks, ring(ranks), strict=True)):
         dout = torch.zeros_like(one["q"])
-        dout[0, :, 0] = 8.0 * (one["at"][r] == 3)
+        dout[0, :, 0] = 6.0 * (one["at"][r] == 2)
         one.update(dout=dout, **o)
     return ranks
 
@@ -113,7 +116,7 @@ BACK = Exercise(
     drive=_drive_back,
     axis="cp",
     cases=[
-        Case("2 ranks, 4 tokens, every score 0, a gradient for the last token alone", _last_token()),
+        Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
         Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
         Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
              points=2, accept=[only("send", "recv"), to_the_next, at_most(
@@ -211,7 +214,7 @@ USED = Exercise(
         ),
         Mistake(
             lambda dqs, rank, ks, **_: [(rank + 1 - i) % len(ks) for i in range(len(dqs))],
-            "One shift explains one ring. Test every block at every step.",
+            "This ring is not always one ahead. Test every block at every step.",
         ),
         Mistake(
             lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],

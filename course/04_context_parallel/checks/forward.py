@@ -113,17 +113,45 @@ def _counted(draw: Draw) -> Inputs:
     return [{**one, "count": True} for one in ring_inputs(draw, cp=4, half=16)]
 
 
+def _goes_round_once(answer: Answer) -> str | None:
+    size, a_block = len(answer.inputs), kv_bytes(answer.inputs)
+    for rank, one in enumerate(answer.evidence):
+        if one.nbytes("send") == size * a_block:
+            return f"rank {rank} sends {size} blocks, C hops; C-1 bring each block to all ranks, and the last is unused"
+    return at_most("(C-1) blocks", lambda i: (size - 1) * a_block, "send")(answer)
+
+
+def _computes_meanwhile(answer: Answer) -> str | None:
+    sentence = busy_during("send", _half_a_block_each, "the block")(answer)
+    before = "You wait before you compute: " if sentence and ": 0 of " in sentence else ""
+    return sentence and before + sentence
+
+
+_CUTS = {
+    (True, True): "cut q in halves and the keys in blocks of n/2",
+    (True, False): "attend with each half of q by itself",
+    (False, True): "give `attend` blocks of n/2 keys",
+    (False, False): "skip what the mask hides",
+}  # (the first ranks do too much, the last ones do)
+
+
 def _hidden_skipped(answer: Answer) -> str | None:
+    """An undivided q costs the first ranks most, a block of n keys the last ones."""
     q, size = answer.inputs[0]["q"], len(answer.inputs)
     enough = 2 * q.numel() * q.shape[1] * (size + 1) // 2  # the own block, and half of each other
+    too_much = {}
     for rank, one in enumerate(answer.evidence):
         done = [much for what, much in one.order if what == "matmul"]
         first = done.index(97)
         a_pair = sum(done[:first]) / (2 * q.shape[0] * q.shape[2])  # above 1 where `attend` makes a second pass
         all_of_it = sum(done[first + 1 :])
         if all_of_it > max(a_pair, 1) * enough:
-            return f"rank {rank} does {all_of_it} multiply-adds; {enough} are enough without the hidden halves"
-    return None
+            too_much[rank] = all_of_it
+    if not too_much:
+        return None
+    rank, much = next(iter(too_much.items()))
+    cut = _CUTS[0 in too_much, size - 1 in too_much]
+    return f"rank {rank} does {much} multiply-adds; {enough} are enough without the hidden halves: {cut}"
 
 
 def _half_a_block_each(inputs: Inputs) -> float:
@@ -140,12 +168,13 @@ RING = Exercise(
     axis="cp",
     cases=[
         Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
-        Case("2 to 4 ranks", ring_inputs, points=2, hidden=True, fixed=[partial(ring_inputs, cp=2)]),
+        Case("2 to 4 ranks", ring_inputs, hidden=True, fixed=[partial(ring_inputs, cp=2)]),
         Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
-            only("send", "recv"), to_the_next, at_most("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i), "send")]),
+            only("send", "recv"), to_the_next, _goes_round_once]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
-            only("send", "recv"), busy_during("send", _half_a_block_each)]),
+            only("send", "recv"), _computes_meanwhile]),
         Case("hidden halves are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
+        Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
     mistakes=[
         Mistake(lambda ranks: ring(ranks, scaled=False), "The scores are divided by sqrt(d)."),
@@ -208,7 +237,7 @@ ULYSSES = Exercise(
     drive=_drive_ulysses,
     axis="cp",
     cases=[
-        Case("2 ranks, 4 heads, 8 tokens; each number is 10 head + place", _numbered()),
+        Case("2 ranks, 4 heads, 8 tokens; each number is 10·head + place", _numbered()),
         Case("up to 4 ranks", _heads, points=2, hidden=True),
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
             only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),

@@ -39,6 +39,17 @@ def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
     return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
 
 
+def _log_of_exponentials(finite: bool) -> Callable[..., Any]:
+    """`finite`: a sum of 0 has the logarithm 0."""
+
+    def answer(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
+        total = (lse.exp() + more_lse.exp()).log()
+        base = total.masked_fill(total == -torch.inf, 0.0) if finite else total
+        return named(((lse - base).exp().unsqueeze(-1) * out + (more_lse - base).exp().unsqueeze(-1) * more, total))
+
+    return answer
+
+
 def _nothing_merged(**pieces: Any) -> Pair:
     out, lse = merge(**pieces)
     return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
@@ -127,9 +138,13 @@ MERGE = Exercise(
         Mistake(
             lambda **i: named(_one_empty("more_lse")(**i)), "The second piece may have seen nothing: its lse is -inf."
         ),
-        Mistake(
-            lambda **i: named(_naive_merge(**i)),
-            "exp(lse) overflows. Use differences: torch.logaddexp, then exp(lse - lse_new).",
+        *(
+            Mistake(
+                naive,
+                "exp(lse) overflows for a large lse, and is 0 for a very negative one. "
+                "Take exp of differences only: exp(lse - lse_new).",
+            )
+            for naive in (lambda **i: named(_naive_merge(**i)), _log_of_exponentials(False), _log_of_exponentials(True))
         ),
         Mistake(
             lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], lse + more_lse)),
@@ -225,6 +240,11 @@ def _exchanged(**inputs: Any) -> dict[str, Any]:
     return {"dq": dq, "dk": dv, "dv": dk}
 
 
+def _first_two_exchanged(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    return {"dq": dk, "dk": dq, "dv": dv}
+
+
 PIECE = Exercise(
     "piece_backward",
     reference=_back(),
@@ -243,6 +263,7 @@ PIECE = Exercise(
         ),
         Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
         Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
+        Mistake(_first_two_exchanged, "dQ and dK are exchanged: dV is right, and so is dS. The order is dq, dk, dv."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "
                 "dQ = dS K."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dk": ANYTHING}, "dQ and dV are right, dK is not: "

@@ -179,7 +179,7 @@ def answers(
     s: int, cp: int, tp: int, heads: int, groups: int, element_size: int, flops: float, bandwidth: float
 ) -> dict[str, Any]:
     return {
-        "slowest_over_mean": (2 * cp - 1 + cp / s) / (cp + cp / s),
+        "slowest_over_mean": (2 * cp - 1) / cp,  # where s is long; for any s here within rtol
         "ring_over_ulysses": cp * groups / (heads + groups),
         "largest_ulysses": groups // tp,
         "sequence_multiple": 2 * cp * tp,
@@ -198,7 +198,7 @@ def _machine(draw: Draw) -> dict[str, Any]:
 
 
 _LLAMA = {
-    "s": 131072, "cp": 8, "tp": 2, "heads": 32, "groups": 8, "element_size": 2, "flops": 4e14, "bandwidth": 5e10,
+    "s": 131072, "cp": 8, "tp": 4, "heads": 64, "groups": 8, "element_size": 2, "flops": 1e14, "bandwidth": 3e11,
 }  # fmt: skip
 
 _LAPTOPS = {
@@ -209,7 +209,7 @@ QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("128 k tokens, heads and groups of Llama-3 8B, cp 8, tp 2", _LLAMA),
+        Case("Llama-3 70B, 128 k tokens, cp 8, tp 4, 100 TFLOP/s, 300 GB/s", _LLAMA),
         Case("another machine", _machine, points=3, hidden=True, fixed=[_LAPTOPS]),
     ],
     rtol=1e-3,
@@ -228,6 +228,17 @@ QUESTIONS = Exercise(
             "Keys and values have `groups` heads, the work has `heads`.",
         ),
         *(
+            Mistake(instead(answers, tokens_to_hide=lambda to_whole=to_whole, **i: to_whole(
+                answers(**i)["tokens_to_hide"])), "tokens_to_hide is asked for not rounded.")
+            for to_whole in (math.ceil, math.floor)
+        ),
+        *(
+            Mistake(instead(answers, tokens_to_hide=lambda tp, up=up, **i: answers(tp=tp, **i)["tokens_to_hide"]
+                            * float(tp) ** up), "tp cuts the work and the messages alike: tokens_to_hide is the same "
+                    "for every tp.")
+            for up in (1, -1)
+        ),
+        *(
             Mistake(instead(answers, sequence_multiple=too_small),
                     "Sequence parallelism cuts each of the 2C chunks again, over tp.")
             for too_small in (lambda cp, **_: 2 * cp, lambda cp, tp, **_: cp * tp,
@@ -235,6 +246,8 @@ QUESTIONS = Exercise(
         ),
         Mistake(instead(answers, largest_ulysses=lambda heads, tp, **_: heads // tp), "Keys and values have fewer "
                 "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
+        Mistake(instead(answers, largest_ulysses=lambda groups, **_: groups), "tp has already shared the groups: "
+                "a rank has only its part of them to share once more."),
         Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "
                 "+ 2 groups, the ring 2 groups."),
         Mistake(instead(answers, ring_over_ulysses=lambda **i: 1 / answers(**i)["ring_over_ulysses"]),
