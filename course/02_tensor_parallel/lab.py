@@ -104,7 +104,9 @@ with torch.device("meta"):
 
 layouts = {name.split(".")[-2]: layout_of(p) for name, p in model.named_parameters()}
 names = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "word_embeddings", "output_layer", "input_layernorm"]
-weight_shards([Shards(name, layouts[name].shape, layouts[name].dim, layouts[name].parts) for name in names])
+bands = {"linear_fc1": ("gate", "up")}
+cuts = {name: layouts[name] for name in names}
+weight_shards([Shards(name, cut.shape, cut.dim, cut.parts, bands.get(name, ())) for name, cut in cuts.items()])
 
 # %% [markdown]
 # The upper row is one layer: two pairs, QKV with projection, and `fc1` (gate and up) with `fc2` (down). Notice:
@@ -902,12 +904,19 @@ report(rows)
 # %%needs bytes_per_layer column_linear row_linear attention embedding cross_entropy
 from minimegatron.viz.messages import Message, strips
 
-programs = {name: [Message(*one) for one in messages] for name, (_, messages) in moved[0].items()}
+def drawn(messages):
+    """In the backward pass x is gathered again right after dz, by the column layer."""
+    before = [None, *messages]
+    both = [(one, last) for one, last in zip(messages, before)]
+    return [Message(*one, again=last is not None and one == last and one[0] == "all_gather") for one, last in both]
+
+
+programs = {name: drawn(messages) for name, (_, messages) in moved[0].items()}
 strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What one rank sends for one layer, in KiB")
 
 # %% [markdown]
-# A box is a message, as wide as its bytes. Find the two all-gathers that sequence parallelism adds: they stand in the
-# backward pass, where x is gathered a second time for dW.
+# A box is a message, as wide as its bytes. The two dashed all-gathers are those that sequence parallelism adds: in the
+# backward pass x is gathered again, for dW.
 #
 # ### Memory: predicted and measured
 #
@@ -960,13 +969,14 @@ from minimegatron.viz.stacked import stacked
 
 alone = kept[0]["one rank"][1]
 whole = [now == before for now, before in zip(kept[0]["tp 4"][1], alone)]  # as large on one of 4 ranks as alone
-parts = ("whole with tensor parallelism", "divided by tensor parallelism")
+parts = ("divided by sp only: whole with tp alone", "divided by tp")
 bars = {
     name: {part: sum(n for n, w in zip(sizes, whole) if w == (part == parts[0])) / 1024 for part in parts}
     for name, (_, sizes) in kept[0].items()
 }
 predicted = {name: row[0] / 1024 for name, row in kept[0].items()}
-stacked(bars, predicted=predicted, title="Activations of one layer, kept by one rank", what="KiB kept by one rank")
+title = "Activations of one layer, kept by one rank"
+stacked(bars, predicted=predicted, whole=parts[0], title=title, what="KiB kept by one rank")
 
 # %% [markdown]
 # The hatched part is why doubling tp alone helps less each time: four tensors of `s·b·h` stay whole on every rank.

@@ -252,12 +252,9 @@ PARTIAL = Exercise(
     ],
     counted=True,
     mistakes=[
-        *(
-            Mistake(
-                _choose(everything),
-                "These are all names. What is cut over tp has its whole gradient on the rank that holds it.",
-            )
-            for everything in (lambda n, sp: True, lambda n, sp: sp, lambda n, sp: sp or _of_heads(n))
+        Mistake(
+            _choose(lambda n, sp: True),
+            "These are all names. What is cut over tp has its whole gradient on the rank that holds it.",
         ),
         Mistake(
             _choose(lambda n, sp: sp and (_of_tokens(n) or _of_heads(n))),
