@@ -87,12 +87,11 @@ def flow(steps: Sequence[Step] = PAIR, ranks: int = 2) -> Picture:
             _direction(axes, steps, ranks, back)
         palette = rank_colours(ranks)
         looks = [
-            *((f"only on rank {r}", colour, "", "-") for r, colour in enumerate(palette)),
-            ("partial sum", "white", "", "--"), ("whole on every rank", PAPER, HATCH, "-"),
-            ("the ranks talk", COMM, "", "-"),
+            *((f"only on rank {r}", colour, "") for r, colour in enumerate(palette)),
+            ("whole on every rank", PAPER, HATCH), ("the ranks talk", COMM, ""),
         ]  # fmt: skip
-        handles = [Patch(facecolor=c, hatch=h, linestyle=line, edgecolor=INK, linewidth=1.2 if line == "--" else 0.6,
-                         label=text) for text, c, h, line in looks]  # fmt: skip
+        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
+        handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, linestyle="--", label="partial sum"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     return figure
 

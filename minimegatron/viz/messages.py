@@ -85,7 +85,8 @@ def strips(
 
 def _tint(name: str) -> str:
     share, white = _TINTS[name], 1 - _TINTS[name]
-    return to_hex([share * part + white for part in to_rgb(COMM)])
+    red, green, blue = (share * part + white for part in to_rgb(COMM))
+    return to_hex((red, green, blue))
 
 
 def _strip(axes: Axes, messages: Sequence[Message], y: float, divisor: float, longest: float) -> None:

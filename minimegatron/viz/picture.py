@@ -89,8 +89,12 @@ def box(
     """A filled rectangle with a text in its middle; on a hatched one the text stands on a plain patch."""
     (x, y), (width, height) = corner, size
     line = 1.6 if dashed else 1.2 if edge == "white" else 0.6
-    look = {"hatch": pattern, "linewidth": line, "linestyle": "--" if dashed else "-"}
-    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor=edge, **look))
+    axes.add_patch(
+        Rectangle(
+            corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line,
+            linestyle="--" if dashed else "-",
+        )
+    )  # fmt: skip
     if text:
         patch = {"facecolor": colour, "edgecolor": "none", "pad": 1.5} if pattern else None
         axes.text(
