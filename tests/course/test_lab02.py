@@ -90,5 +90,7 @@ def test_after_each_stop_a_cell_imports_what_it_uses():
             names = [node for node in nodes if isinstance(node, ast.Name)]
             bound |= {one.asname or one.name for one in imports}
             bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+            bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
             loaded |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
         assert loaded and loaded - bound == set(), number
