@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from labkit.compare import difference, show
+from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.nursery import Failed
@@ -160,7 +160,7 @@ def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:
     one, other = named(got, asked.outputs), named(want, asked.outputs)
     if other is not want and (few := other_number(one, asked.outputs)):
         return few
-    phrase = difference(one, other, asked.rtol, asked.atol)
+    phrase = counted(one, other) if asked.counted else difference(one, other, asked.rtol, asked.atol)
     return f"{wrong_parts(one, other, asked.rtol, asked.atol)}; {_HIDDEN}" if phrase and hidden else phrase
 
 

@@ -202,6 +202,7 @@ class Exercise:
         hint: the recipe, shown from the third failure on.
         outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
             which of them is wrong, in a hidden case too.
+        counted: an answer is a list of names, which are what the learner is to find: told is how many are wrong.
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
             launched in the judge's process: `evidence.launches`.
@@ -231,6 +232,7 @@ class Exercise:
     idea: str = ""
     hint: str = ""
     outputs: Sequence[str] = ()
+    counted: bool = False
     seconds: float = 20.0
     kernels: bool = False
     memory: Sequence[str] = ()

@@ -125,7 +125,12 @@ class LabMagics(Magics):
         known = {name: work.remembered(name) for name in lab.exercises}
         points = sum(verdict.points for verdict in known.values() if verdict)
         open_ = (name for name, verdict in known.items() if verdict is None or not verdict.passed)
-        note = "\n".join(filter(None, [self._note, work.record.trouble]))
+        undone = [
+            f"{name} uses {', '.join(below)}, changed since it passed: check it again"
+            for name in lab.exercises
+            if (below := work.changed_below(name))
+        ]
+        note = "\n".join(filter(None, [self._note, *undone, work.record.trouble]))
         return Panel(lab.name, points, lab.points, next(open_, ""), note)
 
     def _move_panel(self) -> None:

@@ -34,11 +34,11 @@
 # ### Before anything else, a guess
 #
 # Tensor parallelism cuts a layer over 4 ranks. Each rank then holds a quarter of the weights. But what about the
-# activations, the tensors that the forward pass keeps for the backward pass? Guess from the gut. You meet your number
-# again at the end.
+# activations, the tensors that the forward pass keeps for the backward pass? Guess from the gut, for a GPT layer with
+# flash attention and without dropout. You meet your number again at the end.
 
 # %%
-guess("kept", None, "Tensor parallelism on 4 ranks: how many percent of a layer's activations does each rank keep?")
+guess("kept", None, "How many percent of a layer's activations does each of 4 ranks keep, with tensor parallelism?")
 
 # %% [markdown]
 # # Part A · Cut a matrix
@@ -104,13 +104,16 @@ with torch.device("meta"):
 
 layouts = {name.split(".")[-2]: layout_of(p) for name, p in model.named_parameters()}
 names = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "word_embeddings", "output_layer", "input_layernorm"]
-weight_shards([Shards(name, layouts[name].shape, layouts[name].dim, layouts[name].parts) for name in names])
+bands = {"linear_fc1": ("gate", "up")}
+cuts = {name: layouts[name] for name in names}
+weight_shards([Shards(name, cut.shape, cut.dim, cut.parts, bands.get(name, ())) for name, cut in cuts.items()])
 
 # %% [markdown]
 # The upper row is one layer: two pairs, QKV with projection, and `fc1` (gate and up) with `fc2` (down). Notice:
 #
 # * `linear_fc1` is a stack of two matrices, gate and up. Each rank holds *the same rows of both*, so it has two ranges.
-#   One cut through the middle would give rank 0 all of gate and rank 1 all of up.
+#   The MLP multiplies feature i of gate with feature i of up, so the two must meet on one rank. One cut through the
+#   middle would give rank 0 all of gate and rank 1 all of up.
 # * Norms are not cut: every rank holds them whole. Part C comes back to them.
 
 # %% [markdown]
@@ -149,13 +152,13 @@ regions()
 # %% [markdown]
 # Count the arrows: each all-reduce becomes a reduce-scatter and an all-gather, which together send the same bytes.
 #
-# There is one message more, which the picture does not show. A column layer's backward pass needs its input x whole, to
-# compute dW. With sequence parallelism a rank stores only its tokens of x, so x is gathered a second time, once for
-# each pair.
+# Two all-gathers more, one for each pair, are not in the picture: a column layer's backward pass needs its input x
+# whole, to compute dW. With sequence parallelism a rank stores only its tokens of x, so the backward pass gathers x
+# again.
 #
-# **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every arrow carries an activation
-# of `s·b·h` elements. Messages run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an all-gather or
-# a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
+# **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every bold arrow carries an
+# activation of `s·b·h` elements. Collectives run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an
+# all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
 
 # %%
 # %%exercise bytes_per_layer
@@ -183,7 +186,7 @@ check("bytes_per_layer")
 # | input of the QKV layer | 2 |
 # | queries and keys | 4 |
 # | values | 2 |
-# | softmax, its dropout mask, the result: `5·a·s²·b` in all, with a heads | 5·a·s/h |
+# | softmax output (2), dropout mask (1), dropout output (2): `5·a·s²·b` for a heads, cut by heads | 5·a·s/h |
 # | input of the projection | 2 |
 # | dropout mask after the projection | 1 |
 # | input of the second norm | 2 |
@@ -192,9 +195,9 @@ check("bytes_per_layer")
 # | input of `fc2` | 8 |
 # | dropout mask after `fc2` | 1 |
 #
-# In the picture above, find the region of each row of the table. Tensor parallelism divides what lies in a region that
-# is cut by features. The rest is whole on every rank, until sequence parallelism cuts it by tokens. (Korthikanti et al.
-# 2022, figure 5.)
+# In the picture above, find the region of each row of the table; the input of a box is what arrives at it. Tensor
+# parallelism divides what lies in a region that is cut by features. The rest is whole on every rank, until sequence
+# parallelism cuts it by tokens. (Korthikanti et al. 2022, figure 5.)
 #
 # **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both. Do not round.
 
@@ -214,9 +217,6 @@ check("activation_bytes")
 # %% [markdown]
 # With t = 1 it is the well-known `s·b·h·(34 + 5·a·s/h)`. For GPT-3 with 2048 tokens your function says 2.87 GB a layer
 # on one rank; on each of eight ranks 0.58 GB with tensor parallelism and 0.36 GB with both.
-#
-# In bytes per `s·b·h`, eight ranks with tensor parallelism keep 23 of 114: 13 for what was divided by 8, and 10 that
-# tensor parallelism cannot divide.
 
 # %% [markdown]
 # ## 3 · Implement
@@ -225,9 +225,9 @@ check("activation_bytes")
 #
 # * Use `tp.rank`, `tp.size`, and `group=tp.group` with `torch.distributed`. These ranks may be a part of all ranks, so
 #   `dist.get_rank()` can be another number.
-# * Inputs belong to the caller: do not change them. They may be views that are not contiguous; collectives need
-#   contiguous tensors.
-# * Inputs may be float64. What you return has the same dtype.
+# * Inputs belong to the caller: do not change them. They may be views that are not contiguous, which some collectives
+#   refuse: `x.contiguous()` is a copy that all of them take.
+# * Inputs may be float64, and what you return has the same dtype. Only the loss gets its logits always in fp32.
 #
 # You may use the package's f and g:
 #
@@ -264,8 +264,8 @@ check("column_linear")
 # %% [markdown]
 # ### Row
 #
-# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank, and y gets
-# it once. In the 2×2 example rank 0 has the weight `[[5], [6]]` and the x 1, 3.
+# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank, or None,
+# and y gets it once. In the 2×2 example rank 0 has the weight `[[5], [6]]` and the x 1, 3.
 #
 # **Exercise.** The layer.
 
@@ -502,8 +502,8 @@ check("cross_entropy")
 # %% [markdown]
 # ## 4 · Run
 #
-# You have all pieces of a tensor-parallel GPT. First your layers, as classes of the package whose forward pass is
-# yours. This cell and the next are also modules: later cells import them.
+# You have all pieces of a tensor-parallel GPT. First, subclasses of the package's layers that call your functions. This
+# cell and the next are also modules: later cells import them.
 
 # %%
 # %%ranks 1 --name my_layers --needs column_linear,row_linear,attention
@@ -667,7 +667,7 @@ beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "s
 # functions looks at one token at a time, so the tokens can be cut:
 
 # %%
-from minimegatron.viz.regions import LAYER
+from minimegatron.viz.regions import LAYER, regions
 
 regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 
@@ -688,8 +688,8 @@ regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 # that arrive are 10, 20 on rank 0 and 30, 40 on rank 1, then rank 0 returns 10 + 30 = 40 and rank 1 returns 60.
 #
 # **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`,
-# or others that send as little. x, and the gradient that arrives, may be views; what the collectives get must be
-# contiguous.
+# or others that send as little. x, and the gradient that arrives, may be views. The check runs on gloo, which
+# takes views here; NCCL refuses them. So the package's collectives send `x.contiguous()`.
 
 # %%
 # %%exercise sequence_pair
@@ -765,6 +765,11 @@ check("sequence_pair")
 # * Positions are added after the embedding's reduce-scatter.
 # * `q_layernorm` and `k_layernorm` (Qwen3) norm each head after the column layer. Every rank has the whole weight, and
 #   some of the heads.
+#
+# Names look like these: `embedding.word_embeddings.weight`, `embedding.position_embeddings.weight`,
+# `layers.0.input_layernorm.weight`, `layers.0.self_attention.linear_qkv.bias`,
+# `layers.0.self_attention.q_layernorm.weight`, `layers.0.self_attention.linear_proj.bias`,
+# `layers.0.pre_mlp_layernorm.bias`, `layers.0.mlp.linear_fc1.weight`, `final_layernorm.weight`.
 #
 # **Exercise.** From a list of names, those whose gradients must still be summed over tp, in the order of the list.
 
@@ -890,7 +895,7 @@ for name, sp, spec in (("tp", False, None), ("tp, your layers", False, mine), ("
         y.sum().backward()
     seen = [(c, back) for back, w in enumerate((forward, backward)) for c in w.evidence().calls]
     messages = [(c.name, c.nbytes * (t - 1) / t * (2 if c.name == "all_reduce" else 1), bool(back)) for c, back in seen]
-    rows[name] = (bytes_per_layer(s, b, h, t, 4, sp), messages)
+    rows[name] = (float(bytes_per_layer(s, b, h, t, 4, sp)), messages)
     counted = sum(sent for _, sent, _ in messages)
     print(f"{name:15}  predicted {rows[name][0] / 1024:.0f} KiB  counted {counted / 1024:.0f} KiB")
 report(rows)
@@ -899,12 +904,19 @@ report(rows)
 # %%needs bytes_per_layer column_linear row_linear attention embedding cross_entropy
 from minimegatron.viz.messages import Message, strips
 
-programs = {name: [Message(*one) for one in messages] for name, (_, messages) in moved[0].items()}
+def drawn(messages):
+    """In the backward pass x is gathered again right after dz, by the column layer."""
+    before = [None, *messages]
+    both = [(one, last) for one, last in zip(messages, before)]
+    return [Message(*one, again=last is not None and one == last and one[0] == "all_gather") for one, last in both]
+
+
+programs = {name: drawn(messages) for name, (_, messages) in moved[0].items()}
 strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What one rank sends for one layer, in KiB")
 
 # %% [markdown]
-# A box is a message, as wide as its bytes. Find the two all-gathers that sequence parallelism adds: they stand in the
-# backward pass, where x is gathered a second time for dW.
+# A box is a message, as wide as its bytes. The two dashed all-gathers are those that sequence parallelism adds: in the
+# backward pass x is gathered again, for dW.
 #
 # ### Memory: predicted and measured
 #
@@ -919,8 +931,9 @@ strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What o
 # * **SDPA** (flash attention) computes the scores again in the backward pass, so the term `5·a·s/h` is gone; it keeps
 #   one number per head and token.
 #
-# So your function says, for this model: twice what it gives for a = 0 without the two masks. Beside that, the norms
-# keep a mean and a deviation for each token, and SDPA its number: the "statistics" below.
+# So your function says, for this model: its value for a = 0, less `2·s·b·h` for the masks (on a rank's tokens with
+# sequence parallelism), times 2. Beside that, the norms keep a mean and a deviation for each token, and SDPA its
+# number: the "statistics" below.
 
 # %%
 # %%ranks 4 --needs activation_bytes --name memory --out kept
@@ -942,7 +955,7 @@ for t, sp in ((1, False), (2, False), (2, True), (4, False), (4, True)):
     cut = t if sp else 1
     layer = build_model(config, mesh, 1).decoder.layers["0"]
     sizes = kept_sizes(layer, torch.randn(s // cut, b, h, requires_grad=True), AttentionContext())
-    predicted = 2 * (activation_bytes(s, b, h, 0, t, sp) - 2 * s * b * h / cut)
+    predicted = 2 * (float(activation_bytes(s, b, h, 0, t, sp)) - 2 * s * b * h / cut)
     statistics = 4 * (4 * s * b / cut + s * b * a / t)  # mean and deviation of two norms; a number per head of SDPA
     name = f"tp {t}{' and sp' if sp else ''}" if t > 1 else "one rank"
     rows[name] = (predicted + statistics, sizes)
@@ -952,15 +965,18 @@ report(rows)
 
 # %%
 # %%needs activation_bytes
+from minimegatron.viz.stacked import stacked
+
 alone = kept[0]["one rank"][1]
 whole = [now == before for now, before in zip(kept[0]["tp 4"][1], alone)]  # as large on one of 4 ranks as alone
-parts = ("whole with tensor parallelism", "divided by tensor parallelism")
+parts = ("divided by sp only: whole with tp alone", "divided by tp")
 bars = {
     name: {part: sum(n for n, w in zip(sizes, whole) if w == (part == parts[0])) / 1024 for part in parts}
     for name, (_, sizes) in kept[0].items()
 }
 predicted = {name: row[0] / 1024 for name, row in kept[0].items()}
-stacked(bars, predicted=predicted, title="Activations of one layer, kept by one rank", what="KiB kept by one rank")
+title = "Activations of one layer, kept by one rank"
+stacked(bars, predicted=predicted, whole=parts[0], title=title, what="KiB kept by one rank")
 
 # %% [markdown]
 # The hatched part is why doubling tp alone helps less each time: four tensors of `s·b·h` stay whole on every rank.
@@ -987,17 +1003,21 @@ over_degrees(
 )
 
 # %% [markdown]
+# With stored scores, in bytes per `s·b·h`, eight ranks with tensor parallelism keep 23 of 114: 13 for what was divided
+# by 8, and 10 that tensor parallelism cannot divide.
+
+# %% [markdown]
 # ### Hide the sum
 #
 # The backward pass of a column layer computes two products:
 #
-# $$dx = \sum_\text{ranks} dy\,A \qquad\qquad dA = dy^T x$$
+# $$dx = \sum_\text{ranks} dy\,W \qquad\qquad dW = dy^T x$$
 #
-# Only dx must be summed. dA needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dA while
+# Only dx must be summed. dW needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dW while
 # the sum is under way, then wait.
 #
 # **Exercise.** Do this. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events:
-# all products that dA is made of must run between start and wait, as operations of torch.
+# all products that dW is made of must run between start and wait, as operations of torch.
 
 # %%
 # %%exercise column_backward
@@ -1020,8 +1040,8 @@ def column_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, tp)
 check("column_backward")
 
 # %% [markdown]
-# On a timeline, below a version that waits at once. Each way runs five times, in turn; the picture shows the fastest
-# run of each, on the same axis.
+# The picture shows your version below one that waits at once. Each way runs five times, in turn; the fastest run of
+# each is drawn, on the same axis.
 
 # %%
 # %%ranks 2 --needs column_backward --name overlap --out timelines
@@ -1095,6 +1115,8 @@ report(points)
 finish()
 
 # %%
+from minimegatron.viz.curves import over_degrees
+
 if speed:
     degrees, seconds = zip(*speed.reports[0])
     curves = {"measured": [seconds[0] / s for s in seconds], "ideal": degrees}
@@ -1184,8 +1206,7 @@ losses({"tp 2": suspected[0]}, title="Would you stop this run?")
 
 # %% [markdown]
 # The curve looks healthy. Suppose you suspect tensor parallelism all the same. What would you compare with what, to
-# find out? Write down two comparisons before you run the next cell. It makes three: the loss of the first step, the
-# gradient norm of the first step, and what the two ranks hold, each beside the serial twin.
+# find out? Write down two comparisons before you run the next cell.
 
 # %% tags=["hide-output"]
 # %%ranks 2 --name evidence_found --out careless_shards
@@ -1217,13 +1238,15 @@ fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
 report([part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)])
 
 # %% [markdown]
-# The loss differs from the twin's, so this is another model; the gradient norm differs as well. The shards say why:
+# The cell makes three comparisons: the loss and the gradient norm of the first step, each with the serial twin's, and
+# the shards of the two ranks with each other. The loss differs from the twin's, so this is another model; the gradient
+# norm differs as well. The shards say why:
 # both ranks hold *the same* half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0,
 # and so are the features of the MLP.
 #
-# Equal weights get equal gradients, so they stay equal in every step: each column and row layer has half of its width
-# at the full price. Only the halves of the embedding become different, because each rank owns other words. A check of
-# replicas finds nothing, because no *replicated* parameter is wrong.
+# Equal weights get equal gradients, so they stay equal in every step: each column and row layer does the work of
+# half its width and costs all of it. Only the halves of the embedding become different, because each rank owns other
+# words. A check of replicas finds nothing, because no *replicated* parameter is wrong.
 #
 # **Exercise.** Repair it: return this rank's part of an initial matrix, such that *every tp gives the same logical
 # model*. The serial matrix is `torch.randn(*shape) * std` from a generator with `seed`.
@@ -1281,6 +1304,7 @@ report({"curve": curve, "shards": [part[:10, :20].tolist() for part in shards_of
 
 # %%
 # %%needs initial_part
+from minimegatron.viz.curves import losses
 from minimegatron.viz.heat import shards
 
 halves = {"same seed on every rank": careless_shards[0], "repaired": repaired[0]["shards"]}
@@ -1311,8 +1335,8 @@ losses(curves, title="Two ranks, 60 steps")
 #    key/value rows on several ranks; then the gradients of the copies must be summed.
 # 4. *Why is tp kept inside one machine?* It communicates four times a layer, and the next product waits for each
 #    message. The links inside a machine are the fastest.
-# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: 10 payloads instead of 8. And, once a step,
-#    the sum of the partial gradients of norms and row biases.
+# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: `10·s·b·h` elements instead of `8·s·b·h`,
+#    times (t-1)/t. And, once a step, the sum of the partial gradients of norms and row biases.
 # 6. *When does ZeRO-3 send less than tp?* When there are many tokens in a step: ZeRO-3 moves weights, tp moves
 #    activations.
 #
@@ -1320,26 +1344,27 @@ losses(curves, title="Two ranks, 60 steps")
 #
 # * `query_heads`: the query heads of this rank, in order; `kv_heads`: the key/value heads that they use, in order;
 # * `gate_up_rows`: the ranges `[start, stop]` of the stacked `[gate; up]` matrix, `2·ffn` rows, that this rank holds;
-# * `payloads_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
+# * `all_reduces_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
 # * `logits_over_three`: bytes sent to all-gather the logits `[s, b, V]`, over those of all-reducing three numbers a
 #   token (the same bytes an element, rings);
 # * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (One token
-#   earlier both may send the same.) A layer has `12·h²` weights, which ZeRO-3 gathers twice and whose gradients it
-#   reduces once; tp sends `8·b·s·h`. Both count elements; leave `(t-1)/t` out on both sides.
+#   earlier both may send the same.) `b·s` counts the tokens of all t ranks together. A layer has `12·h²` weights, which
+#   ZeRO-3 gathers twice and whose gradients it reduces once; tp sends `8·b·s·h`. Both count elements; leave `(t-1)/t`
+#   out on both sides.
 
 # %%
 # %%exercise answers
 def answers(
     heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
 ) -> dict[str, object]:
-    """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "payloads_forward": ..., ...}"""
+    """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "all_reduces_forward": ..., ...}"""
     ### BEGIN SOLUTION
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
         "query_heads": queries,
         "kv_heads": sorted({q // (heads // groups) for q in queries}),
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "payloads_forward": 2 * layers + 1,
+        "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": vocab / (2 * 3),
         "zero3_sends_less_from": 3 * 12 * hidden**2 // (8 * hidden) + 1,
     }
@@ -1350,7 +1375,7 @@ def answers(
 check("answers")
 
 # %% [markdown]
-# For Llama-3 70B, with h = 8192, both send the same with 36,864 tokens, and ZeRO-3 sends less from 36,865 on.
+# For a GPT layer with h = 8192, both send the same with 36,864 tokens, and ZeRO-3 sends less from 36,865 on.
 #
 # ### Your guess
 #
@@ -1361,7 +1386,8 @@ check("answers")
 guessed("kept", 43.9, "percent of the activations")
 
 # %% [markdown]
-# A quarter would be 25 percent. The rest are the four tensors that stay whole on every rank.
+# A quarter would be 25 percent. The rest is what stays whole on every rank: four tensors of `s·b·h`, and the
+# statistics of the norms. With dropout or stored scores the share is another.
 
 # %%
 progress()

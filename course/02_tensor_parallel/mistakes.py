@@ -6,7 +6,7 @@ from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bytes_per_layer": [
-        Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="One gather is missing"),
+        Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="Two all-gathers are missing"),
         Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", told="almost twice"),
         Edit(
             "return forward + backward + (2 * all_gather if sequence_parallel else 0)",

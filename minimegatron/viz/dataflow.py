@@ -6,9 +6,9 @@ one direction and does nothing in the other, so the two dark boxes stand at oppo
 
 | held        | drawn                        | meaning                                             |
 |-------------|------------------------------|-----------------------------------------------------|
-| `whole`     | grey                         | every rank has the same whole tensor                |
+| `whole`     | grey, hatched                | every rank has the same whole tensor                |
 | `part`      | the rank's colour            | these features are on this rank alone               |
-| `sum`       | the rank's colour, hatched   | as large as the whole; the ranks' must be added     |
+| `sum`       | the rank's colour, dashed    | as large as the whole; the ranks' must be added     |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import COMM, INK, PAPER, Picture, blank, box, new_figure, rank_colours, styled
 
 SENDS, NOTHING = "all-reduce", "nothing"
-HATCH = "///"
+HATCH = "//"  # whole on every rank, as in `regions`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +88,10 @@ def flow(steps: Sequence[Step] = PAIR, ranks: int = 2) -> Picture:
         palette = rank_colours(ranks)
         looks = [
             *((f"only on rank {r}", colour, "") for r, colour in enumerate(palette)),
-            ("partial sum", "white", HATCH), ("the same on every rank", PAPER, ""), ("the ranks talk", COMM, ""),
+            ("whole on every rank", PAPER, HATCH), ("the ranks talk", COMM, ""),
         ]  # fmt: skip
         handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
+        handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, linestyle="--", label="partial sum"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     return figure
 
@@ -114,8 +115,9 @@ def _direction(axes: Axes, steps: Sequence[Step], ranks: int, back: bool) -> Non
                           ha="center", va="center", fontsize=10, style="italic")  # fmt: skip
                 continue
             held = step.held_back if back else step.held
-            colour, pattern = (PAPER, "") if held == "whole" else (palette[r], HATCH if held == "sum" else "")
-            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, said, pattern=pattern, edge=INK, fontsize=8.5)
+            colour, pattern = (PAPER, HATCH) if held == "whole" else (palette[r], "")
+            box(axes, (x, r * _LANE + 0.08), (_WIDTH, 0.64), colour, said, pattern=pattern, edge=INK, fontsize=8.5,
+                dashed=held == "sum")  # fmt: skip
     arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}
     for i in range(len(steps) - 1):
         left, right = i * step_width + _WIDTH + 0.04, (i + 1) * step_width - 0.04

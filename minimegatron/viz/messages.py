@@ -1,7 +1,8 @@
 """The messages of a program one after the other: what each is, how many bytes it sends, and what was predicted.
 
-A message is a box as wide as its bytes; forward stands above backward. So the picture shows at a glance that a
-reduce-scatter and an all-gather are the halves of an all-reduce, and which messages one way has and another has not.
+A message is a box as wide as its bytes, each kind in a tint of its own; forward stands above backward. So the picture
+shows at a glance that a reduce-scatter and an all-gather are the halves of an all-reduce, and which messages one way
+has and another has not.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import COMM, Picture, box, new_figure, scaled, styled
+from minimegatron.viz.picture import COMM, INK, Picture, box, new_figure, scaled, styled
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_HATCHES = {"all_gather": "...", "reduce_scatter": "///", "all_reduce": ""}
-_SHORT = {"all_gather": "gather", "reduce_scatter": "scatter", "all_reduce": "all-reduce"}
+_TINTS = {"all_gather": 0.35, "reduce_scatter": 0.65, "all_reduce": 1.0}  # of the colour of communication
+_SHORT = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A collective: its name, the bytes that one rank sends for it, and whether it belongs to the backward pass."""
+    """A collective: its name, the bytes that one rank sends for it, and whether it belongs to the backward pass.
+
+    `again`: it brings what another message has brought before; its frame is dashed.
+    """
 
     name: str
     sent: float
     backward: bool = False
+    again: bool = False
 
 
 def strips(
@@ -70,15 +76,25 @@ def strips(
         axes.set_xticks([])
         axes.set_yticks([])
         seen = [kind for kind in KINDS if any(m.name == kind for m in everything)]
-        handles = [Patch(facecolor=COMM, hatch=_HATCHES[k], edgecolor="white", linewidth=0.6, label=k) for k in seen]
+        handles = [Patch(facecolor=_tint(k), edgecolor="white", linewidth=0.6, label=_SHORT[k]) for k in seen]
+        if any(m.again for m in everything):
+            handles.append(Patch(facecolor="none", edgecolor=INK, linestyle="--", label="x gathered again, for dW"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
+
+
+def _tint(name: str) -> str:
+    share, white = _TINTS[name], 1 - _TINTS[name]
+    red, green, blue = (share * part + white for part in to_rgb(COMM))
+    return to_hex((red, green, blue))
 
 
 def _strip(axes: Axes, messages: Sequence[Message], y: float, divisor: float, longest: float) -> None:
     x = 0.0
     for message in messages:
         wide = message.sent / divisor
-        text = f"{_SHORT[message.name]} {wide:.3g}" if wide > 0.11 * longest else f"{wide:.3g}"
-        box(axes, (x, y), (wide, 0.88), COMM, text, pattern=_HATCHES[message.name], fontsize=7.5)
+        name = _SHORT[message.name].replace("reduce-s", "reduce-\ns")
+        text = f"{name} {wide:.3g}" if wide > 0.11 * longest else f"{wide:.3g}"
+        edge = INK if message.again else "white"
+        box(axes, (x, y), (wide, 0.88), _tint(message.name), text, edge=edge, fontsize=7, dashed=message.again)
         x += wide

@@ -84,11 +84,17 @@ def box(
     fontsize: float = 9,
     upright: bool = False,
     bold: bool = False,
+    dashed: bool = False,
 ) -> None:
     """A filled rectangle with a text in its middle; on a hatched one the text stands on a plain patch."""
     (x, y), (width, height) = corner, size
-    line = 1.2 if edge == "white" else 0.6
-    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line))
+    line = 1.6 if dashed else 1.2 if edge == "white" else 0.6
+    axes.add_patch(
+        Rectangle(
+            corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line,
+            linestyle="--" if dashed else "-",
+        )
+    )  # fmt: skip
     if text:
         patch = {"facecolor": colour, "edgecolor": "none", "pad": 1.5} if pattern else None
         axes.text(

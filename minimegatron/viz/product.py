@@ -1,7 +1,8 @@
 """A product of two small matrices cut over ranks, in numbers: by columns and put side by side, by rows and added.
 
 What is drawn is computed: `columns_of` and `rows_of` give each rank's factors and its result, and the picture shows
-them. A number that every rank has stands on grey, a rank's own on its colour, a sum carries a stripe of every rank.
+them. A number that every rank has stands on hatched grey, a rank's own on its colour, in a dashed frame where it is a
+part of a sum; a sum carries a stripe of every rank.
 
 | cut of A   | rank r multiplies              | its result            | to get y = x A           |
 |------------|--------------------------------|-----------------------|--------------------------|
@@ -85,7 +86,8 @@ def _draw(axes: Axes, shares: list[Share], y: Matrix, title: str, summed: bool) 
         parts = ((share.x, PAPER if share.whole else palette[r]), (share.a, palette[r]), (share.y, palette[r]))
         for start, (numbers, colour) in zip(starts, parts, strict=False):
             left = start + (wide - len(numbers[0])) / 2
-            _numbers(axes, (left, middle - len(numbers) / 2), numbers, colour)
+            partial = summed and numbers is share.y
+            _numbers(axes, (left, middle - len(numbers) / 2), numbers, colour, partial)
         for sign, x in (("×", starts[1] - 0.5), ("=", starts[2] - 0.5)):
             axes.text(x, middle, sign, ha="center", va="center", fontsize=12)
     for name, start in zip(("x", "A", "own result"), starts, strict=False):
@@ -109,10 +111,12 @@ def _draw(axes: Axes, shares: list[Share], y: Matrix, title: str, summed: bool) 
     blank(axes)
 
 
-def _numbers(axes: Axes, corner: tuple[float, float], numbers: Matrix, colour: str) -> None:
+def _numbers(axes: Axes, corner: tuple[float, float], numbers: Matrix, colour: str, partial: bool = False) -> None:
+    pattern = "//" if colour == PAPER else ""
     for i, row in enumerate(numbers):
         for j, number in enumerate(row):
-            box(axes, (corner[0] + j, corner[1] + i), (1, 1), colour, f"{number:g}", edge=INK)
+            place = (corner[0] + j, corner[1] + i)
+            box(axes, place, (1, 1), colour, f"{number:g}", edge=INK, pattern=pattern, dashed=partial)
 
 
 def _sums(axes: Axes, corner: tuple[float, float], numbers: Matrix, palette: list[str]) -> None:

@@ -75,7 +75,7 @@ def regions(ways: Mapping[str, Sequence[str]] = LAYER, parts: Sequence[str] = PA
             _way(axes, cuts, parts, ranks)
             axes.set_title(title)
         looks = [*((f"on rank {r}", colour, "") for r, colour in enumerate(rank_colours(ranks)))]
-        looks += [("the whole on every rank", PAPER, "//")] * any(WHOLE in cuts for cuts in ways.values())
+        looks += [("whole on every rank", PAPER, "//")] * any(WHOLE in cuts for cuts in ways.values())
         looks += [("the ranks talk", COMM, "")]
         handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)

@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import FAINT, INK, MEASURED, PAPER, PREDICTED_LINE, REFERENCE, Picture, new_figure, styled
 
-# Parts have no colour of their own in the labs: greys, and hatches that keep them apart on any screen.
-LOOKS = ((PAPER, "//"), (REFERENCE[0], ""), (FAINT, "..."), (MEASURED[0], ""))
+# Parts have no colour of their own in the labs: greys. Hatched is what is whole on every rank, as in `regions`.
+LOOKS = (PAPER, REFERENCE[0], FAINT, MEASURED[0])
 
 
 def stacked(
     bars: Mapping[str, Mapping[str, float]],
     *,
     predicted: Mapping[str, float] | None = None,
+    whole: str = "",
     title: str = "",
     what: str = "",
 ) -> Picture:
@@ -26,6 +27,7 @@ def stacked(
     Args:
         bars: {bar: {part: amount}}, drawn from the top; a part has the same look in all bars.
         predicted: {bar: sum}, drawn as a dashed line across the bar.
+        whole: the part that is whole on every rank, hatched.
         title: above the picture.
         what: the axis: "GB on one rank".
 
@@ -43,7 +45,8 @@ def stacked(
         figure = new_figure(8.0, 1.15 + 0.38 * len(bars), title)
         axes = figure.subplots()
         left = dict.fromkeys(bars, 0.0)
-        for part, (colour, pattern) in zip(parts, LOOKS, strict=False):
+        for part, colour in zip(parts, LOOKS, strict=False):
+            pattern = "//" if part == whole else ""
             amounts = [bar.get(part, 0.0) for bar in bars.values()]
             axes.barh(list(bars), amounts, left=list(left.values()), label=part, height=0.7,
                       color=colour, hatch=pattern, edgecolor=INK, linewidth=0.6)  # fmt: skip

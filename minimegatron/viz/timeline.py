@@ -246,7 +246,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         events = [panel.events[i] for i in mine.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
             share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of comm.\nhidden"
-            axes.text(horizon * per_second * 1.01, top + height / 2, share, ha="left", va="center", fontsize=8)
+            axes.text(horizon * per_second * 1.03, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4
     for (colour, pattern, edge), corners in thin.items():
@@ -254,7 +254,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         axes.add_collection(bars, autolim=False)
     axes.set_yticks(middles, [f"rank {rank}" for rank in panel.rows])
     axes.set_ylim(top - 0.3, -0.1)
-    axes.set_xlim(0, horizon * per_second)
+    axes.set_xlim(0, 1.02 * horizon * per_second)  # the last bar ends before the frame
     axes.grid(axis="x", visible=True)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

@@ -39,8 +39,8 @@ def in_this_lab(t: int) -> float:
     return 2 * (CHECKS.activation_bytes(s, b, h, 0, t, False) - 2 * s * b * h) + 4 * (4 * s * b + s * b * a / t)
 
 
-def payloads(sequence_parallel: bool) -> float:
-    """Of s b h elements, that one rank sends for a layer."""
+def elements(sequence_parallel: bool) -> float:
+    """How many times s b h (t-1)/t elements one rank sends for a layer."""
     return CHECKS.bytes_per_layer(1, 1, 1, 2, 2, sequence_parallel)
 
 
@@ -79,7 +79,7 @@ STATED = [
     ("and {} that tensor parallelism cannot divide", f"{gpt3(10**9, False):.0f}"),
     ("Values 2 and 4 give {}", f"2 and {(2 + 4) // 2}"),
     ("with V = {}", f"{VOCAB}"),
-    ("about what {} whole layers send", {2: "two"}[round(VOCAB / payloads(False) / H)]),
+    ("about what {} whole layers send", {2: "two"}[round(VOCAB / elements(False) / H)]),
     ("store all of them: {} GB for 8192 tokens", f"{4 * VOCAB * 8192 / GB:.1f}"),
     ("the loss is -ln(3/4) = {}", f"{-math.log(3 / 4):.4f}"),
     ("the gradient is 1/4 on rank 0 and 3/4 - 1 = {} on rank 1", "-1/4" if 3 / 4 - 1 == -1 / 4 else ""),
@@ -89,12 +89,13 @@ STATED = [
         "{} tensors of `s·b·h` stay whole",
         {4: "four"}[round((in_this_lab(10**9) - 4 * 4 * 128 * 2) / (4 * 128 * 2 * 64))],
     ),
-    ("{} payloads instead of 8", f"{payloads(True):.0f}"),
-    ("10 payloads instead of {}", f"{payloads(False):.0f}"),
+    ("`{}·s·b·h` elements instead of", f"{elements(True):.0f}"),
+    ("elements instead of `{}·s·b·h`", f"{elements(False):.0f}"),
     ("It communicates {} times a layer", {4: "four"}[2 * 2]),
     ("both send the same with {} tokens", f"{zero3_from(H) - 1:,}"),
     ("ZeRO-3 sends less from {} on", f"{zero3_from(H):,}"),
     ('guessed("kept", {}, "percent', f"{100 * in_this_lab(4) / in_this_lab(1):.1f}"),
+    ("For a GPT layer with h = {}, both send", f"{H}"),
     ("A quarter would be {} percent", f"{100 // 4}"),
 ]
 

@@ -41,6 +41,16 @@ def test_it_is_there_after_a_restart_until_something_changes(tmp_path: Path) -> 
     assert Record(tmp_path, "other checks").get("two", SOURCES) is None
 
 
+def test_it_says_which_used_exercise_undid_a_pass(tmp_path: Path) -> None:
+    Record(tmp_path).put(verdict("two"), SOURCES)
+    again = Record(tmp_path)
+    assert again.changed_below("two", SOURCES) == [] == again.changed_below("one", SOURCES)
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2"}) == ["one"]
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2", "two": "pass"}) == [], "its own text has changed"
+    again.put(verdict("two", points=0), SOURCES)
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2"}) == [], "it had not passed"
+
+
 def wrong(texts: dict[str, str], record: Record) -> int:
     return record.put(verdict("two", points=0), {**SOURCES, **texts}).attempt
 

@@ -175,7 +175,7 @@ def test_only_the_setting_is_wrong(nursery: Nursery) -> None:
     assert notes(raw)[1].startswith("with inputs that are not contiguous: every rank: RuntimeError: view size")
     single = check(nursery, "total", TOTAL.replace(".clone()", ".float().clone()"))
     assert [row.points for row in single.rows] == [1, 1, 0, 1], single
-    hidden = "rank 0: wrong (its dtype); the inputs and answers of this case stay hidden"
+    hidden = "rank 0: wrong (float32, not float64); the inputs and answers of this case stay hidden"
     assert notes(single)[2] == f"with inputs of float64: {hidden}"
     own = TOTAL.replace("    return x", "    return x * (dist.get_rank() < dist.get_world_size(group))")
     global_rank = check(nursery, "total", own)

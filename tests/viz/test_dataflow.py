@@ -32,6 +32,7 @@ def test_what_every_rank_has_is_grey_and_what_one_has_is_its_colour():
     forward = flow().axes[0]
     colours = {t.get_text(): to_hex(p.get_facecolor()) for p, t in _labelled(forward)}
     assert colours["x"] == colours["z"] == PAPER
+    assert {p.get_hatch() for p, t in _labelled(forward) if t.get_text() in "xz"} == {"//"}
     assert [colours["y₀"], colours["y₁"]] == rank_colours(2)
 
 
@@ -43,8 +44,8 @@ def _labelled(axes):
                 yield patch, text
 
 
-def test_partial_sums_are_hatched_right_before_the_sum():
-    hatched = [[p.get_x() for p in axes.patches if p.get_hatch()] for axes in flow().axes]
+def test_partial_sums_are_dashed_right_before_the_sum():
+    hatched = [[p.get_x() for p in axes.patches if p.get_linestyle() == "--"] for axes in flow().axes]
     assert min(hatched[0]) > 8 and max(hatched[1]) < 4  # before g, at the right; before f, at the left
     assert [len(xs) for xs in hatched] == [2, 2]
 

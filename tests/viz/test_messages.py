@@ -18,10 +18,10 @@ def test_forward_stands_above_backward():
     assert forward.get_y() < backward.get_y()
 
 
-def test_the_kinds_differ_by_hatch_and_the_sums_stand_beside():
+def test_the_kinds_differ_by_tint_and_the_sums_stand_beside():
     figure = strips({"tp": REDUCE, "tp and sp": HALVES}, {"tp": 4096, "tp and sp": 5120}, title="one layer")
-    assert len({b.get_hatch() for b in boxes(figure)}) == 3
-    assert {"4 KiB sent\n4 KiB predicted", "3 KiB sent\n5 KiB predicted", "all_reduce"} <= set(words(figure))
+    assert len({b.get_facecolor() for b in boxes(figure)}) == 3
+    assert {"4 KiB sent\n4 KiB predicted", "3 KiB sent\n5 KiB predicted", "all-reduce"} <= set(words(figure))
     assert not overlaps(figure)
 
 
@@ -30,3 +30,9 @@ def test_mistakes_are_named():
         strips({"tp": []})
     with pytest.raises(ConfigError, match="broadcast"):
         strips({"tp": [Message("broadcast", 1)]})
+
+
+def test_what_is_gathered_again_is_dashed_and_in_the_legend():
+    figure = strips({"sp": [Message("all_gather", 1024, True), Message("all_gather", 1024, True, again=True)]})
+    assert [b.get_linestyle() for b in boxes(figure)] == ["-", "--"]
+    assert "x gathered again, for dW" in words(figure)

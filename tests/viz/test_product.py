@@ -50,3 +50,9 @@ def test_what_cannot_be_cut_is_refused():
         cut_product([[1, 2, 3]], A)
     with pytest.raises(ConfigError, match="2 x 2, on 3 ranks"):
         cut_product(X, A, ranks=3)
+
+
+def test_hatched_is_what_every_rank_has_and_dashed_what_is_a_part_of_a_sum():
+    columns, rows = cut_product(X, A).axes
+    assert [sum(p.get_hatch() == "//" for p in axes.patches) for axes in (columns, rows)] == [2 * 4, 0]
+    assert [sum(p.get_linestyle() == "--" for p in axes.patches) for axes in (columns, rows)] == [0, 2 * 4]

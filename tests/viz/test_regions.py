@@ -40,8 +40,8 @@ def test_tokens_are_cut_into_rows_and_features_into_columns():
 
 
 def test_the_legend_names_what_occurs():
-    assert "the whole on every rank" in words(regions())
-    assert "the whole on every rank" not in words(regions({"sp": LAYER["tensor and sequence parallelism"]}))
+    assert "whole on every rank" in words(regions())
+    assert "whole on every rank" not in words(regions({"sp": LAYER["tensor and sequence parallelism"]}))
     assert not overlaps(regions())
 
 

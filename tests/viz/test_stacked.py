@@ -12,7 +12,13 @@ def test_parts_stand_one_after_the_other():
     whole, cut = figure.axes[0].containers
     assert [p.get_width() for p in whole] == [3, 3, 0]
     assert [(p.get_x(), p.get_width()) for p in cut] == [(3, 4), (3, 2), (0, 3.5)]
-    assert len({p.get_hatch() for p in boxes(figure)}) == 2
+    assert len({p.get_facecolor() for p in boxes(figure)}) == 2
+
+
+def test_hatched_is_only_what_is_whole_on_every_rank():
+    assert {p.get_hatch() for p in boxes(stacked(BARS))} <= {None, ""}
+    whole, cut = stacked(BARS, whole="whole").axes[0].containers
+    assert {p.get_hatch() for p in whole} == {"//"} and {p.get_hatch() for p in cut} <= {None, ""}
 
 
 def test_the_sum_is_written_and_the_predicted_one_is_a_line():

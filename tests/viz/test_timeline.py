@@ -40,7 +40,7 @@ def test_predicted_stands_above_measured_on_one_scale():
     predicted = [compute(0, 0.003), comm(0.001, 0.004)]
     figure = gantt(measured, predicted, title="step")
     assert [a.get_title(loc="left") for a in figure.axes] == ["predicted", "measured"]
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6))
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6 * 1.02))
     assert figure.axes[1].get_xlabel() == "time in ms"
     widths = [(round(b.get_x(), 6), round(b.get_width(), 6)) for b in boxes(figure)]
     assert widths == [(0, 3), (1, 3), (0, 4), (2, 4), (0, 4), (2, 4)]
@@ -102,7 +102,7 @@ def test_two_runs_share_one_axis_and_show_where_each_was_expected_to_end():
     figure = beside({"one after the other": slow, "overlapped": fast}, expected={"overlapped": 2.5})
     upper, lower = figure.axes
     assert [a.get_title(loc="left") for a in figure.axes] == ["one after the other", "overlapped"]
-    assert upper.get_xlim() == lower.get_xlim() == (0, 4)
+    assert upper.get_xlim() == lower.get_xlim() == pytest.approx((0, 4 * 1.02))
     assert [line.get_xdata()[0] for line in lower.lines] == [2.5] and not upper.lines
     assert "predicted end" in words(figure) and not overlaps(figure)
     assert [w for w in words(figure) if "hidden" in w] == ["0% of comm.\nhidden", "50% of comm.\nhidden"]

@@ -110,13 +110,23 @@ def _drive_attention(
 
 
 def _heads(
-    x: torch.Tensor, qkv: Any, d: int, per_group: int, *, causal: bool = True, tile: bool = False, scale: bool = True
+    x: torch.Tensor,
+    qkv: Any,
+    d: int,
+    per_group: int,
+    *,
+    causal: bool = True,
+    tile: bool = False,
+    scale: bool = True,
+    stacked: bool = False,
 ) -> torch.Tensor:
     """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula."""
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
     q = q.flatten(2, 3)
     groups = k.shape[2]
+    if stacked:
+        q, k, v = packed.flatten(2, 3).split([groups * per_group, groups, groups], 2)
     which = torch.arange(groups * per_group)
     which = which % groups if tile else which // per_group
     k, v = k[:, :, which], v[:, :, which]
@@ -206,6 +216,11 @@ ATTENTION = Exercise(
                 "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
             )
             for reshaped in (False, True)
+        ),
+        Mistake(
+            lambda ranks: _attention(ranks, stacked=True),
+            "You cut the packed features as a stack [Q; K; V]. They are packed group by group: the queries of a group, "
+            "its key, its value.",
         ),
         Mistake(lambda ranks: _attention(ranks, scale=False), "The scores are divided by sqrt(d)."),
         Mistake(

@@ -142,6 +142,10 @@ COLUMN = Exercise(
             "You added the ranks' results. They are other features, to be kept apart; what must be added is dx.",
         ),
         Mistake(_f_behind, "The sum came behind the product, on the gradient of y: f belongs before the product."),
+        Mistake(
+            _right_but(_column, "db"),
+            "Only the bias's gradient is wrong or missing: is your bias the one that autograd knows?",
+        ),
         Mistake(_right_but(_column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
                 "often?"),
     ],

@@ -38,14 +38,14 @@ def _factor(plain: float, sequence: float) -> Callable[..., float]:
 
 
 _GPT3 = {"s": 2048, "b": 1, "h": 12288}
-_HANDFUL = {"s": 2, "b": 3, "h": 4, "t": 4, "element_size": 1}
+_HANDFUL = {"s": 4, "b": 3, "h": 4, "t": 4, "element_size": 1}
 _ODD = {"s": 100, "b": 2, "h": 70, "t": 3, "element_size": 4}  # t does not divide
 
 BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("s*b*h = 2*3*4 elements of 1 byte on 4 ranks; GPT-3 on 8", {**_HANDFUL, "sequence_parallel": False},
+        Case("s*b*h = 4*3*4 elements of 1 byte on 4 ranks; GPT-3 on 8", {**_HANDFUL, "sequence_parallel": False},
              fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": False}]),
         Case("the same with sequence parallelism", {**_HANDFUL, "sequence_parallel": True},
              fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": True}]),
@@ -55,7 +55,22 @@ BYTES = Exercise(
              fixed=[{**_ODD, "sequence_parallel": True}]),
     ],
     mistakes=[
-        Mistake(_factor(8, 8), "One gather is missing: x is stored cut, and the backward pass needs it whole for dW."),
+        Mistake(_factor(8, 8), "Two all-gathers are missing: x is stored cut, and the backward pass needs it whole for "
+                "dW, once for each pair."),
+        *(
+            Mistake(rounded, "Nothing is rounded: with // the rest of a division is lost.")
+            for rounded in (
+                lambda **given: bytes_per_layer(**given) // 1,
+                lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
+                * (s * b * h * element_size // t) * (t - 1),
+                lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
+                * (s * b * h * element_size * (t - 1) // t),
+                lambda s, b, h, t, element_size, sequence_parallel: 4 * (2 * s * b * h * element_size * (t - 1) // t)
+                + 2 * sequence_parallel * (s * b * h * element_size * (t - 1) // t),
+                lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
+                * s * b * h * element_size * ((t - 1) // t),
+            )
+        ),
         Mistake(
             _factor(4, 4),
             "Half of it. Forward and backward each send two sums, and a ring all-reduce sends its tensor almost twice: "
@@ -69,7 +84,8 @@ BYTES = Exercise(
             lambda b, **rest: _factor(8, 10)(b=1, **rest),
             "You count one sequence: a batch has b of them.",
         ),
-        Mistake(_factor(8, 9), "One gather is missing: a layer has two column layers, each with an input."),
+        Mistake(_factor(8, 9), "One all-gather is missing: a layer has two column layers, and the backward pass "
+                "gathers the input of each."),
         Mistake(_factor(8, 5), "Forward and backward: what is said of one way holds for the other."),
         Mistake(
             lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
@@ -113,7 +129,7 @@ def _a_model(sequence_parallel: bool) -> Callable[[Draw], dict[str, Any]]:
     return sizes
 
 
-_ONE_TOKEN = {"s": 1, "b": 1, "h": 2, "a": 1}
+_FOUR_TOKENS = {"s": 4, "b": 1, "h": 4, "a": 4}
 _SMALL = {"s": 10, "b": 2, "h": 13, "a": 2, "t": 3}  # t does not divide
 
 ACTIVATIONS = Exercise(
@@ -121,18 +137,18 @@ ACTIVATIONS = Exercise(
     reference=activation_bytes,
     cases=[
         Case(
-            "one token, h = 2, one head, one rank; GPT-3",
-            {**_ONE_TOKEN, "t": 1, "sequence_parallel": False},
+            "4 tokens, h = 4, 4 heads, one rank; GPT-3",
+            {**_FOUR_TOKENS, "t": 1, "sequence_parallel": False},
             fixed=[{**_GPT3, "a": 96, "t": 1, "sequence_parallel": False}],
         ),
         Case(
             "the same on 4 ranks; GPT-3 on 8",
-            {**_ONE_TOKEN, "t": 4, "sequence_parallel": False},
+            {**_FOUR_TOKENS, "t": 4, "sequence_parallel": False},
             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": False}],
         ),
         Case(
             "the same with sequence parallelism",
-            {**_ONE_TOKEN, "t": 4, "sequence_parallel": True},
+            {**_FOUR_TOKENS, "t": 4, "sequence_parallel": True},
             fixed=[{**_GPT3, "a": 96, "t": 8, "sequence_parallel": True}],
         ),
         Case("other models", _a_model(False), hidden=True, fixed=[{**_SMALL, "sequence_parallel": False}]),
@@ -153,8 +169,15 @@ ACTIVATIONS = Exercise(
             lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, False),
             "With sequence parallelism the 10 bytes of norms, dropouts and inputs are cut over the sequence as well.",
         ),
+        Mistake(
+            lambda **given: 2 * activation_bytes(**given),
+            "Twice too much: the numbers of the table are bytes already, for 16 bits.",
+        ),
         Mistake(_activations(10, 24, 5, scores_cut=False), "Attention scores belong to heads, and heads are divided."),
-        Mistake(_activations(10, 24, 0), "The scores are missing: softmax, its dropout and the mask, 5 a s^2 b."),
+        Mistake(
+            _activations(10, 24, 0),
+            "The scores are missing: softmax output, dropout mask and dropout output, 5 a s^2 b.",
+        ),
         Mistake(_activations(8, 24), "Dropout masks are bytes too: one at the end of attention, one of the MLP."),
         Mistake(_activations(6, 28), "The input of a column layer is whole on every rank: it is what f copies."),
     ],
@@ -227,7 +250,12 @@ PARTIAL = Exercise(
         Case("the same without", {"names": NAMES, "sequence_parallel": False}),
         Case("other names, in any order", _some_names, hidden=True, fixed=[_backwards(True), _backwards(False)]),
     ],
+    counted=True,
     mistakes=[
+        Mistake(
+            _choose(lambda n, sp: True),
+            "These are all names. What is cut over tp has its whole gradient on the rank that holds it.",
+        ),
         Mistake(
             _choose(lambda n, sp: sp and (_of_tokens(n) or _of_heads(n))),
             "The norms of queries and keys see only this rank's heads: partial also without sequence parallelism.",
@@ -270,7 +298,7 @@ def answers(
         "query_heads": queries,
         "kv_heads": sorted({q // (heads // groups) for q in queries}),
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "payloads_forward": 2 * layers + 1,
+        "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": vocab / 6,
         "zero3_sends_less_from": 36 * hidden**2 // (8 * hidden) + 1,
     }
@@ -282,6 +310,10 @@ def _equal_cut(groups: int, tp: int, rank: int, **_: int) -> list[int]:
 
 def _cut_groups(groups: int, tp: int, rank: int, **_: int) -> list[int]:
     return list(range(rank * groups // tp, (rank + 1) * groups // tp))
+
+
+def _first_head(heads: int, groups: int, tp: int, rank: int, **_: int) -> list[int]:
+    return [rank * (heads // tp) // (heads // groups)]
 
 
 def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
@@ -320,21 +352,26 @@ QUESTIONS = Exercise(
              fixed=[_FEW, {**_FEW, "rank": 6}]),
     ],
     mistakes=[
-        Mistake(
-            instead(answers, kv_heads=_equal_cut),
-            "With fewer groups than ranks several ranks use the same key/value head.",
-        ),
-        Mistake(
-            instead(answers, kv_heads=_cut_groups),
-            "With fewer groups than ranks several ranks use the same key/value head.",
+        *(
+            Mistake(
+                instead(answers, kv_heads=heads),
+                "A rank uses the key/value heads of all its queries: that may be several, and several ranks may use "
+                "the same key/value head.",
+            )
+            for heads in (_equal_cut, _cut_groups, _first_head)
         ),
         Mistake(
             instead(answers, gate_up_rows=_middle_cut),
             "One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two ranges.",
         ),
-        Mistake(instead(answers, payloads_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
+        Mistake(instead(answers, all_reduces_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
+        *(
+            Mistake(instead(answers, all_reduces_forward=sums), "Forward only: two sums a layer, one for each pair.")
+            for sums in (lambda layers, **_: 4 * layers, lambda layers, **_: 4 * layers + 1)
+        ),
         Mistake(
-            instead(answers, payloads_forward=lambda layers, **_: 4 * layers + 1), "Forward only: two sums a layer."
+            instead(answers, all_reduces_forward=lambda layers, **_: 4 * layers + 2),
+            "Forward only: two sums a layer, and one for the embedding.",
         ),
         Mistake(
             instead(answers, logits_over_three=lambda vocab, **_: vocab / 3),
