@@ -1094,9 +1094,8 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # ### The error of each recipe
 #
 # A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
-# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of 1
-# x
-# 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
+# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
+# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
 # you run the cell.
 
 # %% tags=["hide-output"]
