@@ -239,9 +239,10 @@ def _of_size(draw: Draw, s: int, d: int, rows: int, cols: int, scale: float = 1.
 
 
 def _low_scores(draw: Draw) -> dict[str, Any]:
-    """All scores far below 0: a sum or a maximum that begins at 0 shows."""
+    """Scores far below 0: a maximum that begins at 0 shows. Those of the last query lie far above: no maximum shows."""
     inputs = _of_size(draw, 32, 3, 4, 8)
     inputs["q"][:, 0], inputs["k"][:, 0] = -60.0, 5.0
+    inputs["q"][-1, 0] = 60.0
     return inputs
 
 
