@@ -224,8 +224,7 @@ TILE_SCALES = Exercise(
              hidden=True),
         Case("a tile of zeros gets the scale 1", {"x": torch.tensor([[0.0, 0.0, 7.0, -1.0]]), "tile": [1, 2],
              "top": 448.0}),
-        Case("other tiles", _tiles, hidden=True, draws=3),
-        Case("negative numbers", _negative, hidden=True),
+        Case("other tiles, and negative numbers", _tiles, hidden=True, draws=3, fixed=[_negative]),
         Case("a last tile that is not full", _ragged, hidden=True, fixed=[_ragged_both, _larger_tile]),
         Case("a tile of zeros among others", _with_zeros, hidden=True),
         Case("fits to the last bit; tiny numbers", _at_the_edge(448.0), hidden=True, fixed=[
