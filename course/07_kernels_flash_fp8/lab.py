@@ -21,8 +21,8 @@
 # **Before:** tensor parallelism (lab 02) for part C, the online softmax (lab 04) for part B. You should read loops and
 # arrays in C; you need not know C++ or CUDA. Mathematics: powers of two, exponentials, logarithms.
 #
-# **After a kernel restart:** run the first cell, then go on where you were. At the end of part A and of part B there is
-# a good place to stop.
+# **After a kernel restart:** run the first cell, then go on where you were; where a cell says that a name is missing,
+# run the cell that it names. At the end of part A and of part B there is a good place to stop.
 
 # %%
 # %load_ext course
@@ -40,17 +40,12 @@ guess("bytes", None, "How many times fewer bytes does flash attention move?")  #
 # ## 1 · The problem
 #
 # Every transformer layer has two norms. RMSNorm divides each row of x by the root of its mean square, and multiplies
-# column i by γᵢ. Here it is as one would write it. How often does it move its tensor? The folded cell counts, for every
-# operation of torch, the bytes of the tensors that go in and come out.
+# column i by γᵢ. Here it is as one would write it. How often does it move its tensor? The folded cell counts, for
+# every operation of torch, the bytes of the tensors that go in and come out.
 
 # %% jupyter={"source_hidden": true}
-import matplotlib.pyplot as plt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE, styled
-from minimegatron.viz.roofline import roofline
-from minimegatron.viz.volume import bars
 
 
 class Moves(TorchDispatchMode):
@@ -68,6 +63,11 @@ class Moves(TorchDispatchMode):
 
 
 # %%
+import torch
+
+from minimegatron.viz.volume import bars
+
+
 def rms_norm(x, gamma, eps=1e-5):
     squares = x.pow(2)
     rstd = (squares.mean(-1, keepdim=True) + eps).rsqrt()
@@ -81,17 +81,17 @@ print(f"x has {x.nbytes / 2**20:.0f} MiB; the norm moves {sum(moves.bytes.values
 display(bars({}, moves.bytes, title="One norm, operation by operation", what="read and written"))
 
 # %% [markdown]
-# Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it again.
-# One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same. If
-# memory is what the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of it this CPU
+# Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it
+# again. One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same.
+# If memory is what the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of it this CPU
 # gives; the factor itself is measured in section 4, on a machine with a GPU.
 #
 # ## 2 · Predict
 #
 # ### Bytes
 #
-# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number a
-# row or a column). `mul` is in the picture once for two operations.
+# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number
+# a row or a column). `mul` is in the picture once for two operations.
 
 # %%
 # %%exercise norm_bytes
@@ -114,8 +114,8 @@ print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.
 # %% [markdown]
 # ### Memory or arithmetic?
 #
-# Does it wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it does
-# both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
+# Does the norm wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it
+# does both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
 # peak/bandwidth, the machine's *ridge*: below it memory is the bound, above it arithmetic.
 #
 # By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
@@ -138,12 +138,15 @@ def at_best(flops: float, nbytes: float, peak: float, bandwidth: float) -> dict[
 check("at_best")
 
 # %% [markdown]
-# Guess for each of these, on an H100, before you run the cell: is it bound by memory or by arithmetic? A norm; a square
-# matrix product; the same matrix times one vector, as in generating text; the product of 128 such vectors. (NVIDIA's
-# data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s for the H200.)
+# Guess for each of these, on an H100, before you run the cell: is it bound by memory or by arithmetic? A norm; a
+# square matrix product; the same matrix times one vector, as in generating text; the same matrix times 128 such
+# vectors. (NVIDIA's data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s
+# for the H200.)
 
 # %% tags=["hide-output"]
 # %%needs at_best
+from minimegatron.viz.roofline import roofline
+
 H100, H200 = (989e12, 3.35e12), (989e12, 4.8e12)
 h = 4096
 programs = {
@@ -179,7 +182,8 @@ hierarchy(blocks=4, threads=64, sms=2)
 
 # %% [markdown]
 # * A **thread** runs the kernel's text once. Its variables are in registers, which no other thread sees.
-# * 32 threads are a **warp**: they execute one instruction together, each on its own numbers.
+# * 32 threads are a **warp**. As a rule they execute the same instruction at the same time, each on its own numbers.
+#   (It is no promise: the third rung says more.)
 # * A **block** is up to 1024 threads. It runs on one SM (streaming multiprocessor) from its beginning to its end, and
 #   its threads share a piece of that SM's memory.
 # * The **grid** is all blocks of a launch. They run in any order, several at a time, and do not wait for each other.
@@ -189,8 +193,8 @@ hierarchy(blocks=4, threads=64, sms=2)
 #
 # The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. (`#define` is allowed; `#include` is
 # not, and you need none.) With a GPU, nvcc compiles it. Here g++ does, and an emulator runs the threads one after
-# another. It counts every access, and it stops at one that is out of bounds, and where one thread writes a word of
-# shared memory that another one uses, with no barrier between.
+# another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes
+# a word of shared memory that another one uses, with no barrier between.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
@@ -216,14 +220,14 @@ else:
         print(error)
 
 # %% [markdown]
-# A ninth thread reads behind the end of x. The emulator says which thread, and on which line. A GPU often says nothing,
-# and the thread reads, or overwrites, whatever lies there.
+# A ninth thread reads behind the end of x. The emulator says which thread, and on which line. A GPU often says
+# nothing, and the thread reads, or overwrites, whatever lies there.
 #
 # ### Before the ladder: a thread a number
 #
 # More numbers than a block has threads? Take more blocks. Thread `threadIdx.x` of block `blockIdx.x` takes number
-# `blockIdx.x * blockDim.x + threadIdx.x`, as below the picture. 10 numbers in blocks of 4 threads need 3 blocks, that
-# is 12 threads, and the last two of them have no number: they must do nothing.
+# `blockIdx.x * blockDim.x + threadIdx.x`, as under the picture of the grid, above. 10 numbers in blocks of 4 threads
+# need 3 blocks, that is 12 threads, and the last two of them have no number: they must do nothing.
 #
 # **Exercise.** `y = x + r`, the addition that ends each half of a transformer layer: one thread for each number, in
 # blocks of 256, and no block more than needed. Write the kernel, and how many blocks there are. (Delete the lines
@@ -263,9 +267,10 @@ check("add")
 #
 # Now the norm. A row's sum needs all of its numbers, so the simplest kernel gives a whole row to one thread.
 #
-# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Blocks are
-# full, rows may not be: a thread without a row does nothing. (`rsqrtf` is 1 over the root.) By hand, with eps = 0 and
-# γ = 1: the row (3, 4, 0, 0) has the mean square 25/4, the root 2.5, and becomes (1.2, 1.6, 0, 0).
+# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Every block
+# has 64 threads, also when fewer rows are left: a thread without a row does nothing. (`rsqrtf` is 1 over the root.) By
+# hand, with eps = 0 and γ = 1: the row (3, 4, 0, 0) has the mean square 25/4, the root 2.5, and becomes (1.2, 1.6, 0,
+# 0).
 
 # %%
 # %%exercise norm_rows
@@ -302,9 +307,9 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_rows")
 
 # %% [markdown]
-# It is right, and slow. Memory is fetched in **sectors** of 32 bytes, eight numbers. When the threads of a warp execute
-# `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight threads of your kernel
-# and what is fetched for them; in the lower one, how it should be.
+# It is right, and slow. Memory is fetched in **sectors** of 32 bytes, eight numbers. When the threads of a warp
+# execute `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight threads of your
+# kernel and what is fetched for them; in the lower one, how it should be.
 
 # %%
 from minimegatron.viz.access import access_map
@@ -328,18 +333,18 @@ access_map(shape, {
 # They add in a tree. Here are eight threads; with 256 the lower 128 add what the upper 128 hold, then 64, 32, ..., 1.
 
 # %%
-from minimegatron.viz.reduction import butterfly, reduction_tree
+from minimegatron.viz.reduction import reduction_tree
 
 reduction_tree([3, 1, 4, 1, 5, 9, 2, 6])
 
 # %% [markdown]
 # Each dashed line is a **barrier**, `__syncthreads()`: a thread waits there until all threads of its block have come.
-# Without it a thread may read a part that another one has not yet written, a *race*: right in one order of the threads,
-# wrong in another.
+# Without it a thread may read a part that another one has not yet written, a *race*: right in one order of the
+# threads, wrong in another.
 #
 # **Exercise.** One block of 256 threads for each row. Every thread of a block must meet the same `__syncthreads()`, so
-# none stands in an `if` that only some of them enter. Add up in a tree: one thread that adds 256 parts, while 255 wait,
-# is refused, because the wait is what a tree saves. The check runs the threads in several orders.
+# none stands in an `if` that only some of them enter. Add up in a tree: one thread that adds 256 parts, while 255
+# wait, is refused, because the wait is what a tree saves. The check runs the threads in several orders.
 
 # %%
 # %%exercise norm_block
@@ -389,23 +394,26 @@ check("norm_block")
 # for every 4 bytes.
 #
 # Inside of a warp a sum needs neither shared memory nor a barrier. `__shfl_xor_sync(0xffffffff, v, o)` hands lane i
-# (thread i of the warp) the `v` of lane i^o, where ^ flips the bits of o: 5^4 is 1, 5^1 is 4. The mask `0xffffffff`
-# names all 32 lanes, and those that it names wait for each other in the shuffle, so all of them must come. With o = 16,
-# 8, 4, 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
+# (thread i of the warp) the `v` of lane i^o, where ^ flips those bits of i that are 1 in o: 5^4 is 1, 5^1 is 4. The
+# mask `0xffffffff` names all 32 lanes, and those that it names wait for each other in the shuffle, so all of them must
+# come. With o = 16, 8, 4, 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
 
 # %%
+from minimegatron.viz.reduction import butterfly
+
 butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 
 # %% [markdown]
-# So each warp adds up by itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds up
-# those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
+# So each warp adds up by itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds
+# up those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
 # GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
 #
 # And a thread can load four neighbouring floats at once: `float4 v = x4[i];` with
 # `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
 # of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
 #
-# **Exercise.** Both. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for loads *and* stores.
+# `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
 
 # %%
 # %%exercise norm_warp
@@ -479,32 +487,32 @@ import torch
 import torch.nn.functional as F
 
 x, gamma = torch.randn(128, 1024), torch.randn(1024)
-print("                 of x's sectors asked for   bytes a load   barriers a thread")
+print("rung        right   fetched bytes of x that are used   bytes a load   barriers a thread")
 for name in ("norm_rows", "norm_block", "norm_warp"):
     rung = importlib.import_module(f"exercises.{name}")
     right = torch.allclose(rung.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
     of_x = rung.kernel.counts["x"]
     width = of_x["read"] // of_x["loads"]
-    print(f"{name:11} {right!s:5} {of_x['share']:24.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
+    print(f"{name:11} {right!s:5} {of_x['share']:34.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
 
 # %% [markdown]
 # *The end of part A, and a good place to stop.*
 #
 # ### Flash attention: what not to move
 #
-# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They are
-# written and read again, and no later operation needs them.
+# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They
+# are written and read again, and no later operation needs them.
 #
 # Flash attention (Dao et al., 2022) never writes them. In the order of FlashAttention-2 (Dao, 2023), a kernel keeps a
 # block of `rows` queries on the chip. Blocks of `cols` keys and values pass by, and the softmax is built block by
-# block. (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q, k,
-# v, out and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
+# block. (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q,
+# k, v, out and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
 #
 # The mask is causal, so a block of queries needs no keys after its last query. Twelve tokens, in blocks of 4 queries
 # and 3 keys:
 
 # %%
-from minimegatron.viz.tiles import scaled_tiles, score_tiles
+from minimegatron.viz.tiles import score_tiles
 
 score_tiles(12, 4, 3)
 
@@ -536,8 +544,8 @@ for s in (1024, 8192, 65536):
     print(f"{s:6} tokens   {moved[64]['standard'] / 2**20:8.0f} MiB   {times}")
 
 # %% [markdown]
-# What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So a
-# kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
+# What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So
+# a kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
 # shared memory. (Here every load counts. On a GPU blocks of queries that run at the same time load the same keys, and
 # many of these loads are served by the L2 cache.)
 #
@@ -560,8 +568,7 @@ for s in (1024, 8192, 65536):
 # o \leftarrow o\,e^{m-m'} + P\,v$$
 #
 # At the end out = o/l and lse = m + log l. The check compares the counts with your prediction, which has to be met
-# exactly: more is waste, and less needs a larger chip. In the check the chip has room for as many numbers as K has,
-# for all that you hold at one time: tiles, scores, m, l and o.
+# exactly. All that you hold at one time (tiles, scores, m, l, o) must fit into as many numbers as K has.
 
 # %%
 # %%exercise flash_tiles
@@ -590,9 +597,11 @@ check("flash_tiles")
 
 # %%
 # %%needs flash_bytes flash_tiles
+import torch
 import torch.nn.functional as F
 
 from labkit.hbm import Memory
+from minimegatron.viz.volume import bars
 
 s, d = 512, 32
 q, k, v = torch.randn(3, s, d, generator=torch.Generator().manual_seed(0)).unbind()
@@ -614,8 +623,8 @@ display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 
 # %% [markdown]
 # The backward pass needs P again. It is not stored, so it is computed again from q, k and lse: P = exp(S - lse). You
-# built that in lab 04. Forward and backward together are six matrix products, and S once more makes seven: a sixth more
-# arithmetic, for s x s numbers that are neither written nor read.
+# built that in lab 04. Forward and backward together are six matrix products, and S once more makes seven: a sixth
+# more arithmetic, for s x s numbers that are neither written nor read.
 #
 # *The end of part B, and a good place to stop.*
 #
@@ -627,7 +636,7 @@ display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 # E4M3; gradients, whose sizes differ more, get E5M2. All their numbers up to 4, and those close to 0:
 
 # %%
-from minimegatron.viz.numbers import error_bars, number_lines
+from minimegatron.viz.numbers import number_lines
 
 E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)  # mantissa bits, lowest exponent, largest number
 number_lines({"E4M3": E4M3, "E5M2": E5M2}, [(0, 4), (0, 2**-5)], "The numbers of both formats: a mark for each")
@@ -639,9 +648,9 @@ number_lines({"E4M3": E4M3, "E5M2": E5M2}, [(0, 4), (0, 2**-5)], "The numbers of
 # What is 17 in E4M3? And 1000? (The numbers around 17 are 16, 18, 20.)
 #
 # **Exercise.** Round to such a format, with `mantissa` mantissa bits, lowest exponent `lowest` and largest number
-# `top`. The result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN stays
-# NaN. Nearest number; half-way, the one whose last mantissa bit is 0 (even). Other formats than these two are asked
-# too, so do not ask torch for its float8. `x` belongs to the caller: leave it as it is.
+# `top`. The result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN
+# stays NaN. Nearest number; half-way, the one whose last mantissa bit is 0 (even). Other formats than these two are
+# asked too, so do not ask torch for its float8. `x` belongs to the caller: leave it as it is.
 
 # %%
 # %%exercise to_fp8
@@ -663,6 +672,11 @@ check("to_fp8")
 
 # %%
 # %%needs to_fp8
+import matplotlib.pyplot as plt
+import torch
+
+from minimegatron.viz.picture import MEASURED_LINE, styled
+
 print("17, 1000 and 0.001 in E4M3:", to_fp8(torch.tensor([17.0, 1000.0, 0.001]), *E4M3).tolist())
 bits = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()  # every bf16 there is
 for name, (format, dtype) in {"E4M3": (E4M3, torch.float8_e4m3fn), "E5M2": (E5M2, torch.float8_e5m2)}.items():
@@ -676,13 +690,13 @@ with styled():
     for ax, (name, format) in zip(axes, {"E4M3": E4M3, "E5M2": E5M2}.items()):
         ax.plot(sizes, (to_fp8(sizes, *format) - sizes).abs() / sizes, **{**MEASURED_LINE, "linewidth": 0.7})
         ax.set(xscale="log", xlabel="number", title=f"What {name} makes of a number")
-    axes[0].set(ylabel="relative error", ylim=(0, 0.3))
+    axes[0].set(ylabel="relative error", yscale="log", ylim=(0.005, 1.5))
     plt.show()
 
 # %% [markdown]
-# In the middle the error is at most 1/16 (E4M3) or 1/8 (E5M2) of the number. At the left small numbers
-# vanish, at the right large ones are cut off. A tensor must lie in the valley between: so multiply it by a **scale**
-# first, and divide the result by it.
+# In the middle the error is at most 1/17 (E4M3) or 1/9 (E5M2) of the number: 1.0625, half-way from 1 to the next
+# number of E4M3, is off by 0.0625. At the left small numbers vanish: the error is 1. At the right large ones are cut
+# off. A tensor must lie in the valley between: so multiply it by a **scale** first, and divide the result by it.
 #
 # ### Which scale?
 #
@@ -694,8 +708,8 @@ with styled():
 # By hand, top = 448 and a tile (1, -2): amax is 2, 448/2 = 224, and the largest power of two up to 224 is 128.
 #
 # **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
-# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and a
-# scale is a float32 like any other: it is at most 2^127.
+# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and
+# a scale is a float32 like any other: it is at most 2^127.
 
 # %%
 # %%exercise tile_scales
@@ -719,6 +733,10 @@ check("tile_scales")
 
 # %%
 # %%needs to_fp8 tile_scales
+import torch
+
+from minimegatron.viz.tiles import scaled_tiles
+
 small = torch.tensor([[0.5, -0.75, 0.001, 2.0, -0.0003, 1e5], [0.25, 0.1, -0.3, 0.02, 0.6, -0.9]])
 ways = []
 for name, tile in (("one scale for all", (2, 6)), ("tiles of 1 x 3", (1, 3))):
@@ -747,8 +765,8 @@ scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
 # | 3 | ∞, then 1 | 1, 0 | 112, left |
 # | 4 | 2, then 1 | 0, 2 | 448/2 = 224 |
 #
-# With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over all
-# ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
+# With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over
+# all ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
 #
 # **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
 
@@ -794,17 +812,17 @@ check("delayed_scaling")
 # ### A linear layer
 #
 # y = x·Wᵀ, and backward dx = dy·W, dW = dyᵀ·x: three products, each of two FP8 factors. Sum in float32, and divide by
-# both scales. (Hopper's tensor cores keep only about 14 bits of a sum of FP8 products. So DeepSeek-V3 takes the sum out
-# of them after every 128 products, and adds these sums up in float32: section 3.3 of its report.)
+# both scales. (Hopper's tensor cores keep only about 14 bits of a sum of FP8 products. So DeepSeek-V3 takes the sum
+# out of them after every 128 products, and adds these sums up in float32: section 3.3 of its report.)
 #
 # By hand: x = 3 with scale 2, W = 5 with scale 4. The casts hold 6 and 20, their product is 120, and 120/(2·4) = 15.
 #
 # What is kept for the backward pass are the FP8 tensors: half of bf16's activation memory. `t.to(torch.float8_e4m3fn)`
-# makes eight bits of a tensor that your `to_fp8` has rounded, exactly.
+# stores what `to_fp8` rounded in one byte a number, with no further change.
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
 # scaled. Between forward and backward the scales may move on: dequantise with those that a tensor was cast with, and
-# cast dy with the one that sdy has when dy comes. Keep one byte a number of x and W, and neither of them itself: the
+# cast dy with the one that sdy has when dy comes. Keep only the FP8 tensors, not x or W: the
 # check looks at all that is alive after the forward pass.
 
 # %%
@@ -931,6 +949,10 @@ finish()
 
 # %%
 # %%needs to_fp8 delayed_scaling fp8_linear
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE, styled
+
 with styled():
     fig, ax = plt.subplots(figsize=(7, 2.6))
     for name, line in (("fp32", REFERENCE_LINE), ("fp8", MEASURED_LINE)):
@@ -945,9 +967,9 @@ with styled():
 #
 # ### On a machine with a GPU
 #
-# The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation by
-# operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, whose sectors are
-# fetched for one number; close to a copy for the others, if they find a row in a cache when they read it again.
+# The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation
+# by operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, whose sectors
+# are fetched for one number; close to a copy for the others, if they find a row in a cache when they read it again.
 # (Without a GPU this cell runs nothing, and these predictions stay predictions.)
 
 # %% jupyter={"source_hidden": true}
@@ -1008,7 +1030,10 @@ finish()
 # %% tags=["hide-output"] jupyter={"source_hidden": true}
 import time
 
+import torch
 import torch.nn.functional as F
+
+from minimegatron.viz.roofline import roofline
 
 n = 1024
 a, b = torch.randn(n, n), torch.randn(n, n)
@@ -1060,8 +1085,8 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # predicted. *Operation by operation* is far below: a fresh tensor of 32 MiB is memory that the operating system hands
 # out page by page, zeroed, when it is first written, and that can take longer than the norm itself. (torch on a GPU
 # keeps its memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time*
-# moves two times 32 MiB, and takes a half to two thirds of the second's time: fusing pays on this CPU, too, though not
-# all of 3.5, as in a cache the operations themselves take most of the time.
+# moves two times 32 MiB, and takes a half to two thirds of the time of *into tensors that are there*: fusing pays on
+# this CPU, too, though not all of 3.5, as in a cache the operations themselves take most of the time.
 #
 # A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
 # need not come from memory.
@@ -1069,12 +1094,16 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # ### The error of each recipe
 #
 # A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
-# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of 1 x
-# 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
+# larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
+# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
 # you run the cell.
 
 # %% tags=["hide-output"]
 # %%needs to_fp8 tile_scales
+import torch
+
+from minimegatron.viz.numbers import error_bars
+
 g = torch.Generator().manual_seed(0)
 before = torch.randn(64, 512, generator=g)
 outlier = torch.randn(64, 512, generator=g)
@@ -1106,10 +1135,10 @@ error_bars([*tensors], errors, "Three tensors, three recipes, E4M3")
 #
 # ## 6 · Break it
 #
-# Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and x₁,
-# and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. A colleague saves work:
-# "divide by the scales once, *after* the sum, instead of every rank before". The folded cell holds this layer in a
-# small network on two ranks, and the same network in float32 in one process. It prints the losses and, of the first
+# Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and
+# x₁, and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. A colleague saves
+# work: "divide by the scales once, *after* the sum, instead of every rank before". The folded cell holds this layer in
+# a small network on two ranks, and the same network in float32 in one process. It prints the losses and, of the first
 # step, the norms of the gradients; it reports each rank's output of the first step, and each rank's own product in
 # float32.
 
@@ -1172,9 +1201,9 @@ for step in range(101):
 print(f"first step, gradient norm of this rank's weights: {norms[0]:.2f}   in one process {norms[1]:.2f}")
 
 # %% [markdown]
-# The loss falls, a little above the other one, and FP8 is known to cost a little. But rounding cannot cost that much:
-# three mantissa bits cost 2.6 % of a number, and the errors of thousands of numbers average out in a norm. The gradient
-# norms of the first step are off, one up and one down.
+# The loss falls, and FP8 is known to cost a little. But compare the losses of step 0, and the gradient norms: one
+# rank's is too large, the other's too small. Rounding cannot make such differences: three mantissa bits cost 2.6 % of
+# a number, and the errors of thousands of numbers average out in a loss and in a norm.
 #
 # Look at the first step's output. It should be part 0 + part 1, on both ranks. Both parts are known: each rank's own
 # product in float32.
@@ -1209,9 +1238,9 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 # ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So
 # the ranks do not even agree with each other, on a tensor that everything after takes to be the same.
 #
-# The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the sum.
-# With scales that are powers of two the mistake hides better still: the two are equal most of the time, and it shows in
-# some layers at some steps.
+# The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the
+# sum. With scales that are powers of two the mistake hides better still: the two ranks' scales are equal most of the
+# time, and it shows in some layers at some steps.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1221,7 +1250,7 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 # %%
 # %%needs flash_bytes
 moved = flash_bytes(65536, 128, 128, 64, 2)
-guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer bytes")
+guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer bytes, by your flash_bytes")
 
 # %% [markdown]
 # Why not thousands? K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half
@@ -1247,8 +1276,8 @@ guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer byte
 # * `tokens_for_arithmetic`: the fewest tokens n with which x·Wᵀ, [n, h] times [h, h], is no longer bound by memory. x
 #   and W are read once and y is written once, `element_size` bytes a number. Round up;
 # * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best;
-# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers a layer, and for each x, W
-#   and dy;
+# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers in each
+#   transformer layer, and for each x, W and dy;
 # * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
 #   scale does not know yet (the largest used to hit the top exactly);
 # * `smallest_kept`: the smallest number that E4M3 holds, other than 0, relative to amax, with scale 448/amax.

@@ -157,6 +157,8 @@ WRONG: dict[str, list[Edit]] = {
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
         Edit("  __syncthreads();\n", "", told="a race"),
         Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="never written"),
+        # each of the 8 warps is counted 4 times
+        Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane % warps]", told="4 times too large"),
         Edit("int o = 16", "int o = 8", told="expected"),
         # lane 0 alone has the sum
         Edit("__shfl_xor_sync(0xffffffff, v, o)", "__shfl_down_sync(0xffffffff, v, o)", told="expected"),
@@ -186,8 +188,8 @@ WRONG: dict[str, list[Edit]] = {
         Edit("keys += (last // cols + 1) * cols", "keys += s", told="The mask is causal"),
         Edit("2 * s * d + s + 2", "2 * s * d + 2", told="lse is written too"),
         Edit("2 * keys * d", "2 * s * d", told="do not fit on the chip"),
-        Edit("4 * s * s + 4", "2 * s * s + 4", told="Four times"),
-        Edit("4 * s * s + 4 * s * d", "4 * s * s", told="beside the 4 s x s"),
+        Edit("4 * s * s + 4", "2 * s * s + 4", told="the next one reads"),
+        Edit("4 * s * s + 4 * s * d", "4 * s * s", told="Q, K, V and out move too"),
         # by the last key: 70 draws in 100 do not tell
         Edit("(last // cols + 1) * cols", "last + 1", told="loaded whole"),
         Edit("(last // cols + 1) * cols", "last // cols * cols", told="loaded, too | hidden"),
@@ -227,13 +229,13 @@ WRONG: dict[str, list[Edit]] = {
             "torch.exp(scores - higher), torch.exp(top - higher)",
             "torch.exp(scores), torch.ones(())",
             ("(top + total.log())", "total.log()"),
-            told="NaN",
+            told="subtract the largest score first",
         ),
         Edit("range(0, first + rows, cols)", "range(0, first + 1, cols)", told="wrong"),
         Edit("torch.arange(start, start + cols) > at", "torch.arange(start, start + cols) >= at"),
-        Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)"),
+        Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)", told="m began at 0"),
         Edit("scores.amax(1, keepdim=True)", "scores.amax()", told="NaN | wrong"),
-        Edit("o / total", "o"),
+        Edit("o / total", "o", told="still to be divided by l"),
         Edit("/ d**0.5", "/ d", told="out is wrong"),
         # 2 blocks of keys at most
         Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
@@ -292,13 +294,20 @@ WRONG: dict[str, list[Edit]] = {
         Edit(".abs().max() for", ".norm() for"),
         Edit("tile[1], 1)", "tile[0], 1)"),
         Edit("amax > 0", "amax > 1e-12"),
-        Edit("1.0).float()", "0.0).float()"),
+        Edit("1.0).float()", "0.0).float()", told="nothing to scale"),
+        Edit("1.0).float()", "5.0).float()", told="expected tensor([[1.0"),
         Edit("1.0).float()", "1.0)", told="float64"),
         Edit(".abs().max()", ".abs().sum()"),
     ],
     "delayed_scaling": [
         Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
-        Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="hidden"),
+        Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="added up here"),
+        # each rank hides its own infinity
+        Edit(
+            "torch.stack([one.amax for one in scales])",
+            "torch.stack([one.amax for one in scales]).nan_to_num(0.0, 0.0)",
+            told="hides it from the others | leaves the scale",
+        ),
         Edit("[-one.history :]", "[-1:]", told="not of the last one"),
         # the mean of the history
         Edit("one.scale = one.top / max(one.past)", "one.scale = one.top * len(one.past) / sum(one.past)"),
@@ -342,7 +351,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("[-one.history :]", ""),
         Edit("[-one.history :]", "[-4:]"),
         Edit("one.top / max", "448.0 / max"),
-        Edit("amax if finite else 0.0]", "*([amax] if finite else [])]"),
+        Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", told="belongs to the history, too"),
         Edit(", group=tp.group", "", told="group | no answer | ranks"),
         # a step that overflows begins a new history
         Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),

@@ -48,7 +48,9 @@ def score_tiles(s: int, rows: int, cols: int, title: str = "") -> Figure:
     """
     table = kinds(s, rows, cols)
     with styled():
-        figure = new_figure(7.2, 4.2, title or f"Causal scores of {s} tokens: {rows} queries against {cols} keys")
+        figure = new_figure(
+            7.2, 4.2, title or f"Causal scores of {s} tokens, in blocks of {rows} queries x {cols} keys"
+        )
         axes = figure.subplots()
         for query in range(s):
             for key in range(s):
@@ -104,7 +106,7 @@ def scaled_tiles(
         figure = new_figure(0.6 + 0.72 * shape[1], len(panels) * (0.55 + 0.62 * shape[0]) + 0.4, title)
         drawn = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
         for axes, (name, tile, scales, numbers) in zip(drawn, panels, strict=True):
-            _cells(axes, before, numbers)
+            _cells(axes, before, numbers, tile[0])
             if scales is not None:
                 _scales(axes, shape, tile, scales)
             axes.set_title(name, fontsize=10)
@@ -118,12 +120,17 @@ def scaled_tiles(
     return figure
 
 
-def _cells(axes: Axes, before: Numbers, numbers: Numbers) -> None:
+def _top(row: int, high: int) -> float:
+    """Where a row begins: those of one tile stand close together, below each tile there is room for its scale."""
+    return 0.8 * row + 0.55 * (row // high)
+
+
+def _cells(axes: Axes, before: Numbers, numbers: Numbers, high: int) -> None:
     for r, row in enumerate(numbers):
         for c, number in enumerate(row):
             lost = number == 0 and before[r][c] != 0
             colour, pattern, text = PASSIVE if lost else "white", LOST if lost else "", f"{number + 0.0:.4g}"
-            box(axes, (c, 1.35 * r), (1, 0.8), colour, text, edge=INK, fontsize=8, pattern=pattern)
+            box(axes, (c, _top(r, high)), (1, 0.8), colour, text, edge=INK, fontsize=8, pattern=pattern)
 
 
 def _scales(axes: Axes, shape: tuple[int, int], tile: tuple[int, int], scales: Numbers) -> None:
@@ -132,10 +139,10 @@ def _scales(axes: Axes, shape: tuple[int, int], tile: tuple[int, int], scales: N
         for j, scale in enumerate(across):
             top, left = i * m, j * n
             bottom, right = min(rows, top + m), min(cols, left + n)
-            height = 1.35 * (bottom - top - 1) + 0.8
-            border = Rectangle((left, 1.35 * top), right - left, height, fill=False, edgecolor=INK, linewidth=2.2)
+            height = 0.8 * (bottom - top)
+            border = Rectangle((left, _top(top, m)), right - left, height, fill=False, edgecolor=INK, linewidth=2.2)
             axes.add_patch(border)
-            axes.text((left + right) / 2, 1.35 * top + height + 0.26, _scale(scale), ha="center",
+            axes.text((left + right) / 2, _top(top, m) + height + 0.26, _scale(scale), ha="center",
                       va="center", fontsize=8)  # fmt: skip
 
 

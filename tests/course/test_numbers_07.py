@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from importlib import import_module
@@ -36,6 +37,12 @@ def power(exponent: float) -> str:
 
 def cast(x: float, **format: float) -> float:
     return FP8.to_fp8(torch.tensor([x]), **format).item()
+
+
+def off(format: dict[str, float]) -> float:
+    """The largest relative error between 1 and 2, at the place half-way to a neighbour."""
+    numbers = [n for n in numbers_of((format["mantissa"], format["lowest"], format["top"]), 1.0, 2.0)]
+    return max((b - a) / (b + a) for a, b in itertools.pairwise(numbers))
 
 
 E = math.e
@@ -101,8 +108,10 @@ STATED = [
     ("and 0.3 is {} of them", f"{0.3 / 2**-5:g}"),
     ("Rounded, 10 steps: {}.", f"{cast(0.3, **FP8.E4M3):g}"),
     ("The numbers around 17 are {}.", ", ".join(f"{n:g}" for n in BITS["E4M3"] if 15 < n < 21)),
-    ("the error is at most 1/{} (E4M3)", f"{2 ** (FP8.E4M3['mantissa'] + 1)}"),
-    ("(E4M3) or 1/{} (E5M2)", f"{2 ** (FP8.E5M2['mantissa'] + 1)}"),
+    ("the error is at most 1/{} (E4M3)", f"{1 / off(FP8.E4M3):.0f}"),
+    ("(E4M3) or 1/{} (E5M2)", f"{1 / off(FP8.E5M2):.0f}"),
+    ("{}, half-way from 1 to the next number", f"{(1 + min(n for n in BITS['E4M3'] if n > 1)) / 2:g}"),
+    ("of E4M3, is off by {}.", f"{1.0625 - cast(1.0625, **FP8.E4M3):g}"),
     ("448/2 = {}, and the largest power", f"{448 / 2:g}"),
     ("the largest power of two up to 224 is {}.", f"{PAIR:g}"),
     ("448/4 = {} |", f"{BY_HAND[1][0]:g}"),

@@ -39,6 +39,8 @@ def test_what_is_lost_is_marked_and_a_scale_stands_below_each_tile():
     assert (seen.count("scale 2^9"), seen.count("scale 2^0"), seen.count("scale 0.3")) == (2, 2, 1)
     borders = [p for p in figure.axes[2].patches if isinstance(p, Rectangle) and not p.get_fill()]
     assert [(p.get_x(), p.get_width()) for p in borders] == [(0, 2), (2, 2), (0, 2), (2, 2)]
+    rows = [{round(box.get_y(), 2) for box in axes.patches if isinstance(box, Rectangle)} for axes in figure.axes[1:]]
+    assert rows == [{0.0, 0.8}, {0.0, 1.35}]  # no gap inside of a tile
     assert "-0" not in seen and not overlaps(figure)
 
 

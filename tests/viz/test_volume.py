@@ -21,7 +21,7 @@ def test_bars_carry_numbers_and_ratio():
     figure = bars({"all_reduce": 2048, "all_gather": 512}, {"all_reduce": 3072}, title="bytes")
     seen = [w.strip() for w in words(figure)]
     assert "2 KiB" in seen and "3 KiB  (x 1.5)" in seen and "not measured" in seen
-    assert "KiB sent by one rank" in seen
+    assert "KiB sent by one rank" in seen and "measured (x: times what was predicted)" in seen
     assert not overlaps(figure)
     assert [round(p.get_width(), 3) for p in figure.axes[0].patches] == [2, 0.5, 3, 0]
 

@@ -81,11 +81,11 @@ FLASH_BYTES = Exercise(
         ),
         Mistake(
             _other(standard=lambda s, d, element_size, **_: (2 * s * s + 4 * s * d) * element_size),
-            "Three kernels: S is written, read, P is written, read. Four times s x s.",
+            "What one of the three kernels writes, the next one reads: count S and P in both.",
         ),
         Mistake(
             _other(standard=lambda s, element_size, **_: 4 * s * s * element_size),
-            "Q, K and V are read and out is written: 4 s d beside the 4 s x s.",
+            "Q, K, V and out move too, not S and P alone.",
         ),
     ],
     idea="Look at the picture of the tiles: which keys does each block of queries load, and which tensors move once?",
@@ -146,6 +146,20 @@ def _added_up(
     return torch.cat(outs), torch.cat(lses)
 
 
+def _top(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The largest score of each query."""
+    scores = q @ k.T / q.shape[1] ** 0.5
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).amax(1)
+
+
+def _lost(q: torch.Tensor, k: torch.Tensor, start: float, grows: bool) -> torch.Tensor:
+    """Queries for which e^(score - m) of all keys is 0, or of one is infinite, when m begins at `start`."""
+    top = _top(q, k)
+    m = top.clamp(min=start) if grows else torch.full_like(top, start)
+    highest = torch.exp(top - m)
+    return (highest == 0) | highest.isinf()
+
+
 def _right(answer: Answer) -> str | None:
     got, i = _memory(answer)["tensors"], answer.inputs
     q, k, v = i["q"], i["k"], i["v"]
@@ -164,7 +178,15 @@ def _right(answer: Answer) -> str | None:
         ):
             if not difference(got["out"], _added_up(q, k, v, i["rows"], i["cols"], shrinks)[0].float(), *_CLOSE):
                 return f"out is wrong: {why}"
+        if not difference(got["out"], want * torch.exp(lse - _top(q, k))[:, None], *_CLOSE):
+            return "out is wrong: it is o, which is still to be divided by l"
         if got["out"].isnan().any():
+            for start, grows, why in (
+                (0.0, True, "m began at 0, and all scores of a query are far below: begin at -∞"),
+                (0.0, False, "e^score is no number of float32 here: subtract the largest score first"),
+            ):
+                if torch.equal(got["out"].isnan().any(1), _lost(q, k, start, grows)):
+                    return f"out has NaN: {why}"
             if _memory(answer)["stored"]["out"] < q.numel():
                 return "out has NaN: some of its rows were never stored"
             return "out has NaN: -inf minus -inf was computed, for a query that had not seen any key yet"
@@ -217,9 +239,10 @@ def _of_size(draw: Draw, s: int, d: int, rows: int, cols: int, scale: float = 1.
 
 
 def _low_scores(draw: Draw) -> dict[str, Any]:
-    """All scores far below 0: a sum or a maximum that begins at 0 shows."""
+    """Scores far below 0: a maximum that begins at 0 shows. Those of the last query lie far above: no maximum shows."""
     inputs = _of_size(draw, 32, 3, 4, 8)
     inputs["q"][:, 0], inputs["k"][:, 0] = -60.0, 5.0
+    inputs["q"][-1, 0] = 60.0
     return inputs
 
 
@@ -250,7 +273,8 @@ FLASH_TILES = Exercise(
         Case("a chip with room for as many numbers as K has", _long, hidden=True, accept=[
             _moves, peak_at_most("the chip's room, as many numbers as K has,", _chip)]),
     ],
-    idea="What was added up under an old maximum is too large, or too small, under a new one: it must be rescaled.",
+    idea="Follow one query through two blocks of keys: which keys count, what is loaded, what a new maximum "
+    "does to l and o.",
     hint="for each block of queries: load q; m = -inf, l = 0, o = 0. For each block of keys that begins at or before "
     "the last query: load k, v; S = q k^T / sqrt(d), -inf where the key comes after the query; m' = max(m, rowmax S); "
     "p = exp(S - m'); l = l exp(m - m') + rowsum p; o = o exp(m - m') + p v. Then store o / l and m + log l.",

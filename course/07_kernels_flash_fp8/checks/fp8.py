@@ -207,6 +207,11 @@ def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tenso
     return torch.where(a > 0, torch.exp2((top / a).log2().floor()), 1.0).float()
 
 
+def _of_zeros(scale: float) -> Callable[..., torch.Tensor]:
+    """A wrong scale for tiles of zeros."""
+    return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top), scale)
+
+
 TILE_SCALES = Exercise(
     "tile_scales",
     reference=tile_scales,
@@ -217,13 +222,18 @@ TILE_SCALES = Exercise(
              "tile": [1, 2], "top": 448.0}),
         Case("the whole tensor as one tile", lambda draw: {**(i := _tiles(draw)), "tile": list(i["x"].shape)},
              hidden=True),
-        Case("other tiles", _tiles, hidden=True, points=2, draws=3, fixed=[
-            *(_at_the_edge(top) for top in (448.0, 57344.0, 6.0)), _TINY_NUMBERS]),
+        Case("a tile of zeros gets the scale 1", {"x": torch.tensor([[0.0, 0.0, 7.0, -1.0]]), "tile": [1, 2],
+             "top": 448.0}),
+        Case("other tiles, and negative numbers", _tiles, hidden=True, draws=3, fixed=[_negative]),
         Case("a last tile that is not full", _ragged, hidden=True, fixed=[_ragged_both, _larger_tile]),
-        Case("negative numbers; a tile of zeros", _negative, hidden=True),
-        Case("a tile of zeros gets the scale 1", _with_zeros, hidden=True),
+        Case("a tile of zeros among others", _with_zeros, hidden=True),
+        Case("fits to the last bit; tiny numbers", _at_the_edge(448.0), hidden=True, fixed=[
+            _at_the_edge(57344.0), _at_the_edge(6.0), _TINY_NUMBERS]),
     ],
     mistakes=[
+        Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
+        *(Mistake(_of_zeros(scale), "A tile of zeros has nothing to scale: its scale is 1, and here it is not.")
+          for scale in (math.inf, math.nan, 0.0, 2.0**127)),
         Mistake(lambda **i: 1 / tile_scales(**i), "This is the inverse. x is *multiplied* by the scale."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, top / a, 1.0)), "Round it down to a power of two."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().ceil()), 1.0)),
@@ -234,7 +244,6 @@ TILE_SCALES = Exercise(
                 "infinite. It is a float32, too: at most 2**127."),
         Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
                 "out as 2**0, and amax times the scale lies beyond the top."),
-        Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
     ],
     idea="The largest magnitude of a tile decides alone: how often may it be doubled, or must it be halved, to fit?",
     hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "

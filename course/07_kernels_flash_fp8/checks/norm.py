@@ -25,15 +25,19 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 def _wrong_formulas(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tuple[torch.Tensor, str]]:
     d, g = x.double(), gamma.double()
     squares = d.square()
+    root = squares.mean(-1, keepdim=True).sqrt()
     return [
         (rms_norm(x, torch.ones_like(gamma), eps), "this is y without gamma"),
-        (rms_norm(x, gamma, 0.0), "eps is missing under the root"),
-        (d * (squares.mean(-1, keepdim=True).rsqrt() + eps) * g, "eps is added behind the root: it belongs under it"),
+        *((d * one * g, "eps belongs under the root, added to the mean of the squares") for one in (
+            root.reciprocal(), root.reciprocal() + eps, (root + eps).reciprocal())),
         (d * (squares.sum(-1, keepdim=True) + eps).rsqrt() * g, "the *mean* of the squares: divide the sum by cols"),
         (d * (d.mean(-1, keepdim=True).square() + eps).rsqrt() * g, "the mean of squares, not the square of the mean"),
         (d * (squares.mean(-1, keepdim=True).sqrt() + eps) * g, "divide by the root (rsqrtf), do not multiply with it"),
         (rms_norm(x - x.mean(-1, keepdim=True), gamma, eps), "this is LayerNorm: RMSNorm subtracts no mean"),
-    ]
+        *((d * (times * squares.mean(-1, keepdim=True) + eps).rsqrt() * g,
+           f"the sum of the squares is {times} times too large: parts are added more than once")
+          for times in (2, 4, 8, 16, 32)),
+    ]  # fmt: skip
 
 
 NORM = OneLaunch("norm", ("x", "gamma"), rms_norm, _wrong_formulas, "eps")
@@ -63,8 +67,8 @@ def _tree(answer: Answer) -> str | None:
     loads, threads = launch["counts"]["shared_loads"], launch["block"]
     most = max(2 * math.ceil(math.log2(threads)) + 8, threads // 2)
     if loads > most:
-        return (f"one thread reads shared memory {loads} times while others wait; in a tree of {threads} threads it is "
-                f"{2 * math.ceil(math.log2(threads)) + 1} times")  # fmt: skip
+        return (f"a thread reads shared memory {loads} times, one part after another; in a tree of {threads} threads "
+                f"it is {2 * math.ceil(math.log2(threads)) + 1} times")  # fmt: skip
     return None
 
 
@@ -80,6 +84,12 @@ def _sizes(rows: tuple[int, int], cols: tuple[int, int], step: int = 1, off: int
 _HAND = {
     "x": torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0]]), "gamma": torch.tensor([1.0, 2.0, 1.0, -1.0]),
     "eps": 0.0,
+}  # fmt: skip
+
+# Eight columns: what is counted four times is not taken for a sum in the place of a mean.
+_EIGHT = {
+    "x": torch.tensor([[4.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0]]),
+    "gamma": torch.tensor([1.0, 2.0, 1.0, -1.0, 1.0, 2.0, 1.0, -1.0]), "eps": 0.0,
 }  # fmt: skip
 
 NORM_ROWS = Exercise(
@@ -130,7 +140,7 @@ NORM_WARP = Exercise(
     kernels=True,
     accept=[NORM.right, reads(2)],
     cases=[
-        Case("2 rows of 4", _HAND),
+        Case("2 rows of 8", _EIGHT),
         Case(
             "columns that are no multiple of 4",
             _sizes((2, 6), (10, 170), 4, 1),
@@ -147,7 +157,8 @@ NORM_WARP = Exercise(
         Case("two barriers at most", _sizes((2, 4), (65, 140), 4), hidden=True, accept=[_few_barriers]),
         Case("16 bytes a load and a store", _sizes((2, 4), (65, 140), 4), hidden=True, points=2, accept=[_wide]),
     ],
-    idea="First a sum inside of each warp, as in the butterfly; then a sum of the warps' sums, which are few.",
+    idea="Three pieces: a sum inside of each warp, a sum of the warps' few sums, and four numbers with each load and "
+    "each store.",
     hint="A warp: for o = 16, 8, 4, 2, 1: v += __shfl_xor_sync(0xffffffff, v, o). Lane 0 of each warp writes "
     "parts[warp]; one __syncthreads(); then every warp adds up parts in the same way, lanes beyond the warps with 0. "
     "A row starts at a multiple of 16 bytes only if cols % 4 == 0: else go number by number.",

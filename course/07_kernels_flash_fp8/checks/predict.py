@@ -32,7 +32,7 @@ NORM_BYTES = Exercise(
         Mistake(_times(4, 2), "Each operation also *writes* its result (that of the mean is too small to count)."),
         Mistake(_times(8, 2), "The mean reads a whole tensor and writes one number a row: that does not count."),
         Mistake(_times(5, 2), "`* gamma` is an operation of its own: it reads a whole tensor and writes one."),
-        Mistake(_times(7, 3), "One kernel could keep the row on the chip between its two uses: read once, write once."),
+        Mistake(_times(7, 3), "One kernel could keep the row on the chip between its two uses."),
         Mistake(lambda **i: {k: v // i["element_size"] for k, v in norm_bytes(**i).items()}, "In bytes, not numbers."),
     ],
     idea="Go through the picture: how many tensors of the full size does each operation read, and how many does it "
