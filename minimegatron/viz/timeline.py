@@ -245,7 +245,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         mine = np.concatenate(rows) if rows else np.array([], np.int64)
         events = [panel.events[i] for i in mine.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
-            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of comm.\nhidden"
+            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of communication\nhidden"
             axes.text(horizon * per_second * 1.01, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4
