@@ -45,6 +45,7 @@ UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
+_SAID = {"compute": "computation", "comm": "communication"}  # in the legend
 _LOOKS: dict[str, Look] = {
     "compute": (COMPUTE, ""),
     "comm": (COMM, ""),
@@ -154,7 +155,8 @@ def _figure(
                 axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
         grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
         handles: list[Artist] = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=key) for key, (c, h) in styles.items()
+            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=_SAID.get(key, key))
+            for key, (c, h) in styles.items()
         ]
         if expected:
             handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
