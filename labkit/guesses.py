@@ -8,7 +8,8 @@
     measured 7.3 GPUs; you guessed 12
 
 Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: with None in
-it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text. A file that cannot be
+it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text; with what is no number
+an earlier guess stays. A file that cannot be
 read or written costs the guess and nothing else; no mark depends on one.
 """
 
@@ -40,12 +41,11 @@ class Guesses:
             self._kept = {name: value for name, value in found.items() if _is_number(value)}
 
     def guess(self, name: str, value: Any) -> str:
-        """Keep a guess, or forget it where `value` is no number; the line to show."""
+        """Keep a guess, forget it where `value` is None, leave it where it is no number; the line to show."""
         if value is None:
             self._keep(name, None)
             return "○ no guess yet: put a number in place of None"
         if not _is_number(value):
-            self._keep(name, None)
             return f"✘ {value!r:.40} is no number: write one in its place, for example 12"
         self._keep(name, int(value) if isinstance(value, numbers.Integral) else float(value))
         return f"✔ your guess: {shown(value)}"

@@ -11,7 +11,7 @@ The three states are told apart by shape and word, not by colour alone::
 
     ✔ ring_all_reduce   passed           5/5
 
-A note that several rows share is said once, the others say `as above`.
+A note that several rows share is said once, the others name that row.
 
 Below the table stands what helps at this failure of the exercise (`Verdict.said`; `record` counts):
 
@@ -120,15 +120,11 @@ class Verdict:
     def _notes(self) -> list[str]:
         """The notes of the rows that are shown, a text that several have only once."""
         first: dict[str, str] = {}
-        said, last = [], ""
+        said = []
         for row in self._shown:
-            if row.note and row.note == last:
-                said.append("as above")
-            else:
-                said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
+            said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
             if row.note:
                 first.setdefault(row.note, row.what)
-                last = row.note
         return said
 
     def __repr__(self) -> str:

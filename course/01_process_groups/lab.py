@@ -24,10 +24,11 @@
 # |---|---|---|
 # | I | 1 the problem · 2 predict · 3 the grid | 45 |
 # | II | 3 the ring · f and g. *A good place to stop for the day comes after it.* | 50 |
-# | III | 3 the sampler · buckets · 4 run and 5 see · 6 break it · 7 explain | 70 |
+# | III | 3 the sampler · buckets · 4 run · 5 see · 6 break it · 7 explain | 70 |
 #
 # Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
-# check has passed. After a kernel restart: run the first cell, then go on where you were.
+# check has passed. After a kernel restart: run the first cell, then go on where you were; where a cell says that a name
+# is missing, run the cell that makes it.
 
 # %%
 # %load_ext course
@@ -103,7 +104,7 @@ finish()
 import torch
 import torch.distributed as dist
 
-x = torch.arange(4) + 10 * (rank + 1)
+x = torch.arange(4) * (rank + 1)
 print("before", x.tolist())
 dist.all_reduce(x)
 print("after ", x.tolist())
@@ -123,7 +124,8 @@ sheet()
 # Find these three facts in the picture:
 #
 # * An **all-reduce** gives the same result as a **reduce-scatter** followed by an **all-gather**. You will build it so.
-# * **Reduce-scatter** goes from a whole tensor on each rank to one block on each rank, and **all-gather** goes back.
+# * **Reduce-scatter** goes from a whole tensor on each rank to one block on each rank, and **all-gather** goes from one
+#   block on each rank to a whole tensor on each rank.
 # * **All-to-all** transposes the grid: block *j* of rank *i* becomes block *i* of rank *j*.
 
 # %% [markdown]
@@ -137,6 +139,11 @@ sheet()
 #
 # **Exercise.** How many bytes does *each rank* send? `nbytes` is the whole tensor: the input of a reduce-scatter, the
 # output of an all-gather. A part need not have a whole number of bytes: 10 bytes over 4 ranks make parts of 2.5.
+
+# Each exercise becomes a file of its own, and a later cell imports it: `from exercises.bytes_sent import bytes_sent`. A
+# check runs your code in fresh processes, and shows nothing of what it prints. To debug, call your function from a cell
+# of its own. Functions that need ranks run in a `%%ranks 3` cell, after `from exercises.NAME import NAME`, also before
+# their check has passed.
 
 # %%
 # %%exercise bytes_sent
@@ -181,7 +188,8 @@ rank_grid(sizes, mark=13)
 # The order of the axes is a choice. Ranks of one machine have neighbouring numbers, so the axis that communicates most
 # comes first, and that is tp.
 #
-# **Exercise.** Return all groups along `axes`. One reshape of `arange(world)` does it. `sizes` names the axes, fastest
+# **Exercise.** Return all groups along `axes`. Reshape `arange(world)` to the grid, move axes, and reshape
+# again. `sizes` names the axes, fastest
 # first. A group may run along several axes: `["dp", "cp"]` gives the ranks that hold the same weights, and
 # `["cp", "dp"]` gives the same groups. The ranks of a group stand in ascending order, and groups are ordered by their
 # first rank.
@@ -230,7 +238,8 @@ display(rank_grid(sizes, yours))
 # weights and see different tokens, so they sum their gradients.
 #
 # **Experts use the same ranks a second time.** A mixture-of-experts layer lays the tp·cp·dp ranks out on a second grid,
-# etp·ep·edp. Expert parallelism therefore needs no further ranks: dp = world / (tp·cp·pp), whatever ep is. The same
+# etp·ep·edp: etp divides the matrices of an expert, ep divides the experts, and edp counts the copies of the same
+# experts; pp stays. Expert parallelism therefore needs no further ranks: dp = world / (tp·cp·pp), whatever ep is. The same
 # function gives its groups:
 
 # %%
@@ -262,8 +271,8 @@ ring_steps(title="An all-reduce on a ring of three ranks")
 # * **Reduce-scatter**, steps 1 to N-1: send one part, receive another, *add* it to yours.
 # * **All-gather**, steps N to 2N-2: send one part, receive another, *replace* yours.
 #
-# Which part does rank r send in step k, and which does it receive? Write the letters of the arrows into a table, a row a
-# rank and a column a step. Then number the parts from 0 and the steps from 0, and look for the rule.
+# Which part does rank r send in step k, and which does it receive? Write the letters of the arrows into a table, with one
+# row per rank and one column per step. Then number the parts from 0 and the steps from 0, and look for the rule.
 #
 # One trap: if every rank first calls a blocking `send`, each waits until its right neighbour calls `recv`, and no rank
 # ever does. Start the message with `isend`, call `recv`, and then wait for the message that you sent.
@@ -272,8 +281,17 @@ ring_steps(title="An all-reduce on a ring of three ranks")
 # for any number of ranks. The size need not be a multiple of N: `tensor_split` makes N parts of any tensor, `chunk`
 # sometimes fewer. Return a new tensor of the same shape and dtype, and leave `x` as it is.
 #
-# From here on hidden cases also use float64, and tensors that are not contiguous, such as a transpose. A message needs
-# contiguous memory.
+# *Hidden cases* are rows of a check whose inputs are not shown. From here on they also use float64, and tensors that are
+# not contiguous, such as a transpose. A message needs contiguous memory. To try your function before its check has
+# passed, run it on a tensor of your own:
+#
+# ```
+# %%ranks 3
+# import torch
+# from exercises.ring_all_reduce import ring_all_reduce
+#
+# print(ring_all_reduce(torch.tensor([1.0, 2.0, 3.0]) * 10**rank))
+# ```
 
 # %%
 # %%exercise ring_all_reduce
@@ -460,7 +478,8 @@ def my_samples(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_
 check("my_samples")
 
 # %% [markdown]
-# Now two ranks read 8 of 12 samples and crash. Four ranks go on. All that they know is `consumed = 8`.
+# Now two ranks read 8 of 12 samples in steps 0 and 1, and crash. Four ranks go on with step 2. All that they know is
+# `consumed = 8`. The numbers are ids of samples.
 
 # %%
 # %%needs my_samples
@@ -470,7 +489,7 @@ before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(
 after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
 read = [i for steps in (before, after) for step in steps for ids in step for i in ids]
 print("the first epoch holds every sample once:", sorted(read[:12]) == list(range(12)))
-display(who_reads([("2 ranks", before), ("4 ranks", after)], num_samples=12))
+display(who_reads([("2 ranks, until the crash", before), ("4 ranks, after 8 consumed", after)], num_samples=12))
 
 # %% [markdown]
 # ### Gradients that leave early
@@ -543,7 +562,7 @@ class OverlappedReducer:
 check("overlap")
 
 # %% [markdown]
-# ## 4 · Run, and 5 · See
+# ## 4 · Run and 5 · See
 #
 # ### Bytes: predicted and counted
 #
@@ -628,9 +647,11 @@ display(
 # *Blocking*: the bucket is larger than the model, so all gradients leave at the end. *Overlapped*: each layer fills a
 # bucket. Both run five times in turn, and you see the fastest of each.
 #
-# **Predict:** the backward pass alone takes C. An all-reduce of all four layers alone takes T, of one layer t. When does
-# each way end? Blocking: C + T. Overlapped: C + t, because the last bucket alone has nothing to hide behind (this holds
-# while t is shorter than a layer). The folded cell measures C, T and t, runs both ways, and reports their events.
+# **The prediction:** computing gradients, copying them into buckets and copying the sums back takes C; each way is run
+# on a group of one rank, where nothing travels, to measure its C. An all-reduce of all four layers alone takes T, of one
+# layer t. Then blocking ends at C + T. Overlapped ends at C + t, because the last bucket alone has nothing to hide
+# behind (this holds while t is shorter than a layer). The folded cell measures C, T and t, runs both ways, and reports
+# their events. In the picture b0 is the first bucket that leaves.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs overlap --out timelines
@@ -663,20 +684,23 @@ class Slow(torch.autograd.Function):
         return grad * w.mean(), (grad * x).sum().expand_as(w) / w.numel(), None
 
 
-def one_step(bucket_size):
-    """[(name, kind, start, end)] of a backward pass with all its buckets; without any where bucket_size is None."""
+def one_step(bucket_size, group=None):
+    """[(name, kind, start, end)] of a backward pass with its buckets, summed over the ranks of group."""
     weights = [torch.ones(SIZE, requires_grad=True) for _ in range(LAYERS)]
-    reducer = OverlappedReducer(weights, bucket_size) if bucket_size else None
+    reducer = OverlappedReducer(weights, bucket_size, group)
     x = torch.ones(1)
     for i, w in enumerate(weights):
         x = Slow.apply(x, w, f"layer {i}")
     dist.barrier()
     with trace.record(rank) as log, wire.watched() as calls:
         x.backward()
-        if reducer:
-            reducer.finish()
-    buckets = [(f"bucket {k}", "comm", call.start, call.end) for k, call in enumerate(calls)]
-    return [(e.name, e.kind, e.start, e.end) for e in log.events] + buckets
+        reducer.finish()
+        end = time.monotonic()
+    layers = [(e.name, e.kind, e.start, e.end) for e in log.events]
+    buckets = [(f"b{k}", "comm", call.start, call.end) for k, call in enumerate(calls)]
+    copies = [("", "copies", max(to for *_, to in layers if to <= call.start), call.start) for call in calls]
+    copies.append(("", "copies", max(to for *_, to in layers + buckets if to <= end), end))  # sums back
+    return layers + buckets + copies
 
 
 def all_reduce_alone(elements):
@@ -694,10 +718,12 @@ def best(tried):
     return tried[int(slower.argmin())], slower.min().item()
 
 
+alone_with_me = [dist.new_group([r]) for r in range(world)][rank]  # nothing travels there
 WAYS = {
     "blocking": lambda: one_step(LAYERS * SIZE + 1),
     "overlapped": lambda: one_step(SIZE),
-    "C": lambda: one_step(None),
+    "blocking, alone": lambda: one_step(LAYERS * SIZE + 1, alone_with_me),
+    "overlapped, alone": lambda: one_step(SIZE, alone_with_me),
     "T": lambda: all_reduce_alone(LAYERS * SIZE),
     "t": lambda: all_reduce_alone(SIZE),
 }
@@ -707,8 +733,11 @@ for _ in range(5):
     for name, way in WAYS.items():
         tried[name].append(way())
 fastest = {name: best(tried[name])[0] for name in ("blocking", "overlapped")}
-alone = {name: best(tried[name])[1] for name in "CTt"}
-expected = {"blocking": alone["C"] + alone["T"], "overlapped": alone["C"] + alone["t"]}
+seconds = {name: best(tried[name])[1] for name in WAYS}
+expected = {
+    "blocking": seconds["blocking, alone"] + seconds["T"],
+    "overlapped": seconds["overlapped, alone"] + seconds["t"],
+}
 report((fastest, expected))
 
 # %%
@@ -723,8 +752,8 @@ print("overlapped hides some of its communication:", hidden_share(runs["overlapp
 display(beside(runs, expected=expected, title="One backward pass, two ways, each the best of five"))
 
 # %% [markdown]
-# Where a run ends after its dashed line, the rest went into what the prediction leaves out: copying gradients into
-# buckets and sums back, and, on a CPU, the all-reduce itself, which takes time from the cores that run the layers.
+# A run ends with the last bar, where the sums have been copied back. A run that ends a little after its dashed line lost
+# time in what the prediction leaves out: on a CPU an all-reduce takes time from the cores that run the layers and copy.
 #
 # ### On real networks
 #
@@ -971,7 +1000,7 @@ print("all four ranks report the same losses:", all(reported[0] == curve for rep
 #    and Yuan, 2009). But it takes 2(N-1) steps, and for a small message the latency of the steps is all that counts. A
 #    tree takes about 2 log₂ N.</details>
 #
-# **Exercise.** The first question for any cluster. Return a dict: `dp`; `edp`, the number of ranks that hold the same
+# **Exercise.** The first four questions for any cluster. Return a dict: `dp`; `edp`, the number of ranks that hold the same
 # experts; `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group (the axes in the order tp, cp, dp, pp);
 # `all_reduce_seconds`, the time in which a ring sums `gigabytes` of gradients over that group when every rank sends
 # `gb_per_second`.

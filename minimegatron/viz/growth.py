@@ -51,11 +51,12 @@ def against_ranks(
             axes.text(ranks[-1] + 0.2, at[-1], f" {name}", va="center", fontsize=9)
             points = sorted(counted.get(name, {}).items())
             axes.plot([n for n, _ in points], [cost for _, cost in points], marker, clip_on=False, zorder=3, **dots)
-            if points:
-                axes.plot([], [], marker, label="counted" if len(counted) == 1 else f"{name}, counted", **dots)
         axes.plot([], [], label="predicted", **PREDICTED_LINE)
+        for name, marker in zip(formulas, MARKERS, strict=False):
+            if counted.get(name):
+                axes.plot([], [], marker, label=f"counted, {name}", **dots)
         axes.set(xlabel="ranks", ylabel=ylabel, xticks=list(ranks), xlim=(ranks[0] - 0.4, ranks[-1] * 1.36))
         axes.set_ylim(bottom=0)
         axes.set_title(title)
-        figure.legend(loc="outside lower center", ncols=4)
+        figure.legend(loc="outside lower center", ncols=3)
     return figure

@@ -43,6 +43,7 @@ def who_reads(runs: Sequence[tuple[str, Steps]], num_samples: int, *, title: str
         for row, (name, steps) in enumerate(runs):
             x, y = 0.0, ROW * row
             axes.text(-0.4, y + 0.5, name, ha="right", va="center", fontsize=9)
+            first = sum(len(earlier) for _, earlier in runs[:row])  # steps are numbered through all rows
             for number, step in enumerate(steps):
                 begin = x
                 for rank, ids in enumerate(step):
@@ -51,13 +52,15 @@ def who_reads(runs: Sequence[tuple[str, Steps]], num_samples: int, *, title: str
                         x, place = x + 1, place + 1
                         if place % num_samples == 0:
                             axes.plot([x, x], [y - 0.22, y + 1.08], color=INK, linestyle="-", linewidth=3, zorder=3)
-                axes.text((begin + x) / 2, y + 1.42, f"step {number}", ha="center", va="center", fontsize=8)
+                axes.text((begin + x) / 2, y + 1.42, f"step {first + number}", ha="center", va="center", fontsize=8)
                 x += STEP
         for rank in range(ranks):
             at, y = 3.2 * rank, ROW * len(runs) + 0.25
             axes.add_patch(Rectangle((at, y), 0.6, 0.6, facecolor=palette[rank]))
             axes.text(at + 0.8, y + 0.3, f"rank {rank}", va="center", fontsize=8)
-        axes.text(0, ROW * len(runs) + 1.3, "thick line: end of an epoch", va="center", fontsize=8)
+        axes.text(
+            0, ROW * len(runs) + 1.3, "number: id of a sample; thick line: end of an epoch", va="center", fontsize=8
+        )
         axes.set_xlim(-margin, widest)
         axes.set_ylim(ROW * len(runs) + 1.7, -0.4)
         blank(axes)

@@ -45,6 +45,7 @@ UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
+_SAID = {"compute": "computation", "comm": "communication"}  # in the legend
 _LOOKS: dict[str, Look] = {
     "compute": (COMPUTE, ""),
     "comm": (COMM, ""),
@@ -154,7 +155,8 @@ def _figure(
                 axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
         grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
         handles: list[Artist] = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=key) for key, (c, h) in styles.items()
+            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=_SAID.get(key, key))
+            for key, (c, h) in styles.items()
         ]
         if expected:
             handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
@@ -245,7 +247,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         mine = np.concatenate(rows) if rows else np.array([], np.int64)
         events = [panel.events[i] for i in mine.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
-            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of comm.\nhidden"
+            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of communication\nhidden"
             axes.text(horizon * per_second * 1.03, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4

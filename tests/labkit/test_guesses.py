@@ -38,6 +38,13 @@ def test_what_is_no_number_is_one_line(tmp_path: Path, value: Any) -> None:
     assert len(said) < 120 and not (tmp_path / NAME).exists()
 
 
+def test_what_is_no_number_leaves_an_earlier_guess(tmp_path: Path) -> None:
+    guesses = Guesses(tmp_path)
+    guesses.guess("gpus", 12)
+    assert "is no number" in guesses.guess("gpus", "many")
+    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you guessed 12"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"gpus": "12"}', '{"gpus": NaN}', "\x00", "null"])
 def test_a_damaged_file_costs_the_guess_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)

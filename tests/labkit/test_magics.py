@@ -212,6 +212,9 @@ def test_ranks_say_who_failed_and_where_a_hang_waits(kernel: Kernel) -> None:
         "HANG: the cell did not finish within 1 s",
         "  rank 0 is at line 4 of this cell: dist.recv(torch.ones(1), 1)",
     ]
+    other = "if rank == 0:\n    dist.recv(torch.zeros(2), 1)  # the same file, another text"
+    said = kernel.run(f"%%ranks 2 --name hangs2 --timeout 1\n{imports}\n{other}")
+    assert said.error.splitlines()[1].startswith("  rank 0 is at line 4 of this cell: dist.recv(torch.zeros(2), 1)")
     assert kernel.run("%%ranks 2\nprint('again')").text == "[ranks 0-1] again"
 
 

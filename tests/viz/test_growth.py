@@ -15,7 +15,7 @@ def test_a_dashed_curve_for_each_formula_and_a_dot_for_each_count():
     dots = [line for line in lines if line not in curves]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in dots] == [([4, 8], [3.5, 7])]
     assert [w.strip() for w in words(figure) if w.strip() in FORMULAS] == ["flat", "linear"]
-    assert {"predicted", "counted"} <= set(words(figure)) and not overlaps(figure)
+    assert {"predicted", "counted, linear"} <= set(words(figure)) and not overlaps(figure)
 
 
 def test_mistakes_are_named():

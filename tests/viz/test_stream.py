@@ -16,7 +16,8 @@ def test_every_id_stands_in_the_colour_of_the_rank_that_reads_it():
     assert [RANKS.index(c) for b in drawn for c in RANKS if to_rgba(c) == b.get_facecolor()] == [0, 0, 1, 1, 0, 1, 2, 3]
     assert [int(w) for w in words(figure) if w.isdigit()] == [4, 1, 0, 3, 2, 3, 1, 4]
     assert [w for w in words(figure) if w.startswith("rank ")] == [f"rank {r}" for r in range(4)]
-    assert not overlaps(figure)
+    assert [w for w in words(figure) if w.startswith("step ")] == ["step 0", "step 1"]
+    assert any("id of a sample" in w for w in words(figure)) and not overlaps(figure)
 
 
 def test_an_epoch_ends_after_num_samples_places_of_all_rows_together():

@@ -44,7 +44,7 @@ def test_predicted_stands_above_measured_on_one_scale():
     assert figure.axes[1].get_xlabel() == "time in ms"
     widths = [(round(b.get_x(), 6), round(b.get_width(), 6)) for b in boxes(figure)]
     assert widths == [(0, 3), (1, 3), (0, 4), (2, 4), (0, 4), (2, 4)]
-    assert "50% of comm.\nhidden" in words(figure)
+    assert "50% of communication\nhidden" in words(figure)
     assert "backward layer 1" in words(figure)
     assert not overlaps(figure)
 
@@ -105,7 +105,10 @@ def test_two_runs_share_one_axis_and_show_where_each_was_expected_to_end():
     assert upper.get_xlim() == lower.get_xlim() == pytest.approx((0, 4 * 1.02))
     assert [line.get_xdata()[0] for line in lower.lines] == [2.5] and not upper.lines
     assert "predicted end" in words(figure) and not overlaps(figure)
-    assert [w for w in words(figure) if "hidden" in w] == ["0% of comm.\nhidden", "50% of comm.\nhidden"]
+    assert [w for w in words(figure) if "hidden" in w] == [
+        "0% of communication\nhidden",
+        "50% of communication\nhidden",
+    ]
 
 
 def test_an_expected_end_of_no_run_is_refused():

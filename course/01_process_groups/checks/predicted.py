@@ -49,7 +49,8 @@ BYTES = Exercise(
         Case("an all-reduce on one rank", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
         Case("an all-reduce of another size, over other ranks", _an_all_reduce, hidden=True,
              fixed=_few_bytes("all_reduce")),
-        Case("one of its halves", _half_of_one, hidden=True, fixed=_few_bytes("all_gather", "reduce_scatter")),
+        Case("a reduce-scatter or all-gather", _half_of_one, hidden=True,
+             fixed=_few_bytes("all_gather", "reduce_scatter")),
     ],
     mistakes=[
         Mistake(lambda op, nbytes, ranks: nbytes * (ranks - 1) / ranks, "An all-reduce is a reduce-scatter and then an "
@@ -143,7 +144,8 @@ GROUPS = Exercise(
              fixed=_along("cp dp", "dp cp", "tp pp", "pp tp", "tp dp", "pp cp tp", "tp cp dp", "pp dp cp tp")),
     ],
     mistakes=[
-        Mistake(_slowest_first, "The first axis in `sizes` varies fastest; `view` wants the slowest first."),
+        Mistake(_slowest_first, "The first axis in `sizes` varies fastest; `view` and `reshape` want the "
+                "slowest first."),
         Mistake(_in_blocks, "You cut the ranks into blocks of neighbours. Neighbours are a group along the fastest "
                 "axis only."),
         Mistake(_as_named, "You list the ranks of a group in the order of `axes`. The order in `axes` says nothing: "
@@ -227,6 +229,16 @@ def _same_every_epoch(
     return [int(_order(seed, 0, num_samples)[p % num_samples]) for p in range(first, first + micro_batch)]
 
 
+def _new_generator(
+    consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int
+) -> list[int]:
+    first = consumed + dp_rank * micro_batch
+    return [
+        int(numpy.random.default_rng(seed + p // num_samples).permutation(num_samples)[p % num_samples])
+        for p in range(first, first + micro_batch)
+    ]
+
+
 _TEN = {"num_samples": 10, "seed": 1}
 _FEW = {"num_samples": 4, "seed": 11}  # fewer samples than a batch: an epoch ends more than once in it
 _SEVERAL = [
@@ -242,14 +254,18 @@ SAMPLER = Exercise(
     "my_samples",
     reference=my_samples,
     cases=[
-        Case("the first two of rank 1", {"consumed": 0, "micro_batch": 2, "dp_rank": 1, "dp_size": 2, **_TEN}),
-        Case("after 8 samples", {"consumed": 8, "micro_batch": 1, "dp_rank": 0, "dp_size": 2, **_TEN}),
-        Case("a batch that begins in one epoch and ends in the next",
+        Case("consumed=0, micro_batch=2, dp_rank=1, dp_size=2, num_samples=10, seed=1",
+             {"consumed": 0, "micro_batch": 2, "dp_rank": 1, "dp_size": 2, **_TEN}),
+        Case("consumed=8, micro_batch=1, dp_rank=0, dp_size=2, num_samples=10, seed=1",
+             {"consumed": 8, "micro_batch": 1, "dp_rank": 0, "dp_size": 2, **_TEN}),
+        Case("consumed=18, micro_batch=4, dp_rank=0, dp_size=1, num_samples=10, seed=3: two epochs",
              {"consumed": 18, "micro_batch": 4, "dp_rank": 0, "dp_size": 1, "num_samples": 10, "seed": 3}),
         Case("anywhere, any dp", _sampler, hidden=True),
         Case("across the ends of epochs", _crossing, hidden=True, fixed=_SEVERAL),
     ],
     mistakes=[
+        Mistake(_new_generator, "Your orders come from another generator, `default_rng`. Asked are those of "
+                "`numpy.random.RandomState`."),
         Mistake(lambda dp_rank, **rest: my_samples(dp_rank=0, **rest), "Every rank gets the same samples, those "
                 "of rank 0."),
         Mistake(lambda consumed, dp_size, **rest: my_samples(consumed * dp_size, dp_size=dp_size, **rest), "`consumed` "
@@ -305,6 +321,7 @@ _SIXTY_FOUR = {"world": 64, "tp": 4, "cp": 2, "pp": 2, "ep": 4, "etp": 1, "gigab
 _CLUSTERS = [  # no two of the numbers that may be mixed up are equal
     {"world": 384, "tp": 4, "cp": 3, "pp": 2, "ep": 8, "etp": 2, "gigabytes": 5.0, "gb_per_second": 30.0},
     {"world": 96, "tp": 2, "cp": 1, "pp": 3, "ep": 4, "etp": 1, "gigabytes": 3.0, "gb_per_second": 7.0},
+    {"world": 12, "tp": 2, "cp": 1, "pp": 2, "ep": 2, "etp": 1, "gigabytes": 2.0, "gb_per_second": 9.0},  # 3 ranks
     {"world": 120, "tp": 1, "cp": 2, "pp": 5, "ep": 6, "etp": 1, "gigabytes": 1.0, "gb_per_second": 64.0},
 ]
 
@@ -327,7 +344,7 @@ QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("64 ranks", _SIXTY_FOUR),
+        Case("64 ranks, tp=4, cp=2, pp=2, ep=4, etp=1, 7 GB at 50 GB/s", _SIXTY_FOUR),
         Case("another cluster", _a_cluster, points=2, hidden=True, fixed=_CLUSTERS),
     ],
     mistakes=[

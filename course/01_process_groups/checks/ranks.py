@@ -20,6 +20,11 @@ Inputs = list[dict[str, Any]]
 # ----------------------------------------------------------------------------------------------------- the ring
 
 
+def _drive_ring(exercise: Any, x: Any, turned: bool = False) -> Any:
+    """Turned: the same values as a transpose, whose rows are not contiguous."""
+    return exercise.ring_all_reduce(x.mT.contiguous().mT if turned else x)
+
+
 def _sum_of_ranks(ranks: Inputs) -> list[torch.Tensor]:
     total = torch.stack([r["x"].double() for r in ranks]).sum(0).to(ranks[0]["x"].dtype)
     return [total] * len(ranks)
@@ -72,19 +77,24 @@ def _replaces_always(ranks: Inputs) -> list[torch.Tensor]:
     return _ring(ranks, range(2 * len(ranks) - 2), lambda k: False)
 
 
+_TURNED = [{"x": 10.0**r * torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), "turned": True} for r in range(3)]
+
 RING = Exercise(
     "ring_all_reduce",
     reference=_sum_of_ranks,
+    drive=_drive_ring,
     accept=[only("send", "recv"), every_wait_follows],
     cases=[
         Case("the three ranks of the drawing", [{"x": 10.0**r * torch.tensor([1.0, 2.0, 3.0])} for r in range(3)]),
-        Case("up to four ranks", _even, points=2, hidden=True, fixed=[_numbers(4, ranks=2)]),
+        Case("3 rows of 2 numbers, the transpose of a contiguous tensor, on 3 ranks", _TURNED),
+        Case("one to four ranks", _even, points=2, hidden=True, fixed=[_numbers(4, ranks=2), _numbers(3, ranks=1)]),
         Case(  # of 5 numbers torch.chunk(4) makes three parts; with 3 numbers on 4 ranks one part is empty
             "a size that N does not divide, such as 5 numbers on 4 ranks", _uneven, points=2, hidden=True,
             fixed=[_numbers(5, ranks=4), _numbers(3, ranks=4)],
         ),
         Case(  # with two ranks, passing the whole tensor on costs no more
             "no more bytes than the ring needs, to one neighbour", _at_least_three, points=2, hidden=True,
+            fixed=[_numbers(2, 3, ranks=3)],  # 2 rows are not 3 equal parts: cut is the flattened tensor
             accept=[to_the_next, at_most("2 (N-1)/N n", _ring_bound, "send")],
         ),
     ],
@@ -95,8 +105,8 @@ RING = Exercise(
                 "arrived."),
         Mistake(_first_phase, "Each part is finished on one rank only. The finished parts have to reach the others."),
         Mistake(_adds_always, "The second half still adds what arrives. What arrives there is finished already."),
-        Mistake(_replaces_always, "What arrives replaces the rank's own part from the first step on, so nothing is "
-                "summed."),
+        Mistake(_replaces_always, "Each part ends as the input of one rank. Either nothing is ever added, or the "
+                "second half starts with the wrong part: send first the part that you finished."),
     ],
     idea="In the drawing, which part does a rank send right after it has received one? And which does it send first?",
     hint="Phase 1, step k: send part (rank - k) % N, add what arrives to part (rank - k - 1) % N. "
