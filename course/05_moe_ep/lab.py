@@ -1225,7 +1225,7 @@ def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
         if (mine - right).norm() <= 1e-3 * right.norm():
             continue
         factor = (mine * right).sum() / (right * right).sum()
-        proportional = (mine - factor * right).norm() <= 1e-3 * mine.norm()
+        proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()
         found[name] = factor.item() if proportional else math.nan
     return found
     ### END SOLUTION
