@@ -855,7 +855,8 @@ for way, name, marker in (("alltoall", "all-to-all", "o"), ("allgather", "all-ga
     ax.plot(sizes, curve, **PREDICTED_LINE)
     ax.text(8.1, curve[-1], f"{name},\npredicted", va="center")
     ax.plot(*zip(*here), marker, color=INK, label=f"{name}, counted")
-ax.set(xlabel="P, ranks of an ep group", ylabel="KiB sent by one rank", title="One layer, forward, k = 2", xlim=(0.7, 9.6))
+ax.set(xlabel="P, ranks of an ep group", ylabel="KiB sent by one rank", title="One layer, forward, k = 2")
+ax.set(xlim=(0.7, 9.6), xticks=range(1, 9))
 ax.legend()
 plt.show()
 
