@@ -54,11 +54,16 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, mistake, again = [], "", dict[int, Trial]()
+    rows, mistake, again = list[Row](), "", dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
-    answered = False  # with something wrong: beside an error an idea says nothing
+    answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, drawn, tried) in enumerate(zip(asked.cases, trials(asked, job["seed"]), outcomes, strict=True)):
         wrong, said, trial = _first_wrong(asked, case, drawn, tried)
+        answered = answered or bool(wrong) and said is not None
+        if wrong and said is None:
+            first = all(not row.note for row in rows)
+            known = {**asked.errors, **(case.errors if first else {})}
+            said = next((mistake for words, mistake in known.items() if words in wrong), None)
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")
             plain = job.get("again", {}).get(index)
@@ -68,15 +73,14 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
             only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
         mistake = mistake or said or ""
-        answered = answered or bool(wrong) and said is not None
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
     everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        idea = asked.idea if answered else ""
-        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), everywhere, mistake, idea, asked.hint)
+        texts = everywhere, mistake, asked.idea, asked.hint
+        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
     asks = only_settings and "again" not in job
     return {
         "verdict": verdict.to_plain(),

@@ -151,6 +151,7 @@ class Case:
         fixed: further inputs that are always tried, each a dict, a list of dicts or a function of a `Draw` whose seed
             never changes; shown or hidden as the case is.
         draws: how many times a hidden case draws; by default 3 where that is cheap (`settings.draws_of`), else 1.
+        errors: {words of an error: what the mistake is}, where this is the first case that fails.
     """
 
     what: str
@@ -161,6 +162,7 @@ class Case:
     reference: Callable[..., Any] | None = None
     fixed: Sequence[Inputs | Callable[[Draw], Inputs]] = ()
     draws: int | None = None
+    errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def draw(self, seed: int | str) -> Inputs:
         """The inputs; `seed` is used only by a hidden case."""
@@ -197,8 +199,9 @@ class Exercise:
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
+        errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
-            recognised.
+            recognised; beside an error at the second.
         hint: the recipe, shown from the third failure on.
         outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
             which of them is wrong, in a hidden case too.
@@ -229,6 +232,7 @@ class Exercise:
     drive: Callable[..., Any] | None = None
     accept: Sequence[Accept] = ()
     mistakes: Sequence[Mistake] = ()
+    errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     idea: str = ""
     hint: str = ""
     outputs: Sequence[str] = ()

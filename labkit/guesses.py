@@ -5,7 +5,7 @@
     guess("gpus", 12, "How many 80-GB GPUs do the activations of one sequence fill?")
     ✔ your guess: 12
     guessed("gpus", 7.3, "GPUs")
-    measured 7.3 GPUs; you guessed 12
+    it is 7.3 GPUs; you guessed 12
 
 Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: with None in
 it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text; with what is no number
@@ -51,10 +51,10 @@ class Guesses:
         return f"✔ your guess: {shown(value)}"
 
     def guessed(self, name: str, measured: Any, what: str) -> str:
-        """The measured number beside the guess, as the line to show."""
+        """The right number, measured or computed, beside the guess, as the line to show."""
         number = shown(measured) if _is_number(measured) else str(measured)
         said = f"you guessed {shown(self._kept[name])}" if name in self._kept else "you made no guess"
-        return f"measured {number} {what}".rstrip() + f"; {said}"
+        return f"it is {number} {what}".rstrip() + f"; {said}"
 
     def _keep(self, name: str, value: float | None) -> None:
         if value == self._kept.get(name):

@@ -16,7 +16,8 @@
 # back; a capacity; the right sums of gradients. At the end they run inside a GPT, on four ranks, and match one process
 # that holds everything.
 #
-# **You need** lab 01 (groups, all-reduce, all-to-all); the gradient of a softmax; the binomial distribution.
+# **You need** lab 01 (groups, all-reduce, all-to-all); for section 7 also labs 02 (tp, sequence parallelism) and 04
+# (cp); the gradient of a softmax; the binomial distribution.
 #
 # | part | sections | time |
 # |---|---|---|
@@ -34,8 +35,9 @@
 
 # %% [markdown]
 # One number from the gut, before anything is explained. The last section shows it again, beside the right one.
-# DeepSeek-V3 has 256 experts in each layer, spread over machines. Take GPUs that compute at 400 TFLOP/s, and a network
-# that gives each of them 50 GB/s.
+# DeepSeek-V3 has 256 experts in each layer, and sends each token to 8 of them. Spread the experts over eight ranks,
+# each a GPU in another machine. A *row* is one token on its way to one expert: it travels to the expert's rank, is
+# computed there, and travels back. The GPUs compute at 400 TFLOP/s, and the network gives each of them 50 GB/s.
 
 # %%
 guess("travel", None, "For each second that a rank computes its rows, how many seconds do these rows travel?")
@@ -62,7 +64,7 @@ for name in ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "d
     used[name] = (count_parameters(config, active=True) - table) / 1e9
 
 fig, ax = plt.subplots(figsize=(7, 2.6))
-for label, numbers, (colour, _) in (("held", total, REFERENCE), ("used by a token", used, MEASURED)):
+for label, numbers, (colour, _) in (("held", total, REFERENCE), ("used by a token (the input table is not counted)", used, MEASURED)):
     ax.barh(list(numbers), numbers.values(), color=colour, edgecolor=INK, label=label)
 for i, name in enumerate(total):
     ax.text(total[name] + 8, i, f"{used[name]:.1f} of {total[name]:.1f}", va="center")
@@ -103,8 +105,8 @@ even, skewed = some_routing(12, 8, 2), some_routing(12, 8, 2, favour=2.5)
 routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tolist()}, ranks=4)
 
 # %% [markdown]
-# Each side has 24 rows, 6 for each rank in the mean. A layer takes as long as its busiest rank. At the left that is
-# rank 2, with 9 rows, and this router has no favourite at all: chance is not even. At the right it is rank 1, with 12:
+# Each side has 24 rows, 6 for each rank on average. A layer takes as long as its busiest rank. On the left that is
+# rank 2, with 9 rows, and this router has no favourite at all: chance is not even. On the right it is rank 1, with 12:
 # the layer takes twice as long as it should.
 #
 # Three things make mixtures of experts hard, and this lab is about them:
@@ -132,7 +134,7 @@ routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tol
 #   come 4 · 12. Together 176 bytes.
 #
 # **Exercise.** Bytes that *one rank* sends in the forward pass of one layer, there and back together, for each of the
-# two ways. The load is even: as many rows go to each rank. What a rank keeps does not travel. An all-gather to which
+# two ways. The load is even: the same number of rows goes to each rank. What a rank keeps does not travel. An all-gather to which
 # each rank gives n bytes sends (P-1)·n, and so does a reduce-scatter of which each rank keeps n.
 
 # %%
@@ -164,7 +166,8 @@ for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), (
 
 # %% [markdown]
 # The all-to-all sends at most k·T rows, however many ranks there are. The all-gather sends (P-1)·T, and so grows with
-# P. Of rows alone it sends P/k times as many: as soon as P is larger than k, the all-to-all sends less.
+# P. Counting rows only, the all-gather sends P/k times what the all-to-all sends. As soon as P is larger than k, the
+# all-to-all sends less.
 #
 # ### Dropped tokens
 #
@@ -246,11 +249,13 @@ for tokens in (64, 512):
 #
 # The choice is a comparison. A weight that is slightly off matters little; a comparison that comes out the other way
 # sends the token to another expert. Models compute in bf16, which keeps 8 significant bits (7 mantissa bits and a
-# leading 1), two to three decimal digits: 3.14 and 3.145 are the same number in bf16. So routers compute in fp32, the
-# product included.
+# leading 1), two to three decimal digits: 3.14 and 3.145 are the same number in bf16. So routers should compute in
+# fp32, the product included. (Megatron-LM leaves it to `moe_router_dtype`, whose default, None, is the dtype of the
+# model.)
 #
-# **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where several are
-# equally good, as in a router whose weight is still zero, any k of the best will do.
+# **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where experts
+# tie, as in a router whose weight is still zero, any of the tied may be taken. A chosen expert may weigh 0 after
+# rounding: `map` says who was chosen, all the same.
 
 # %%
 # %%exercise route
@@ -310,8 +315,9 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 #
 # Read it: a step down the gradient lowers a logit if its expert costs more than what this token pays on average.
 #
-# **Exercise.** The loss and its gradient, in the dtype of the logits. The check runs this where autograd records
-# nothing, and compares with autograd on the definition.
+# **Exercise.** The loss and its gradient, in the dtype of the logits. Where experts tie, a token still counts for
+# exactly k of them. Write the formula: the check runs this where autograd records nothing, so `.backward()` fails.
+# (`torch.func.grad` works even there, and passes. You learn more from the formula.)
 
 # %%
 # %%exercise balance
@@ -346,7 +352,8 @@ check("balance")
 # weight is its own score over the sum of the chosen scores, 0.4 / 0.4 = 1. Without biases expert 0 would be chosen.
 #
 # **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the
-# scores of its k experts divided by their sum. Again there are exactly k, also where several are equally good.
+# scores of its k experts divided by their sum, and the scores get a gradient through them. Again there are exactly k,
+# also where several are equally good. Change none of the inputs: `move_bias` returns a new tensor.
 
 # %%
 # %%exercise expert_bias
@@ -445,8 +452,8 @@ dispatch_steps([of_rank_0, of_rank_1])
 # 1. **By expert.** `permute` gives a1 b1 c1 a2 b3 c3, so `counts` is [0, 3, 1, 2]. Rows for one rank lie in one piece,
 #    because a rank's experts are consecutive: 3 rows for rank 0 itself, 3 for rank 1. These are the *input splits*.
 # 2. **Counts first.** Rank 0 cannot know how many rows will come. So the ranks exchange counts: `blocks[i, e]` is how
-#    many rows rank i sends to *this rank's* e-th expert. From itself [0, 3], from rank 1 [3, 2]. The sums over each
-#    line are the *output splits*, [3, 5].
+#    many rows rank i sends to *this rank's* e-th expert. From itself [0, 3], from rank 1 [3, 2]. Summed over e
+#    they are the *output splits*, [3, 5].
 # 3. **All-to-all.** Eight rows arrive, by sender: a1 b1 c1, then d0 e0 f0 d1 f1.
 # 4. **Regroup.** An expert wants its rows in one piece: expert 0 gets d0 e0 f0, expert 1 gets a1 b1 c1 d1 f1. What
 #    arrived was four blocks (one of them empty), by sender, then by expert; now they stand by expert, then by sender.
@@ -510,8 +517,9 @@ check("dispatch")
 # the C that weigh most. A tiny example with C = 2: three tokens give one expert the weights 0.6, 0.9 and 0.7. The 0.6
 # is dropped, although it came first.
 #
-# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest. Of tokens that weigh the same keep any;
-# with k = 1 all weigh 1. The capacity may be larger than T. The weights of those that stay do not change.
+# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest of those that chose it. Of tokens that weigh
+# the same keep any; with k = 1 all weigh 1. A chosen token may weigh 0: it is dropped only where there is no room. The
+# capacity may be larger than T. The weights of those that stay do not change, and keep their gradient.
 
 # %%
 # %%exercise limit
@@ -548,7 +556,8 @@ display(routing_grid(grids, ranks=4, kept={title: limit(probs, chosen, 4)[1].tol
 # ### The gradient of an expert
 #
 # Four ranks, data parallel: dp = 4. With ep = 2, ranks 0 and 1 share the experts, and so do ranks 2 and 3. Rank 2
-# holds the same experts as rank 0. The ranks that hold the same experts are **edp**: [0, 2] and [1, 3].
+# holds the same experts as rank 0. The ranks that hold the same experts are **edp** (expert data parallel): [0, 2] and
+# [1, 3].
 
 # %%
 from minimegatron.viz.mesh import rank_grid
@@ -780,7 +789,9 @@ for ep in (2, 4):
 #
 # One layer, forward, on four ranks, 256 tokens a rank, with a load that is exactly even: your dispatcher and the
 # package's two, with ep 2 and ep 4. The folded cell counts every byte that a rank sends. It counts again with no
-# tokens at all: what is sent even then are the numbers of rows, which the prediction leaves out.
+# tokens at all: what is sent even then are the row counts, which the prediction leaves out. They travel twice, once
+# with the rows and once with their weights. With ep 4 a rank has 8 counts of 8 bytes. By an all-to-all three quarters
+# of them leave, 2 × 48 = 96 bytes; by an all-gather all of them go to three ranks, 2 × 192 = 384 bytes.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,route,permute,dispatch --name volume --out moved
@@ -824,7 +835,7 @@ for ep in (2, 4):
         counts[name, ep] = counted(dispatcher, ep, 0)
         rows[name, ep] = counted(dispatcher, ep, T) - counts[name, ep]
         print(f"ep {ep}  {name:26} predicted {predicted[way] / 1024:.2f} KiB   counted {rows[name, ep] / 1024:.2f} KiB")
-print(f"numbers of rows, beside that: yours {counts['all-to-all, yours', 4]:.0f} bytes with ep 4")
+print(f"row counts, sent in addition: yours {counts['all-to-all, yours', 4]:.0f} bytes with ep 4")
 report(rows)
 
 # %% [markdown]
@@ -842,8 +853,10 @@ for way, name, marker in (("alltoall", "all-to-all", "o"), ("allgather", "all-ga
     curve = [bytes_per_layer(256, 64, 8, 2, ep, 4)[way] / 1024 for ep in sizes]
     here = [(ep, nbytes / 1024) for (of, ep), nbytes in moved[0].items() if name in of]
     ax.plot(sizes, curve, **PREDICTED_LINE)
-    ax.plot(*zip(*here), marker, color=INK, label=f"{name}: counted (the line is predicted)")
+    ax.text(8.1, curve[-1], f"{name},\npredicted", va="center")
+    ax.plot(*zip(*here), marker, color=INK, label=f"{name}, counted")
 ax.set(xlabel="P, ranks of an ep group", ylabel="KiB sent by one rank", title="One layer, forward, k = 2")
+ax.set(xlim=(0.7, 9.6), xticks=range(1, 9))
 ax.legend()
 plt.show()
 
@@ -864,15 +877,14 @@ plt.show()
 # | with a loss | your loss, coeff 0.03 | first |
 # | with a bias | your bias, rate 0.01 | first |
 #
-# An even share is an eighth of the rows. Of the three runs without any balancing, how many will end with an expert
-# that has *more than twice* its share: 0, 1, 2 or 3? That expert must win against the others without anyone favouring
-# it.
+# An even share is an eighth of the rows. Look at layer 1, the second, over the last 20 steps. In how many of the three
+# runs without any balancing does an expert get *more than twice* its share there: 0, 1, 2 or 3?
 
 # %%
-guess("collapsed", None, "In how many of the three runs does some expert end with more than twice its share?")
+guess("favourites", None, "In how many of the three runs does some expert of layer 1 end above twice its share?")
 
 # %% [markdown]
-# The folded cell trains the five runs. Three things in it are about this lab:
+# The folded cell trains the five runs, which takes 15 to 30 seconds. Three things in it are about this lab:
 #
 # * `Push` is the identity forward. Backward it adds the gradient of your `balance` to that of the logits. It is
 #   multiplied by the number of tokens, because gradients here are sums over tokens until `finish` divides them.
@@ -988,16 +1000,19 @@ ways = ("left alone", "with a loss", "with a bias")
 display(load_bands({way: layer1[way] for way in ways}, "share of the rows of layer 1", every=5, ranks=2))
 
 over = {}
+print("layer 1, mean of the last 20 steps:")
 for way, steps in layer1.items():
     late = [sum(counts) for counts in zip(*steps[-20:])]  # the rows of each expert in the last twenty steps
     over[way] = 8 * max(late) / sum(late)
     idle = sum(count < 0.02 * sum(late) for count in late)
     print(f"{way:12}  some expert above twice its share: {over[way] > 2!s:5}  two or more nearly idle: {idle >= 2}")
-guessed("collapsed", sum(over[way] > 2 for way in ("left alone", "another seed", "a third seed")), "of the three runs")
+guessed("favourites", sum(over[way] > 2 for way in ("left alone", "another seed", "a third seed")), "of the three runs")
 losses = {way: run["losses"] for way, run in runs.items()}
 display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 
 # %% [markdown]
+# <details><summary>What you see (open it when the cell above has run)</summary>
+#
 # **The bands.** Each band is an expert, with its number at the right where the run ends. Experts 0 to 3 live on rank
 # 0, in its colour; the thick line is where the work of rank 0 ends and that of rank 1 begins. Left alone, layer 1
 # gives most of its rows to a few of its eight experts. The busiest may have four times its share and no more: with k =
@@ -1005,17 +1020,18 @@ display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 # hardly any tokens. If the favourites share a rank, the other rank waits; even where the thick line is in the middle,
 # it is so by luck.
 #
-# **An accident?** Not of the seed: your three runs agree, and so did sixty others, twenty seeds on three kinds of CPU.
-# *Which* experts win is an accident, of the last digits, too: another CPU adds up in another order and ends with other
-# favourites.
+# **An accident?** Not of the seed: your three runs agree. *Which* experts win is an accident, of the last digits, too:
+# another CPU adds up in another order and may end with other favourites.
 #
-# **The curves.** At the left: with one expert on each of eight ranks, the layer would take this many times as long as
-# it should. At the right: the difference that balancing makes to the loss, beside the difference that another seed
+# **The curves.** On the left: with one expert on each of eight ranks, the layer would take this many times as long as
+# it should. On the right: the difference that balancing makes to the loss, beside the difference that another seed
 # makes (pale). At this size a collapsed router costs no loss, and balancing may even cost a little. So the loss will
 # not warn you. The load will: log it.
 #
 # A smaller coeff balances less; a larger one pulls harder at the router. The bias changes no gradient, but it moves by
 # one rate a step: at rate 0.001 it has moved by at most 0.1 after 100 steps. Change them and see.
+#
+# </details>
 #
 # ### What a capacity would drop
 #
@@ -1061,8 +1077,8 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
 # | **z-loss** | a penalty on (log Σ exp logit)² keeps the logits small, where rounding does less harm | ST-MoE |
 #
 # And dropless has a price in memory. The rows of a *hot expert* are activations that its rank keeps for the backward
-# pass. If all tokens choose experts of one rank, that rank has P times its mean. So one batch, late in a run, may need
-# more memory than all before it. A capacity sets a limit; recompute of the experts keeps less for each row.
+# pass. If all tokens choose experts of one rank, that rank has P times the mean (if it holds at least k experts). So
+# one batch, late in a run, may need more memory than all before it. A capacity sets a limit; recompute of the experts keeps less for each row.
 #
 # On a machine with a GPU the next cell (folded) runs the experts of a rank one after the other, and then all in one
 # grouped product, with 8 and with 64 experts.
@@ -1205,7 +1221,7 @@ report({2: run(2, 41), 4: run(4, 1)})
 # the twin's.
 #
 # **Exercise.** `{name: factor}` of the gradients that are wrong. Right means: |got - want| ≤ 10⁻³ |want|. The factor
-# is a number with got = factor · want, to the same precision; `nan` if there is none. Leave out what is right. (|x| is
+# is a number with |got - factor · want| ≤ 10⁻³ |factor · want|; `nan` if there is none. Leave out what is right. (|x| is
 # the square root of the sum of squares of all elements.) For example, want = [1, -1] and got = [0.5, -0.5] has the
 # factor 0.5; want = [3, 0] and got = [0, 3] has none.
 
@@ -1225,7 +1241,7 @@ def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
         if (mine - right).norm() <= 1e-3 * right.norm():
             continue
         factor = (mine * right).sum() / (right * right).sum()
-        proportional = (mine - factor * right).norm() <= 1e-3 * mine.norm()
+        proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()
         found[name] = factor.item() if proportional else math.nan
     return found
     ### END SOLUTION
@@ -1305,8 +1321,9 @@ def answers(
 check("answers")
 
 # %% [markdown]
-# Three real layers on 400 TFLOP/s and 50 GB/s, 4096 tokens a rank, ep 8, bf16. The last line answers the question of
-# the first section.
+# Three real layers on 400 TFLOP/s and 50 GB/s, 4096 tokens a rank, bf16, ep 8 with each rank in another machine. (Inside
+# a machine, over NVLink at 450 GB/s, rows would travel a ninth as long. But 256 experts fill more than one machine.) The
+# last line answers the guess at the top of the lab.
 
 # %%
 # %%needs answers
@@ -1321,8 +1338,9 @@ for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"):
 guessed("travel", round(1 / said["compute_over_travel"], 1), "seconds of travel for a second of computing")
 
 # %% [markdown]
-# T, h and k cancel in that ratio. What is left is f, the width of an expert. With many small experts a token has more
-# to choose from, and its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other
+# T, h and k cancel in that ratio. What is left of the model is f, the width of an expert; what is left of the machine
+# is (P-1)/P, the bytes of a number, flops and bandwidth. With many small experts a token has more to choose from, and
+# its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other
 # work, and a token chooses experts of few machines only.
 
 # %%

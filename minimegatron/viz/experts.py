@@ -1,10 +1,10 @@
 """Which token goes to which expert, and how evenly: the routing of a batch as a grid, and the load as training goes on.
 
-In the grid a line is a token, a column an expert, a filled square a row that travels; the columns of one rank have one
-colour. A square with a cross was chosen and dropped. In the bands each expert's share of all rows is a band in the
-colour of its rank: equal bands are an even load, a band that thins out is an expert that gets no tokens any more, and
-the thick line is where one rank's work ends and the next one's begins. `imbalance` shows what that costs in time, and
-that the loss hardly shows it.
+In the grid a line is a token, a column an expert, named above it; a filled square is a row that travels; the columns of
+one rank have one colour. A square with a cross was chosen and dropped. In the bands each expert's share of all rows is
+a band in the colour of its rank, with its number where the run ends: equal bands are an even load, a band that thins
+out is an expert that gets no tokens any more, and the thick line is where one rank's work ends and the next one's
+begins. `imbalance` shows what that costs in time, and that the loss hardly shows it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from minimegatron.errors import ConfigError
@@ -51,8 +52,8 @@ def routing_grid(maps: Mapping[str, Grid], ranks: int = 1, kept: Mapping[str, Gr
             raise ConfigError(f"the rows of {title!r} are {sorted(widths)} wide", fix="one column for each expert")
         _obey_ranks(widths.pop(), ranks, title)
     with styled():
-        width = max(0.26 * len(grid[0]) + 1.1 for grid in maps.values())
-        height = max(0.26 * len(grid) + 0.9 for grid in maps.values())
+        width = max(0.26 * len(grid[0]) + 1.2 for grid in maps.values())
+        height = max(0.26 * len(grid) + 1.3 for grid in maps.values())
         figure = new_figure(width * len(maps), height)
         for axes, (title, grid) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
             _grid(axes, grid, ranks, (kept or {}).get(title, grid))
@@ -84,14 +85,16 @@ def _grid(axes: Axes, grid: Grid, ranks: int, kept: Grid) -> None:
     for e in range(experts):
         count = sum(bool(row[e]) for row in kept)
         axes.text(e + 0.5, tokens + 0.25, str(count), ha="center", va="top", fontsize=8)
+        axes.text(e + 0.5, -0.2, str(e), ha="center", va="bottom", fontsize=8)
     for rank in range(ranks if ranks > 1 else 0):
-        axes.text((rank + 0.5) * local, -0.25, f"rank {rank}", ha="center", va="bottom", fontsize=8)
+        axes.text((rank + 0.5) * local, -1.15, f"rank {rank}", ha="center", va="bottom", fontsize=8)
         if rank:
             axes.plot([rank * local] * 2, [0, tokens], color=INK, linestyle="-", linewidth=1.4)
-    axes.text(-0.2, tokens + 0.25, "rows", ha="right", va="top", fontsize=8)
+    axes.text(-0.2, tokens + 0.25, "rows per\nexpert", ha="right", va="top", fontsize=8)
+    axes.text(-0.2, -0.2, "expert", ha="right", va="bottom", fontsize=8)
     axes.text(-0.3, tokens / 2, "tokens", ha="right", va="center", rotation=90, fontsize=8)
-    axes.set_xlim(-2.0, experts + 0.1)
-    axes.set_ylim(tokens + 1.4, -1.2)
+    axes.set_xlim(-2.3, experts + 0.1)
+    axes.set_ylim(tokens + 2.1, -2.1)
     blank(axes)
 
 
@@ -127,7 +130,9 @@ def load_bands(
         if ranks:
             named = enumerate(rank_colours(ranks))
             keys = [Patch(facecolor=c, edgecolor=INK, label=f"experts of rank {rank}") for rank, c in named]
-            figure.legend(handles=keys, loc="outside lower center", ncols=min(ranks, 4))
+            border = Line2D([], [], color=INK, linestyle="-", linewidth=2.4, label="where the next rank's share begins")
+            handles = [*keys, border] if ranks > 1 else keys
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4))
     return figure
 
 
@@ -143,15 +148,27 @@ def _bands(axes: Axes, steps: Sequence[Sequence[float]], every: int, ranks: int)
     for rank in range(1, ranks):
         border = [sum(shares[e][i] for e in range(rank * local)) for i in range(len(starts))]
         axes.plot(starts, border, color=INK, linestyle="-", linewidth=2.4)
-    low = 0.0
-    for e in range(experts):  # name it where the run ends, if there is room for a digit
-        share = shares[e][-1]
-        if share >= 0.05:
-            axes.annotate(str(e), (1.01, low + share / 2), xycoords="axes fraction", va="center", fontsize=8)
-        low += share
+    ends = [shares[e][-1] for e in range(experts)]
+    middles = [sum(ends[:e]) + ends[e] / 2 for e in range(experts)]
+    for e, (middle, place) in enumerate(zip(middles, _spread(middles), strict=True)):
+        axes.plot([1.0, 1.05], [middle, place], transform=axes.transAxes, clip_on=False, color=FAINT, linewidth=0.6,
+                  linestyle="-")  # fmt: skip
+        axes.text(1.06, place, str(e), transform=axes.transAxes, va="center", fontsize=7)
+    axes.text(1.02, 1.03, "expert", transform=axes.transAxes, va="bottom", fontsize=7)
     axes.set_xlim(0, max(starts[-1], 1))
     axes.set_ylim(0, 1)
     axes.grid(visible=False)
+
+
+def _spread(wanted: Sequence[float], gap: float = 0.062) -> list[float]:
+    """Places from 0 to 1 near those that are wanted, in their order, each at least `gap` above the one before."""
+    gap = min(gap, 1 / len(wanted))
+    places = list(wanted)
+    for i, place in enumerate(places):
+        places[i] = max(place, places[i - 1] + gap if i else gap / 2)
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], places[i + 1] - gap if i + 1 < len(places) else 1 - gap / 2)
+    return places
 
 
 def busiest(steps: Sequence[Sequence[float]], every: int = 1) -> list[float]:
@@ -166,7 +183,7 @@ def imbalance(
     """What an uneven load costs, and how little the loss says of it.
 
     Left: the busiest expert's rows over the mean, which is how many times as long the layer takes with one expert on
-    each rank. Right: the loss less that of the first run.
+    each rank. Right: the loss minus that of the first run.
 
     Args:
         loads: {run: for each step, for each expert, its rows}; the first run is what the others are compared with.
@@ -195,7 +212,7 @@ def imbalance(
             apart = [a - b for a, b in zip(_means(losses[run], every), _means(losses[first], every), strict=True)]
             look = REFERENCE_LINE if run == chance else {**MEASURED_LINE, "linestyle": styles[run]}
             loss.plot(range(0, len(apart) * every, every), apart, **look, label=run)  # type: ignore[arg-type]
-        loss.set(xlabel="step", ylabel="nats a byte", title=f"Loss, less that of the run {first}")
+        loss.set(xlabel="step", ylabel="nats per byte", title=f"Loss minus that of the run {first}")
         for axes in (load, loss):
             axes.set_xlim(0, max(1, len(losses[first]) - every))
             axes.legend()

@@ -68,7 +68,7 @@ MOST = busiest([[12, 12, 0, 0, 0, 0, 0, 0]])[0]  # twelve tokens, k = 2: all of 
 
 
 def factor(got, want):
-    return right("suspects", got={"g": torch.tensor(got)}, want={"g": torch.tensor(want)})["g"]
+    return right("suspects", got={"g": torch.tensor(got)}, want={"g": torch.tensor(want)})["`g`"]
 
 
 TURNED = factor([0.0, 3.0], [3.0, 0.0])
@@ -81,14 +81,19 @@ STATED = [
     ("| C | 4 Run · 5 See | {} h |", f"{MINUTES['C'] // 60}"),
     ("| D | 6 Break it · 7 Explain | {} min |", f"{MINUTES['D']}"),
     ("DeepSeek-V3 has {} experts in each layer", f"{V3.num_experts}"),
+    ("sends each token to {} of them", f"{V3.moe_router_topk}"),
+    ("three quarters of them leave, {} bytes;", f"2 × {8 * 8 * 3 // 4} = {2 * 8 * 8 * 3 // 4}"),
+    ("go to three ranks, {} bytes.", f"2 × {8 * 8 * 3} = {2 * 8 * 8 * 3}"),
+    ("at 450 GB/s, rows would travel a {} as long", {9: "ninth"}[450 // 50]),
+    ("But {} experts fill more than one machine", f"{V3.num_experts}"),
     ("with the whole table it would be {}.", f"{count_parameters(V3, active=True) / 1e9:.1f}"),
     ("An expert of DeepSeek-V3 is {} wide", f"{V3.moe_ffn_hidden_size}"),
     ("over 64 ranks that leaves {} columns", f"{V3.moe_ffn_hidden_size // 64}"),
     ("Each side has {} rows", f"{sum(FAIR)}" if sum(FAIR) == sum(FAVOURED) else "not as many"),
-    ("rows, {} for each rank in the mean", f"{sum(FAIR) // 4}"),
-    ("At the left that is rank {},", f"{FAIR.index(max(FAIR))}"),
+    ("rows, {} for each rank on average", f"{sum(FAIR) // 4}"),
+    ("On the left that is rank {},", f"{FAIR.index(max(FAIR))}"),
     ("with {} rows, and this router has no favourite", f"{max(FAIR)}"),
-    ("At the right it is rank {},", f"{FAVOURED.index(max(FAVOURED))}"),
+    ("On the right it is rank {},", f"{FAVOURED.index(max(FAVOURED))}"),
     ("with {}: the layer takes twice as long", f"{max(FAVOURED)}" if max(FAVOURED) == 2 * 6 else "not twice"),
     # bytes
     ("a row has {} bytes", f"{3 * 4}"),
@@ -118,8 +123,8 @@ STATED = [
     ("{} rows for rank 0 itself, 3 for rank 1", f"{WAY.input_splits(0)[0]}"),
     ("3 rows for rank 0 itself, {} for rank 1", f"{WAY.input_splits(0)[1]}"),
     ("From itself {}, from rank 1 [3, 2]", f"{WAY.blocks[0][0]}"),
-    ("from rank 1 {}. The sums", f"{WAY.blocks[0][1]}"),
-    ("are the *output splits*, {}.", f"{WAY.output_splits(0)}"),
+    ("from rank 1 {}. Summed over e", f"{WAY.blocks[0][1]}"),
+    ("they are the *output splits*, {}.", f"{WAY.output_splits(0)}"),
     ("{} rows arrive, by sender", {8: "Eight"}[len(WAY.arriving[0])]),
     ("by sender: {}, then d0", names(WAY.arriving[0][:3])),
     ("then {}. 4. **Regroup.**", names(WAY.arriving[0][3:])),

@@ -82,7 +82,7 @@ def test_a_guess_is_kept_and_shown_again(kernel: Kernel) -> None:
     assert kernel.run(ask.format(None)) == ("○ no guess yet: put a number in place of None", "")
     assert kernel.run(ask.format(12)) == ("✔ your guess: 12", "")
     kernel.run(OPEN.splitlines()[1])
-    assert kernel.run('guessed("gpus", 7.3, "GPUs")') == ("measured 7.3 GPUs; you guessed 12", "")
+    assert kernel.run('guessed("gpus", 7.3, "GPUs")') == ("it is 7.3 GPUs; you guessed 12", "")
     assert kernel.run(ask.format("'x'")) == ("✘ 'x' is no number: write one in its place, for example 12", "")
 
 

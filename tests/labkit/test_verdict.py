@@ -55,6 +55,15 @@ def test_what_helps_depends_on_how_often_it_failed(attempt: int, mistake: str, i
         assert (word in page) == any(word.strip("<") in line for line in shown), word
 
 
+def test_beside_an_error_the_idea_waits_for_the_second_failure() -> None:
+    last = [
+        repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), "", "", "think", "do", attempt, answered=False))
+        for attempt in (1, 2, 3, 0)
+    ]
+    assert ["think" in text for text in last] == [False, True, False, True]
+    assert ["do" in text.split() for text in last] == [False, False, True, True]
+
+
 def test_without_a_hint_none_is_promised() -> None:
     assert repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), attempt=1)).splitlines()[2:] == []
 

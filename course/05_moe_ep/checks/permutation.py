@@ -15,6 +15,10 @@ def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> 
     for given in (tokens, probs, y):
         given.requires_grad_()
     rows, weights, source = exercise.permute(tokens, probs, map)
+    said, places = [len(one) for one in (rows, weights, source)], int(map.sum())
+    if said != [places] * 3:
+        of_probs = ": `map` says where a token goes, `probs` does not" if said[0] == int((probs != 0).sum()) else ""
+        raise ValueError(f"{said[0]} rows, {said[1]} weights, {said[2]} sources for {places} places in map{of_probs}")
     ((rows * rows.detach()).sum() + (weights * weights.detach()).sum()).backward()
     back = exercise.unpermute(y, source, len(tokens))
     (back * back.detach()).sum().backward()
@@ -132,6 +136,9 @@ PERMUTE = Exercise(
         Mistake(lambda **i: _permuted(**i, back="mean"), "The rows are added, not averaged: their weights sum to 1 "
                 "already."),
     ],
+    errors={
+        "`probs` does not": "A weight may be 0, and the row travels all the same: `map` says where a token goes.",
+    },
     idea="A row is a pair (expert, token): list the pairs in the right order, and both ways follow from the list.",
     hint="map.T.nonzero() lists the pairs (expert, token) in the right order. rows = tokens[source]; "
     "weights = probs.T[map.T]; back: index_add into zeros.",
