@@ -30,4 +30,4 @@ def test_each_count_has_its_own_marker_in_the_legend():
     entries = dict(
         zip([t.get_text() for t in figure.legends[0].get_texts()], figure.legends[0].legend_handles, strict=True)
     )
-    assert {name: entries[f"{name}, counted"].get_marker() for name in FORMULAS} == {"flat": "o", "linear": "s"}
+    assert {name: entries[f"counted, {name}"].get_marker() for name in FORMULAS} == {"flat": "o", "linear": "s"}
