@@ -19,6 +19,9 @@ PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 # Stored outputs are compared, cell by cell, with a fresh run.
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval_sanitize.cfg --nbval-cell-timeout=180
 PYTEST = $(BIN)/python -m pytest
+# Every kernel of the environment runs it: before a lab is open, `check` says which cell to run. Its folder is on the
+# path meanwhile, so it has a name that nothing can import.
+STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -28,7 +31,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS); SYSTEM=1 uses the torch that PYTHON has"
 
-lab: $(VENV)/.lab ## environment, then JupyterLab on labs/ (PORT=8888; ALLOW_ROOT=1 as root outside a container)
+lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; ALLOW_ROOT=1: as root)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
 
 test: lint ## everything that must hold: style, types, imports, tests, notebooks
@@ -88,6 +91,9 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/pyvenv.cfg
 $(VENV)/.lab: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab]'
 	@touch $@
+
+$(STARTUP): labkit/ipython_startup.py | $(VENV)/pyvenv.cfg
+	@mkdir -p $(@D) && cp $< $@
 
 # megatron-core is an oracle of some tests; its own dependencies want a GPU, and the tests do not need them.
 $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg

@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 NOTEBOOK = ROOT / "solutions/01_process_groups.ipynb"
 # file -> (words of the cell that drew it, which of its pictures)
-PICTURES = {"rank_grid.png": ("rank_grid(sizes", 0), "overlap.png": ("gantt(", -1)}
+PICTURES = {"rank_grid.png": ("rank_grid(sizes, yours)", 0), "overlap.png": ("beside(runs", 0)}
 
 PARTS = ("minimegatron", "labkit", "course")
 WIDTH, HEIGHT, STEP = 1.5, 0.56, 1.1  # of a box, and from one layer to the next

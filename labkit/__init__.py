@@ -1,17 +1,21 @@
 """The labs' machinery: what a notebook says after `%load_ext course`.
 
-    %lab 01_process_groups                        which lab this is; gives the notebook `check` and `progress`
+    %lab 01_process_groups                        which lab this is (%lab 1 will do); loads what was saved
     %%exercise ring_all_reduce                    the learner's code: defined here, and importable by ranks
-    %%needs ring_all_reduce                       a plain cell that waits until this is done
+    %%needs ring_all_reduce                       a plain cell that waits until this has passed
     check("ring_all_reduce")                      a small table: not done yet, not right yet, passed
     %%torchrun -n 4 --needs ring_all_reduce       the real torchrun on a cell; ranks on CPUs, on every machine
     %%torchrun --gpus 2                           the same on all GPUs of this machine; left out with fewer than 2
     %%ranks 4                                     the same on warm ranks on CPUs, in a fraction of a second
     progress()                                    all exercises and the sum
+    guess("gpus", 12, "How many?")                a number from the gut, kept
+    guessed("gpus", 7.3, "GPUs")                  the same beside what was measured
 
 | to read                 | its one idea                                                              |
 |-------------------------|---------------------------------------------------------------------------|
-| `magics`, `workspace`   | what a cell does, and where its files are                                 |
+| `magics`, `workspace`   | what a cell does, and where its files are; `options` of its first line    |
+| `plainly`, `made`       | errors as a learner reads them; names that a cell above makes             |
+| `unopened`, `guesses`   | a kernel without a lab; guesses                                           |
 | `exercises`, `checks`   | how a lab's author declares exercises; judges of evidence                 |
 | `compare`, `parts`      | is this answer right, in words; which of several outputs is not           |
 | `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |

@@ -86,20 +86,21 @@ class _Broker:
         self.lines, self.services = dict(enumerate(lines)), services
         self.frames = {rank: Frames() for rank in self.lines}
         self.waiting = {rank: bytearray() for rank in self.lines}
+        self._known: dict[int, tuple[socket.socket, int]] = {}  # what the selector listens to, and for what
         for line in lines:
             line.setblocking(False)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Listen to every line; where bytes wait, also for room to send them."""
-        known = {key.data: key.events for key in selector.get_map().values() if key.data != -1}
         for rank, line in self.lines.items():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.waiting[rank] else 0)
-            if rank not in known:
+            if rank not in self._known:
                 selector.register(line, events, rank)
-            elif known[rank] != events:
+            elif self._known[rank][1] != events:
                 selector.modify(line, events, rank)
-        for rank in known.keys() - self.lines.keys():
-            selector.unregister(next(key.fileobj for key in selector.get_map().values() if key.data == rank))
+            self._known[rank] = line, events
+        for rank in self._known.keys() - self.lines.keys():
+            selector.unregister(self._known.pop(rank)[0])
 
     def read_rest(self) -> None:
         """What ranks have sent before they answered, and nobody has read."""
@@ -151,7 +152,9 @@ class _Broker:
         waiting = self.waiting[rank]
         try:
             while waiting:
-                del waiting[: self.lines[rank].send(memoryview(waiting)[:_CHUNK].tobytes())]
+                with memoryview(waiting) as view, view[:_CHUNK] as chunk:
+                    sent = self.lines[rank].send(chunk)
+                del waiting[:sent]
         except BlockingIOError:
             if len(waiting) > _MAX_WAITING:
                 self.drop(rank)

@@ -83,8 +83,10 @@ def in_order(*steps: str) -> Accept:
     return accept
 
 
-def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
+def busy_during(name: str, multiply_adds: Callable[[Any], float], what: str = "") -> Accept:
     """While a communication `name` travels, each rank computes matrix products of so many multiply-adds in all.
+
+    `what` travels, for the learner: "the block"; by default `name`.
 
     It travels from its start to the first wait for it; one that is not waited for counts as not travelling.
     """
@@ -94,8 +96,7 @@ def busy_during(name: str, multiply_adds: Callable[[Any], float]) -> Accept:
         for rank, one in enumerate(answer.evidence):
             done = _during(one, name)
             if done < bound:
-                return (f"rank {rank} computes {done} multiply-adds while {name} travels, of {int(bound)} that could "
-                        "be done meanwhile")  # fmt: skip
+                return f"rank {rank}: {done} of {int(bound)} multiply-adds are done while {what or name} travels"
         return None
 
     return accept
@@ -155,14 +156,20 @@ def every_wait_follows(answer: Answer) -> str | None:
     return None
 
 
+def alone(answer: Answer) -> bool:
+    """Whether the learner's function ran in one process, without ranks."""
+    return not isinstance(answer.inputs, list)
+
+
 def peak_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
-    """No rank holds more than `nbytes(inputs)` at a time of what it makes; `what` names the bound."""
+    """No rank, or it alone, holds more than `nbytes(inputs)` at a time of what it makes; `what` names the bound."""
 
     def accept(answer: Answer) -> str | None:
         bound = nbytes(answer.inputs)
         for rank, one in enumerate(answer.evidence):
             if one.peak > bound:
-                return f"rank {rank} holds {one.peak} bytes at once; {what} is {int(bound)}"
+                who = "it" if alone(answer) else f"rank {rank}"
+                return f"{who} holds {one.peak} bytes at once; {what} is {int(bound)}"
         return None
 
     return accept

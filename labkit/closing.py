@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+_NAMES: list[tuple[int, str]] = []  # how many modules were loaded, and their names, at `remember`
 
 
 class Closed(ImportError):
@@ -43,9 +46,24 @@ def _with_parents(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
+def remember() -> None:
+    """Before a fork: keep the names of what is loaded in one text, for `close` afterwards."""
+    _NAMES[:] = [(len(sys.modules), "\n".join(sys.modules))]
+
+
+def _loaded(modules: Sequence[str]) -> list[str]:
+    """Of the loaded modules those that are among these, or in one of them.
+
+    A fork that looked at each of 2,000 names would get a copy of every page in which one lies: 8 ms.
+    """
+    names = _NAMES[0][1] if _NAMES and _NAMES[0][0] == len(sys.modules) else "\n".join(sys.modules)
+    one_of = "|".join(map(re.escape, modules))
+    return re.findall(rf"^(?:{one_of})(?:\..*)?$", names, re.M) if modules else []
+
+
 def close(modules: Sequence[str]) -> None:
     """From now on none of these modules can be imported here, nor is one that was imported before."""
-    for name in [name for name in sys.modules if not set(modules).isdisjoint(_with_parents(name))]:
+    for name in _loaded(modules):
         sys.modules.pop(name, None)
         parent, _, last = name.rpartition(".")
         if parent in sys.modules and hasattr(sys.modules[parent], last):

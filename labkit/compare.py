@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,17 @@ def _list_difference(got: Any, want: Any, tolerance: Tolerance) -> str | None:
     if len(got) != len(want):
         return f"got {len(got)} items, expected {len(want)}"
     return f"at [{first[0]}]: {first[1]}" if first else None
+
+
+def counted(got: Any, want: Sequence[str]) -> str | None:
+    """The same for a list of names that are the answer itself: how many are wrong, never which."""
+    if difference(got, want) is None:
+        return None
+    if not isinstance(got, list | tuple) or not all(isinstance(name, str) for name in got):
+        return f"got {show(got)}, expected a list of names"
+    missing, more = len(set(want) - set(got)), len(set(got) - set(want))
+    said = [f"{many} {what}" for many, what in ((missing, "missing"), (more, "not asked for")) if many]
+    return f"got {len(got)} name{'s' * (len(got) != 1)}: {', '.join(said)}" if said else "another order or a name twice"
 
 
 def _names_said(names: Iterable[Any], what: str) -> list[str]:

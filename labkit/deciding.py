@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from labkit.compare import difference, show
+from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
 from labkit.nursery import Failed
@@ -54,11 +54,16 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, mistake, again = [], "", dict[int, Trial]()
+    rows, mistake, again = list[Row](), "", dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
-    answered = False  # with something wrong: beside an error an idea says nothing
+    answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, drawn, tried) in enumerate(zip(asked.cases, trials(asked, job["seed"]), outcomes, strict=True)):
         wrong, said, trial = _first_wrong(asked, case, drawn, tried)
+        answered = answered or bool(wrong) and said is not None
+        if wrong and said is None:
+            first = all(not row.note for row in rows)
+            known = {**asked.errors, **(case.errors if first else {})}
+            said = next((mistake for words, mistake in known.items() if words in wrong), None)
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")
             plain = job.get("again", {}).get(index)
@@ -68,15 +73,14 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
             only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
         mistake = mistake or said or ""
-        answered = answered or bool(wrong) and said is not None
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
     everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        idea = asked.idea if answered else ""
-        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), everywhere, mistake, idea, asked.hint)
+        texts = everywhere, mistake, asked.idea, asked.hint
+        verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
     asks = only_settings and "again" not in job
     return {
         "verdict": verdict.to_plain(),
@@ -100,7 +104,7 @@ def _first_wrong(
 
 
 def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str | None]:
-    """(what is wrong or None; the mistake, "" where it is not known, None where there is no answer)."""
+    """(what is wrong or None; the mistake, "" where it is not known, None where an idea would say nothing)."""
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -142,7 +146,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
     phrase = apart(reference, case.hidden) if reference else None
     known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
     if changed:
-        return f"it changes its input `{min(changed)}`: compute on a copy", known
+        return f"it changes its input `{min(changed)}`: compute on a copy", known or None
     if phrase:
         return phrase, known
     for accept in (*asked.accept, *case.accept):
@@ -160,7 +164,7 @@ def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:
     one, other = named(got, asked.outputs), named(want, asked.outputs)
     if other is not want and (few := other_number(one, asked.outputs)):
         return few
-    phrase = difference(one, other, asked.rtol, asked.atol)
+    phrase = counted(one, other) if asked.counted else difference(one, other, asked.rtol, asked.atol)
     return f"{wrong_parts(one, other, asked.rtol, asked.atol)}; {_HIDDEN}" if phrase and hidden else phrase
 
 

@@ -40,8 +40,8 @@ class Launch:
 
     Attributes:
         counts: by array: `loads`, `stores` of single threads, bytes `read`, `written`, bytes `served` for the loads
-            of whole warps, and `share` = read / served; `barriers` that a thread met, on average; `shared_loads`
-            of the busiest thread in one block.
+            of whole warps, and `share` = read / served; `barriers` that a thread met and `atomics` of a block, on
+            average; `shared_loads` of the busiest thread in one block.
         writes: by array that is not const: how often each number was written, at most 255.
         note: what is no error, but explains a wrong result, such as a word that was read before it was written.
     """
@@ -95,7 +95,9 @@ class Emulator:
         if error:
             said = self._c.mm_emulator_message().decode(errors="replace")
             raise LaunchError(f"error {error}: {said}", line)
-        counts: dict[str, Any] = {"barriers": counters[1] / (grid * block), "shared_loads": busiest}
+        counts: dict[str, Any] = {
+            "barriers": counters[1] / (grid * block), "atomics": counters[3] / grid, "shared_loads": busiest,
+        }  # fmt: skip
         for i, (_, what) in enumerate(self.arrays):
             loads, read, sectors, stores, written, _ = rest[6 * i : 6 * i + 6]
             served = 32 * sectors

@@ -29,7 +29,7 @@ import functools
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -221,7 +221,7 @@ class OpRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
-        for tensor in _tensors([*args, *(kwargs or {}).values()]):
+        for tensor in _tensors((args, kwargs) if kwargs else args):
             self._hold(tensor, given=True)
         result = func(*args, **(kwargs or {}))
         talk = namespace in _TALK and not name.startswith("_wrap_tensor")
@@ -234,10 +234,11 @@ class OpRecorder(TorchDispatchMode):
             self._note(_NAMES.get(name, name), nbytes)
         if not talk:
             self.ops += 1
-            self.largest = max(self.largest, *(t.nbytes for t in _tensors(result)), 0)
             if name in _PRODUCTS:
                 self._note("matmul", _multiply_adds(name, args, result))
         for tensor in _tensors(result):
+            if not talk:
+                self.largest = max(self.largest, tensor.nbytes)
             self._hold(tensor)
         return result
 
@@ -300,14 +301,18 @@ _SPARSE = {
 }
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> list[torch.Tensor]:
     """Those that have bytes: a sparse one stands for its indices and values."""
     if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided:
+            return [value]
         parts = _SPARSE.get(value.layout)
-        yield from [getattr(value, part)() for part in parts] if parts else [value]
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+        return [getattr(value, part)() for part in parts] if parts else [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in _tensors(item)]
 
 
 def _nbytes(value: Any) -> int:

@@ -151,6 +151,7 @@ class Case:
         fixed: further inputs that are always tried, each a dict, a list of dicts or a function of a `Draw` whose seed
             never changes; shown or hidden as the case is.
         draws: how many times a hidden case draws; by default 3 where that is cheap (`settings.draws_of`), else 1.
+        errors: {words of an error: what the mistake is}, where this is the first case that fails.
     """
 
     what: str
@@ -161,6 +162,7 @@ class Case:
     reference: Callable[..., Any] | None = None
     fixed: Sequence[Inputs | Callable[[Draw], Inputs]] = ()
     draws: int | None = None
+    errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def draw(self, seed: int | str) -> Inputs:
         """The inputs; `seed` is used only by a hidden case."""
@@ -197,11 +199,13 @@ class Exercise:
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
         mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
+        errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
-            recognised.
+            recognised; beside an error at the second.
         hint: the recipe, shown from the third failure on.
         outputs: names of the values where an answer is a tuple of several: `("dq", "dk", "dv")`. A learner is told
             which of them is wrong, in a hidden case too.
+        counted: an answer is a list of names, which are what the learner is to find: told is how many are wrong.
         seconds: for one case, from the moment its ranks have started.
         kernels: the cell holds `Kernel(...)`s (`labkit/cuda.py`), which are compiled before the cases are tried, and
             launched in the judge's process: `evidence.launches`.
@@ -228,9 +232,11 @@ class Exercise:
     drive: Callable[..., Any] | None = None
     accept: Sequence[Accept] = ()
     mistakes: Sequence[Mistake] = ()
+    errors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     idea: str = ""
     hint: str = ""
     outputs: Sequence[str] = ()
+    counted: bool = False
     seconds: float = 20.0
     kernels: bool = False
     memory: Sequence[str] = ()
@@ -336,10 +342,9 @@ def find_lab(package: str, wanted: str) -> str:
     Raises:
         ConfigError: there is no such lab; the message names those that there are.
     """
-    there = sorted(
-        one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__) if one.name[:2].isdecimal()
-    )
-    named = [name for name in there if name == wanted or (wanted.isdecimal() and int(wanted) == int(name[:2]))]
+    there = sorted(one.name for one in pkgutil.iter_modules(importlib.import_module(package).__path__) if one.ispkg)
+    number = f"{int(wanted):02}_" if wanted.isdecimal() else "?"
+    named = [name for name in there if name == wanted or name.startswith(number)]
     if not named:
         what = f"there is no lab `{wanted}`" if wanted else "%lab needs the name or the number of a lab"
         raise ConfigError(what, fix=did_you_mean(wanted, there) or f"the labs are {', '.join(there)}")

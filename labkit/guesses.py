@@ -5,10 +5,11 @@
     guess("gpus", 12, "How many 80-GB GPUs do the activations of one sequence fill?")
     ✔ your guess: 12
     guessed("gpus", 7.3, "GPUs")
-    measured 7.3 GPUs; you guessed 12
+    it is 7.3 GPUs; you guessed 12
 
 Guesses are kept in `.work/<lab>/guesses.json`, so that they outlive a kernel. The cell has the last word: with None in
-it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text. A file that cannot be
+it a guess that was kept is forgotten, so a lab that is run untouched always shows the same text; with what is no number
+an earlier guess stays. A file that cannot be
 read or written costs the guess and nothing else; no mark depends on one.
 """
 
@@ -40,21 +41,20 @@ class Guesses:
             self._kept = {name: value for name, value in found.items() if _is_number(value)}
 
     def guess(self, name: str, value: Any) -> str:
-        """Keep a guess, or forget it where `value` is no number; the line to show."""
+        """Keep a guess, forget it where `value` is None, leave it where it is no number; the line to show."""
         if value is None:
             self._keep(name, None)
             return "○ no guess yet: put a number in place of None"
         if not _is_number(value):
-            self._keep(name, None)
             return f"✘ {value!r:.40} is no number: write one in its place, for example 12"
         self._keep(name, int(value) if isinstance(value, numbers.Integral) else float(value))
         return f"✔ your guess: {shown(value)}"
 
     def guessed(self, name: str, measured: Any, what: str) -> str:
-        """The measured number beside the guess, as the line to show."""
+        """The right number, measured or computed, beside the guess, as the line to show."""
         number = shown(measured) if _is_number(measured) else str(measured)
         said = f"you guessed {shown(self._kept[name])}" if name in self._kept else "you made no guess"
-        return f"measured {number} {what}".rstrip() + f"; {said}"
+        return f"it is {number} {what}".rstrip() + f"; {said}"
 
     def _keep(self, name: str, value: float | None) -> None:
         if value == self._kept.get(name):

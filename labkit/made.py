@@ -14,12 +14,62 @@ from __future__ import annotations
 
 import ast
 import re
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from labkit.plainly import show_as
 
 _CELL = re.compile(r"^# %%(?![%\w])(.*)\n", re.M)
 _MAGIC = re.compile(r"^%%(\w+)(.*)")
 _OPTION = re.compile(r"--(name|out)[ =](\w+)")
+
+
+class Made:
+    """What the cells of the lab that is open make.
+
+    Args:
+        names: those of the kernel.
+
+    Attributes:
+        failed: what is not there because its cell has failed.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._makers: dict[str, str] = {}
+        self.failed: set[str] = set()
+
+    def open(self, source: Path) -> None:
+        """Take the lab of this source."""
+        self._makers, self.failed = makers(source), set()
+
+    def missing(self, name: str) -> str:
+        """What to do about a name that a cell of the lab makes; "" for any other."""
+        if name not in self._makers:
+            return ""
+        first = self._makers[name]
+        cell = f"it begins with {first[:60]}{'…' * (len(first) > 60)}"
+        if name in self.failed:
+            return f"`{name}` is made by a cell above that has failed: mend it first ({cell})"
+        return f"`{name}` is made by a cell above that has not run: run it first ({cell})"
+
+    def show(self, shell: Any, kind: type, error: Any, trace: Any, tb_offset: int | None = None) -> None:
+        """IPython's handler of names and modules that are not there: one line where another cell makes them."""
+        if isinstance(error, ModuleNotFoundError) or _missed_here(error, trace, self._names):
+            if said := self.missing(error.name or ""):
+                show_as(error, said.splitlines)
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
+def _missed_here(error: NameError, trace: types.TracebackType | None, names: dict[str, Any]) -> bool:
+    """Whether a NameError is of code that looks into these names, and in vain."""
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    looked = last is not None and last.tb_frame.f_globals is names
+    return looked and error.name not in names and not isinstance(error, UnboundLocalError)
 
 
 def makers(source: Path) -> dict[str, str]:

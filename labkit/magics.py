@@ -31,9 +31,9 @@ from labkit.exercises import Lab, find_lab, load_lab
 from labkit.fresh import Nursery
 from labkit.guesses import Guesses
 from labkit.judge import judge
-from labkit.made import makers
+from labkit.made import Made
 from labkit.options import ranks_options, torchrun_options
-from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly, show_as
+from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly
 from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
@@ -65,12 +65,11 @@ class LabMagics(Magics):
         self._course = ""
         self._nursery = Nursery()
         self._torchrun, self._ranks = torchrun_options(), ranks_options()
-        self._makers: dict[str, str] = {}
-        self._failed: set[str] = set()
+        self._made = Made(self._names)
         self._note, self._last_shown = "", ""
         self._handle: DisplayHandle | None = None
         self._names.update(check=self.check, progress=self.progress, guess=self.guess, guessed=self.guessed)
-        shell.set_custom_exc((NameError, ModuleNotFoundError), self._show_missing)
+        shell.set_custom_exc((NameError, ModuleNotFoundError), self._made.show)
 
     @property
     def lab_and_work(self) -> tuple[Lab, Workspace]:
@@ -93,7 +92,7 @@ class LabMagics(Magics):
         self._workspace = Workspace(name, Path.cwd(), course_digest(course))
         self._workspace.enter()
         self._guesses = Guesses(self._workspace.folder)
-        self._makers, self._failed = makers(_source_of(course)), set()
+        self._made.open(_source_of(course))
         self._nursery.warm_up()
         with contextlib.suppress(ImportError):
             import matplotlib.style
@@ -112,7 +111,7 @@ class LabMagics(Magics):
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     self._define(work.define(work.saved(name)))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 notes.append(
                     f"✘ your exercise {name} cannot be loaded: {in_short(error, work.saved(name))}; mend its cell"
                 )
@@ -126,7 +125,12 @@ class LabMagics(Magics):
         known = {name: work.remembered(name) for name in lab.exercises}
         points = sum(verdict.points for verdict in known.values() if verdict)
         open_ = (name for name, verdict in known.items() if verdict is None or not verdict.passed)
-        note = "\n".join(filter(None, [self._note, work.record.trouble]))
+        undone = [
+            f"{name} uses {', '.join(below)}, changed since it passed: check it again"
+            for name in lab.exercises
+            if (below := work.changed_below(name))
+        ]
+        note = "\n".join(filter(None, [self._note, *undone, work.record.trouble]))
         return Panel(lab.name, points, lab.points, next(open_, ""), note)
 
     def _move_panel(self) -> None:
@@ -276,7 +280,7 @@ class LabMagics(Magics):
     def _keep(self, options: Any, value: Run | list[Any] | None) -> None:
         if options.out:
             self._names[options.out] = value
-            self._failed.discard(options.out)
+            self._made.failed.discard(options.out)
 
     def _judge_run(self, failure: str, options: Any) -> None:
         if options.expect_failure and not failure:
@@ -284,37 +288,11 @@ class LabMagics(Magics):
         if failure and not options.expect_failure:
             if options.out:  # what a failed run has left must not be taken for a result
                 self._names.pop(options.out, None)
-                self._failed.add(options.out)
+                self._made.failed.add(options.out)
             missing = _NO_MODULE.search(failure)
-            raise NotebookError((missing and self._missing(missing[1])) or failure)
+            raise NotebookError((missing and self._made.missing(missing[1])) or failure)
         if failure:
             print(failure)
-
-    def _show_missing(self, shell: Any, kind: type, error: Any, trace: Any, tb_offset: int | None = None) -> None:
-        """IPython's handler of names that are not there: one line where another cell of the lab makes them."""
-        if isinstance(error, ModuleNotFoundError) or _missed_here(error, trace, self._names):
-            if said := self._missing(error.name or ""):
-                show_as(error, said.splitlines)
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
-
-    def _missing(self, name: str) -> str:
-        """What to do about a name that another cell of the lab makes; "" for any other."""
-        if name not in self._makers:
-            return ""
-        first = self._makers[name]
-        cell = f"it begins with {first[:60]}{'…' * (len(first) > 60)}"
-        if name in self._failed:
-            return f"`{name}` is made by a cell above that has failed: mend it first ({cell})"
-        return f"`{name}` is made by a cell above that has not run: run it first ({cell})"
-
-
-def _missed_here(error: NameError, trace: types.TracebackType | None, names: dict[str, Any]) -> bool:
-    """Whether a NameError is of code that looks into these names, and in vain."""
-    last = trace
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    looked = last is not None and last.tb_frame.f_globals is names
-    return looked and error.name not in names and not isinstance(error, UnboundLocalError)
 
 
 def _source_of(course: str) -> Path:

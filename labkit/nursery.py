@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import gc
 import importlib
 import os
 import resource
@@ -77,6 +78,8 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
     os.rmdir(scratch)
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
+    gc.collect()
+    gc.freeze()  # a rank's garbage collection copies no page of what all ranks share (0.2 s of 75,000 pages)
     obey(sock, folder, live)
 
 

@@ -88,7 +88,7 @@ def _way(got: Any, want: Any) -> str:
         if got.shape != want.shape:
             way = "its shape"
         elif got.dtype != want.dtype:
-            way = "its dtype"
+            way = f"{got.dtype}, not {want.dtype}".replace("torch.", "")
         elif got.is_floating_point() and bool((got.isnan() & ~want.isnan()).any()):
             way = "it holds NaN"
     elif isinstance(want, torch.Tensor) and want.ndim:

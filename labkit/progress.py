@@ -1,7 +1,7 @@
 """`minimegatron progress`: your points in each lab, as far as `check` has seen your code.
 
 Reads `.work/<lab>/` beside the notebooks (`workspace`, `record`) and runs nothing. Code that has changed since its last
-check counts as not checked.
+check counts as not checked. Who has worked in `my-labs/` and in `labs/` gets, for each lab, the better of the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from labkit.grade import known_courses
 from labkit.grading import Course
 from labkit.record import NAME, Newer, Unusable, course_digest, read, valid
 from labkit.verdict import SIGNS, Verdict
+from minimegatron.commands.my_labs import FOLDER
 from minimegatron.errors import ConfigError
+
+_PLACES = (Path(FOLDER), Path("labs"))
+_HERE = f"{FOLDER}/ and labs/, or this folder"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,22 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         ConfigError: there is no such folder.
     """
     parser = argparse.ArgumentParser("minimegatron progress", description="Your points in each lab.")
-    parser.add_argument("folder", nargs="?", type=Path, help="where the notebooks are (default: labs/, or this folder)")
+    parser.add_argument("folder", nargs="?", type=Path, help=f"where the notebooks are (default: {_HERE})")
     parser.add_argument("--course", default="course", metavar="PACKAGE", help="where labs are declared (course)")
     options = parser.parse_args(argv)
-    folder = options.folder or (Path("labs") if Path("labs").is_dir() else Path())
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder", fix="name the folder that holds the notebooks")
-    print(table(folder, known_courses(options.course)))
+    folders = [options.folder] if options.folder else [path for path in _PLACES if path.is_dir()] or [Path()]
+    if not folders[0].is_dir():
+        raise ConfigError(f"{folders[0]} is not a folder", fix="name the folder that holds the notebooks")
+    print(table(folders, known_courses(options.course)))
     return 0
 
 
-def table(folder: Path, courses: dict[str, Course]) -> str:
-    """One line a lab, and the sum."""
+def table(folders: Sequence[Path], courses: dict[str, Course]) -> str:
+    """One line a lab, the best of these folders, and the sum."""
     rows, trouble = [("lab", "points", "exercises")], []
     total = of = 0
     for name, course in courses.items():
-        verdicts, problem = standing(folder / ".work" / name, course)
+        known = [standing(folder / ".work" / name, course) for folder in folders]
+        verdicts, _ = max(known, key=lambda one: sum(verdict.points for verdict in one[0]))
+        problem = next((said for _, said in known if said), "")
         points = sum(verdict.points for verdict in verdicts)
         total, of = total + points, of + course.lab.points
         states = Counter(verdict.state for verdict in verdicts)

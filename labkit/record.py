@@ -53,15 +53,25 @@ def course_digest(module: str) -> str:
 
 def digest(name: str, sources: Mapping[str, str], course: str) -> str:
     """Digest of all that a verdict on exercise `name` depends on."""
-    wanted, seen = [name], set()
     total = hashlib.sha256(f"{name}\0{course}".encode())
+    for one in _used(name, sources):
+        total.update(f"\0{one}\0{sources[one]}".encode())
+    return total.hexdigest()
+
+
+def _used(name: str, sources: Mapping[str, str]) -> list[str]:
+    """The exercise, the exercises that it imports, those that these import, and so on, as far as there are any."""
+    wanted, seen = [name], list[str]()
     while wanted:
         if (one := wanted.pop()) in seen or one not in sources:
             continue
-        seen.add(one)
-        total.update(f"\0{one}\0{sources[one]}".encode())
+        seen.append(one)
         wanted += sorted(re.findall(r"\bexercises\.(\w+)", sources[one]))
-    return total.hexdigest()
+    return seen
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Unusable(Exception):
@@ -101,6 +111,15 @@ class Record:
         """The verdict on an exercise, if it was given on just these sources and checks."""
         return valid(self._kept, name, sources, self.course)
 
+    def changed_below(self, name: str, sources: Mapping[str, str]) -> list[str]:
+        """Why an exercise that passed, and has not changed, counts no more: the exercises it uses that have changed."""
+        entry = self._kept.get(name, {})
+        texts = entry.get("texts")
+        if not isinstance(texts, dict) or entry["verdict"]["state"] != "passed":
+            return []
+        changed = [one for one, text in texts.items() if _text_digest(sources.get(one, "")) != text]
+        return [] if name in changed else changed
+
     def put(self, verdict: Verdict, sources: Mapping[str, str]) -> Verdict:
         """Keep a verdict, here and in the file.
 
@@ -121,7 +140,7 @@ class Record:
 
     def _keep(self, verdict: Verdict, sources: Mapping[str, str], before: Mapping[str, Any] | None) -> Verdict:
         failures, failed = (before["verdict"].get("attempt", 0), before.get("failed", "")) if before else (0, "")
-        text = hashlib.sha256(sources.get(verdict.exercise, "").encode()).hexdigest()
+        text = _text_digest(sources.get(verdict.exercise, ""))
         if verdict.state == "passed":
             failures, failed = 0, ""
         elif verdict.state == "wrong":
@@ -129,6 +148,7 @@ class Record:
         counted = dataclasses.replace(verdict, attempt=failures)
         self._kept[verdict.exercise] = {
             "digest": digest(verdict.exercise, sources, self.course), "verdict": counted.to_plain(), "failed": failed,
+            "texts": {one: _text_digest(sources[one]) for one in _used(verdict.exercise, sources)},
         }  # fmt: skip
         return counted
 
@@ -195,7 +215,9 @@ def _sum(kept: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """{exercise: {"digest": ..., "verdict": ..., "failed": digest of the text that failed last, or ""}} of a file.
+    """{exercise: {"digest": ..., "verdict": ..., "failed": digest of the text that failed last, or "", "texts": ...}}.
+
+    "texts" are the digests of all that the verdict depends on; a file of an earlier version may have none.
 
     Raises:
         Newer, Unusable: it is of another version, or not such a file.

@@ -21,7 +21,7 @@ import re
 
 MOST = 1000
 _JOINERS = "\u200c\u200d"
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{7,16}\b")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")
 
 
 def clean(text: str, most: int = MOST) -> str:

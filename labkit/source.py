@@ -39,6 +39,7 @@ import nbformat
 
 from labkit.exercises import Lab, load_lab
 from labkit.player import STUB
+from minimegatron.commands.my_labs import digest
 from minimegatron.errors import ConfigError
 
 _SOLUTION = re.compile(
@@ -47,10 +48,7 @@ _SOLUTION = re.compile(
 _GUESS = re.compile(r"^guess(ed)?\(\s*[\"'](\w+)[\"']", re.M)
 OPEN_LINES = 35  # of a given cell that is not folded
 # Labs that do not keep to it yet.
-LONG_CELLS = (
-    "01_process_groups", "02_tensor_parallel", "03_pipeline_1f1b", "04_context_parallel", "05_moe_ep",
-    "07_kernels_flash_fp8",
-)  # fmt: skip
+LONG_CELLS: tuple[str, ...] = ()
 HIDDEN = "hide-output"
 _MARKER = re.compile(r"^[ \t]*(?:// )?### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)
 
@@ -86,7 +84,7 @@ def checked(cell: Any) -> str | None:
 
 def edited(notebook: Any) -> bool:
     """Whether a stored notebook holds other cells than the build wrote."""
-    return bool(notebook.metadata.get("minimegatron", {}).get("digest") != _digest(notebook))
+    return bool(notebook.metadata.get("minimegatron", {}).get("digest") != digest(notebook))
 
 
 def _obey_rules(cells: list[Any], source: Path) -> None:
@@ -207,7 +205,7 @@ def _notebook(cells: list[Any], source: Path, *, lab: bool) -> Any:
             made.metadata["jupyter"] = {"source_hidden": True}
         _let_nbgrader_know(cell, made, points)
         built.cells.append(made)
-    built.metadata["minimegatron"] = {"source": _shown(source), "digest": _digest(built)}
+    built.metadata["minimegatron"] = {"source": _shown(source), "digest": digest(built)}
     nbformat.validate(built)
     return built
 
@@ -257,8 +255,3 @@ def _let_nbgrader_know(cell: Any, made: Any, points: dict[str, int]) -> None:
     made.metadata["deletable"] = False
     if asked:
         made.metadata["editable"] = False
-
-
-def _digest(notebook: Any) -> str:
-    text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -112,6 +112,8 @@ class Part:
         facts = [f"{_name(dtype)} [{n}]" for dtype, n in self.units[:2]] if self.op != "all_to_all" else []
         if len(self.units) == 1 and self.shape and math.prod(self.shape) == self.units[0][1]:
             facts = [shown(self.units[0][0], self.shape)]
+        if self.op == "all_to_all":
+            facts = [f"{_name(self.units[0][0])}, gives {[*self.give]}, takes {[*self.take]} rows"]
         facts += ["..."] if len(self.units) > 2 else []
         facts += [self.reduce] if self.reduce not in ("", "sum") else []
         facts += [f"root {self.root}"] if self.root >= 0 else []

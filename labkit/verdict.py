@@ -11,7 +11,7 @@ The three states are told apart by shape and word, not by colour alone::
 
     ✔ ring_all_reduce   passed           5/5
 
-A note that several rows share is said once, the others say `as above`.
+A note that several rows share is said once, the others name that row.
 
 Below the table stands what helps at this failure of the exercise (`Verdict.said`; `record` counts):
 
@@ -20,6 +20,8 @@ Below the table stands what helps at this failure of the exercise (`Verdict.said
 | first and second | what the mistake is       | the idea: one sentence that points the way          |
 | third and later  | that, and the hint        | the hint: the recipe                                |
 | not counted      | that, the idea, the hint  | the idea and the hint (grading, nbgrader)           |
+
+Beside errors alone the idea waits for the second failure: what the first needs is the error's own words.
 """
 
 from __future__ import annotations
@@ -66,9 +68,10 @@ class Verdict:
         rows: one a case; none where it is not done.
         note: one line about the whole, e.g. an error that came before any case, cleaned.
         mistake: what was done wrong, where that is known, cleaned.
-        idea: of the exercise, where an answer of a wrong exercise is wrong; cleaned.
+        idea: of a wrong exercise, cleaned.
         hint: of a wrong exercise, cleaned.
         attempt: how many different texts of the cell have failed since it last passed; 0 where this is not counted.
+        answered: whether there was an answer, which is wrong; False beside nothing but errors.
     """
 
     exercise: str
@@ -80,6 +83,7 @@ class Verdict:
     idea: str = ""
     hint: str = ""
     attempt: int = 0
+    answered: bool = True
 
     def __post_init__(self) -> None:
         for name in ("note", "mistake", "idea", "hint"):
@@ -106,7 +110,7 @@ class Verdict:
         if self.state != "wrong":
             return []
         early = 0 < self.attempt < HINT_FROM
-        points_the_way = not self.attempt or (early and not self.mistake)
+        points_the_way = not self.attempt or (early and not self.mistake and (self.answered or self.attempt > 1))
         idea, hint = self.idea * points_the_way, self.hint * (not early)
         texts = {"mistake": self.mistake, "idea": idea, "hint": hint}
         said = [(label, text) for label, text in texts.items() if text]
@@ -120,15 +124,11 @@ class Verdict:
     def _notes(self) -> list[str]:
         """The notes of the rows that are shown, a text that several have only once."""
         first: dict[str, str] = {}
-        said, last = [], ""
+        said = []
         for row in self._shown:
-            if row.note and row.note == last:
-                said.append("as above")
-            else:
-                said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
+            said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
             if row.note:
                 first.setdefault(row.note, row.what)
-                last = row.note
         return said
 
     def __repr__(self) -> str:

@@ -125,6 +125,10 @@ class Workspace:
         """
         return self.record.put(verdict, self.sources())
 
+    def changed_below(self, name: str) -> list[str]:
+        """The exercises whose change undid the pass of this one, itself unchanged."""
+        return self.record.changed_below(name, self.sources())
+
     def remembered(self, name: str) -> Verdict | None:
         return self.record.get(name, self.sources())
 

@@ -52,6 +52,7 @@ WAITS = {
     ("parallel/buckets.py", "wait"): GROUPS_TIMEOUT,
     ("labkit/transport_group.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
     ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",
+    ("labkit/watched.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): MESSAGE,
     ("parallel/overlapped.py", "wait"): MESSAGE,
     ("layers/recompute.py", "get"): "of a context variable, which waits for nobody",

@@ -30,7 +30,8 @@ CLOSURES = {
     "minimegatron.training.step": (35, 5900, "a model is passed in; the step knows gradients, optimizer, reports"),
 }
 # Lines of Python that minimegatron may have when all of it is built; docs/architecture.md says which package how many.
-FINISHED = 30_000
+# The drawings of the labs, `viz`, which no other package imports, have a budget of their own beside it.
+FINISHED, DRAWINGS = 28_600, 4_400
 
 
 def modules() -> dict[str, Path]:
@@ -184,7 +185,8 @@ def test_every_package_stays_within_its_budget_and_their_sum_within_the_whole() 
     assert set(now) <= set(table), f"no row in docs/architecture.md: {sorted(set(now) - set(table))}"
     over = {name: (lines, table[name][1]) for name, lines in now.items() if lines > table[name][1]}
     assert not over, f"(lines, budget): {over}"
-    assert sum(budget for _, budget in table.values()) <= FINISHED
+    drawings = table["viz"][1]
+    assert sum(budget for _, budget in table.values()) - drawings <= FINISHED and drawings <= DRAWINGS
 
 
 def test_the_table_of_sizes_says_what_is_there() -> None:

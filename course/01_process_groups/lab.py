@@ -8,56 +8,76 @@
 # %% [markdown]
 # # Lab 01 · Process groups
 #
-# Sixteen identical processes start. Each one knows two things: its own number and how many there are. An hour later they
-# have trained one model together. Everything in between is *who talks to whom*, and that is what you build here.
+# A model that is too large for one GPU is trained by many identical processes. Each process starts with two numbers:
+# its own, called its *rank*, and how many ranks there are. All else follows from one question: which ranks talk to
+# which, and what do they send?
 #
-# You need no GPU. Each lab walks the same seven steps: **the problem, predict, implement, run, see, break it,
-# explain**. Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait.
+# **You build** the groups in which ranks talk; an all-reduce from single messages; two operators that communicate and
+# have a gradient; a sampler that deals out data; gradients that are summed while the backward pass still runs; and the
+# loss of a batch that is spread over ranks. At the end four ranks train a small Llama with your code.
+#
+# **You need** Python, PyTorch tensors and autograd, and the chain rule. No GPU, and no earlier lab.
+#
+# **Time**: 2 to 3 hours.
+#
+# | part | sections | minutes |
+# |---|---|---|
+# | I | 1 the problem · 2 predict · 3 the grid | 45 |
+# | II | 3 the ring · f and g. *A good place to stop for the day comes after it.* | 50 |
+# | III | 3 the sampler · buckets · 4 run · 5 see · 6 break it · 7 explain | 70 |
+#
+# Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
+# check has passed. After a kernel restart: run the first cell, then go on where you were; where a cell says that a name
+# is missing, run the cell that makes it.
 
 # %%
 # %load_ext course
 # %lab 01_process_groups
 
 # %% [markdown]
-# ## 1 · The problem
+# ### A guess first
 #
-# Training with Adam in mixed precision needs 16 bytes for each parameter: 2 for the weight, 2 for its gradient, 12 for
-# the optimizer. Activations come on top.
+# Eight GPUs train one model on different data. After the backward pass each of them holds 1 GB of gradients, and each
+# needs the *sum* of all eight. How many GB does each GPU have to send? Do not compute; put down the number that feels
+# right. You will count the bytes later in this lab.
 
 # %%
-import matplotlib.pyplot as plt
-
-models = {"GPT-2 1.5 B": 1.5, "Llama-3 8 B": 8, "Llama-3 70 B": 70, "GPT-3 175 B": 175}
-need = {name: 16 * billions for name, billions in models.items()}
-
-fig, ax = plt.subplots(figsize=(7, 2.4))
-ax.barh(list(need), list(need.values()), color="0.55")
-ax.axvline(80, color="black", linestyle="--")
-ax.text(88, 0, "one GPU: 80 GB", va="center")
-ax.set(xscale="log", xlabel="GB of weights, gradients and optimizer state", title="What has to be somewhere")
-plt.show()
-print("GPUs that Llama-3 70 B fills before it has computed anything:", need["Llama-3 70 B"] // 80)
+guess("gb_sent", None, "Eight GPUs hold 1 GB each, and each needs the sum: how many GB does each GPU send?")
 
 # %% [markdown]
-# So the model has to be divided. There are five ways to divide the work, and real runs use several at once:
+# ## 1 · The problem
+#
+# Training with Adam in mixed precision needs 16 bytes for each parameter: 2 for the weight, 2 for its gradient, and 12
+# for the optimizer (a 4-byte copy of the weight and two 4-byte averages). Activations come on top.
+
+# %%
+from minimegatron.viz.filled import boxes_filled
+
+billions = {"GPT-2 1.5 B": 1.5, "Llama-3 8 B": 8, "Llama-3 70 B": 70, "GPT-3 175 B": 175}
+boxes_filled({name: 16 * b for name, b in billions.items()}, 80, title="Memory for weights, gradients and Adam")
+
+# %% [markdown]
+# Llama-3 70 B fills 14 GPUs before it has computed anything, so the model has to be divided. There are five ways to
+# divide the work, and large runs use several at once:
 #
 # | axis | divides | its ranks exchange |
 # |---|---|---|
 # | **tp** tensor | every matrix | activations, inside every layer |
 # | **cp** context | every sequence | keys and values |
 # | **dp** data | the batch | gradients, once a step |
-# | **pp** pipeline | the layers | activations, at a few borders |
+# | **pp** pipeline | the layers | activations, between two stages |
 # | **ep** expert | the experts of a layer | tokens |
 #
-# Each axis needs its own *process groups*: lists of ranks that talk to each other and to nobody else.
+# Each axis has its own *process groups*. A process group is a list of ranks that communicate with each other.
 #
 # ### Ranks that run
 #
-# `%%torchrun -n 4` saves the cell as a file and runs it as you would in a terminal. The command it ran stands above the
-# output, and the file stays, so you can run it again by hand. Equal output of several ranks is shown once.
+# `%%torchrun -n 4` saves the cell as a file and starts it as four processes, as you would in a terminal. The command
+# stands above the output, and the file stays, so you can run it again by hand. Lines that several ranks print alike are
+# shown once.
 #
-# Below the command stands where the ranks ran. In the labs that is the CPU, also on a machine with GPUs: the setting in
-# front of the command hides them. So everybody sees the same. Cells that measure GPUs say `--gpus`.
+# In the labs the ranks run on the CPU, also on a machine with GPUs (the setting in front of the command hides them), so
+# that all readers see the same output. Cells that measure GPUs say `--gpus`.
 
 # %%
 # %%torchrun -n 4 --name hello
@@ -70,19 +90,21 @@ print(f"one of {world}, backend {dist.get_backend()}")
 
 x = torch.tensor([float(rank)])
 dist.all_reduce(x)
-print(f"after the all-reduce everybody holds {x.item():.0f} = 0 + 1 + 2 + 3")
+print(f"after the all-reduce every rank holds {x.item():.0f} = 0 + 1 + 2 + 3")
 finish()
 
 # %% [markdown]
-# Starting Python and importing torch took seconds; the all-reduce took a millisecond. `%%ranks 4` runs a cell on ranks
-# that are already warm. Inside, `rank` and `world` are set and the process group exists. Use it to explore.
+# Most of the time of that cell went into starting Python four times. `%%ranks 4` runs a cell on four ranks that have
+# already started. In such a cell `rank` and `world` are set and the process group exists. Use it to try things out.
+#
+# **Guess before you run this cell:** which four numbers does rank 2 hold *after* the all-reduce?
 
-# %%
+# %% tags=["hide-output"]
 # %%ranks 4
 import torch
 import torch.distributed as dist
 
-x = torch.arange(4) + 10 * (rank + 1)
+x = torch.arange(4) * (rank + 1)
 print("before", x.tolist())
 dist.all_reduce(x)
 print("after ", x.tolist())
@@ -90,7 +112,8 @@ print("after ", x.tolist())
 # %% [markdown]
 # ### Every collective, in one picture
 #
-# Rows are ranks, blocks are pieces of a tensor, colours say where a piece came from. A block of several colours is a sum.
+# A *collective* is an operation that all ranks of a group call together. Rows are ranks, blocks are pieces of a tensor,
+# and a colour says from which rank a piece came. A block with several colours is a sum.
 
 # %%
 from minimegatron.viz.collective import sheet
@@ -98,20 +121,29 @@ from minimegatron.viz.collective import sheet
 sheet()
 
 # %% [markdown]
-# Three things to take from the picture:
+# Find these three facts in the picture:
 #
-# * an **all-reduce** is a **reduce-scatter** followed by an **all-gather**; you will build it that way;
-# * **all-gather** and **scatter**, **reduce-scatter** and **all-gather** undo each other's shapes;
-# * **all-to-all** is a transpose of the grid: rank *i*'s block *j* goes to rank *j*'s place *i*.
+# * An **all-reduce** gives the same result as a **reduce-scatter** followed by an **all-gather**. You will build it so.
+# * **Reduce-scatter** goes from a whole tensor on each rank to one block on each rank, and **all-gather** goes from one
+#   block on each rank to a whole tensor on each rank.
+# * **All-to-all** transposes the grid: block *j* of rank *i* becomes block *i* of rank *j*.
 
 # %% [markdown]
 # ## 2 · Predict
 #
-# Put N ranks in a ring; each sends to its right neighbour only. Cut a tensor of `n` bytes into N parts. In one step
-# every rank sends one part, `n/N` bytes. A reduce-scatter takes N-1 steps, an all-gather takes N-1 steps.
+# How can ranks compute a sum if each rank may only send messages to one other rank? Put N ranks in a ring, where each
+# rank sends to its right neighbour only. Cut the tensor of `n` bytes into N parts. In one step every rank sends one
+# part, `n/N` bytes. A reduce-scatter takes N-1 such steps, and an all-gather takes N-1 such steps.
+#
+# An example to check by hand: an all-gather of 12 bytes over 3 ranks has 2 steps of 4 bytes, so each rank sends 8.
 #
 # **Exercise.** How many bytes does *each rank* send? `nbytes` is the whole tensor: the input of a reduce-scatter, the
 # output of an all-gather. A part need not have a whole number of bytes: 10 bytes over 4 ranks make parts of 2.5.
+
+# Each exercise becomes a file of its own, and a later cell imports it: `from exercises.bytes_sent import bytes_sent`. A
+# check runs your code in fresh processes, and shows nothing of what it prints. To debug, call your function from a cell
+# of its own. Functions that need ranks run in a `%%ranks 3` cell, after `from exercises.NAME import NAME`, also before
+# their check has passed.
 
 # %%
 # %%exercise bytes_sent
@@ -127,25 +159,40 @@ def bytes_sent(op: str, nbytes: int, ranks: int) -> float:
 check("bytes_sent")
 
 # %% [markdown]
-# Look at the limit: for many ranks an all-reduce costs `2n`, no matter how many ranks there are. That is why data
-# parallelism scales. What grows with N is the number of steps, and each step pays a latency.
+# What does your formula say for 1,000 ranks? Each rank sends almost `2n` bytes for an all-reduce, and never more,
+# however many ranks there are. So data parallelism can use many GPUs. The number of *steps* does grow with N: 8 ranks
+# take 14 steps, 1,000 ranks take 1,998, and each step costs the latency of one message.
 
 # %% [markdown]
 # ## 3 · Implement
 #
 # ### The grid
 #
-# Lay the ranks out on a grid, one axis for each kind of parallelism. The first axis varies fastest: its ranks are
-# neighbours. With tp = cp = dp = pp = 2:
+# Lay the ranks out on a grid with one axis for each kind of parallelism. The first axis varies fastest. Here are 16
+# ranks with tp = cp = dp = pp = 2; rank 13 is framed.
+
+# %%
+from minimegatron.viz.mesh import rank_grid
+
+sizes = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}
+rank_grid(sizes, mark=13)
+
+# %% [markdown]
+# Rank 13 has the coordinates tp 1, cp 0, dp 1, pp 1, because 13 = 1 + 2·0 + 4·1 + 8·1. In general, on this grid:
 #
 # $$\text{rank} = \text{tp} + 2\,\text{cp} + 4\,\text{dp} + 8\,\text{pp}$$
 #
-# A **group** along an axis is what remains when you fix all other coordinates. The order is a choice: ranks of one
-# machine have neighbouring numbers, so the axis that talks most comes first. That is tp.
+# A **group** along an axis holds the ranks that differ in this coordinate only. Rank 13's tp group is [12, 13], its cp
+# group is [13, 15], its dp group is [9, 13]. What is its pp group? Find it in the picture.
 #
-# **Exercise.** All groups along `axes`, by one reshape. `sizes` names the axes, fastest first. A group may run along
-# several axes: `["dp", "cp"]` are all ranks that hold the same weights, and so are `["cp", "dp"]`. Members of a group
-# keep the order of the ranks; groups are ordered by their first member.
+# The order of the axes is a choice. Ranks of one machine have neighbouring numbers, so the axis that communicates most
+# comes first, and that is tp.
+#
+# **Exercise.** Return all groups along `axes`. Reshape `arange(world)` to the grid, move axes, and reshape
+# again. `sizes` names the axes, fastest
+# first. A group may run along several axes: `["dp", "cp"]` gives the ranks that hold the same weights, and
+# `["cp", "dp"]` gives the same groups. The ranks of a group stand in ascending order, and groups are ordered by their
+# first rank.
 
 # %%
 # %%exercise axis_groups
@@ -170,26 +217,30 @@ def axis_groups(sizes: dict[str, int], axes: list[str]) -> list[list[int]]:
 check("axis_groups")
 
 # %% [markdown]
-# ### Your grid, drawn
+# ### Your groups, drawn
 #
-# The picture uses the package's own groups. Compare them with yours.
+# Ranks with the same letter and colour are one group of yours.
 
 # %%
+# %%needs axis_groups
 from minimegatron.comm.mesh import rank_groups
 from minimegatron.config import ParallelConfig
 from minimegatron.viz.mesh import rank_grid
 
-sizes = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}
+sizes, names = {"tp": 2, "cp": 2, "dp": 2, "pp": 2}, ["tp", "cp", "dp", "pp", "dp-cp", "tp-pp"]
+yours = {name: [[int(r) for r in group] for group in axis_groups(sizes, name.split("-"))] for name in names}
 layout = ParallelConfig(tensor_model_parallel_size=2, context_parallel_size=2, pipeline_model_parallel_size=2)
-names = ["tp", "cp", "dp", "pp", "dp-cp", "tp-pp"]
-rank_grid(sizes, {name: rank_groups(layout, 16, name) for name in names})
+print("the same groups as the package's:", yours == {name: rank_groups(layout, 16, name) for name in names})
+display(rank_grid(sizes, yours))
 
 # %% [markdown]
-# `tp-pp` is one whole copy of the model: four ranks here. `dp-cp` are the ranks that hold the same weights and see
-# different tokens, so they sum gradients.
+# A `tp-pp` group holds one whole copy of the model, here on four ranks. The ranks of a `dp-cp` group hold the same
+# weights and see different tokens, so they sum their gradients.
 #
-# **Experts use the same ranks a second time.** A mixture-of-experts layer re-divides the tp·cp·dp ranks into etp·ep·edp.
-# Expert parallelism therefore costs no ranks: dp = world / (tp·cp·pp), whatever ep is. The same function answers:
+# **Experts use the same ranks a second time.** A mixture-of-experts layer lays the tp·cp·dp ranks out on a second grid,
+# etp·ep·edp: etp divides the matrices of an expert, ep divides the experts, and edp counts the copies of the same
+# experts; pp stays. Expert parallelism therefore needs no further ranks: dp = world / (tp·cp·pp), whatever ep is. The same
+# function gives its groups:
 
 # %%
 # %%ranks 1 --needs axis_groups
@@ -202,22 +253,45 @@ for name in ("ep", "edp"):
 # %% [markdown]
 # ### The ring
 #
-# Now the collective itself. Cut your tensor into N parts.
+# Now the collective itself. Three ranks want the sum of their three tensors. Each cuts its own into the parts A, B and C.
+# Rank 0 holds 1, 2, 3, rank 1 holds 10, 20, 30, and rank 2 holds 100, 200, 300, so the digits of a sum show which ranks
+# are in it.
+
+# %%
+from minimegatron.viz.ring_reduce import ring_steps
+
+ring_steps(title="An all-reduce on a ring of three ranks")
+
+# %% [markdown]
+# Follow part A. In step 1 rank 0 sends its 1, and rank 1 adds it to its 10. In step 2 rank 1 sends the 11, and rank 2
+# adds it to its 100: 111 is finished. Steps 3 and 4 carry the 111 on to rank 0 and then to rank 1, which put it in the
+# place of what they had. Parts B and C do the same at the same time, so no rank is ever idle, and every message is one
+# part long.
 #
-# * **Phase 1** (reduce-scatter), step k = 0 … N-2: send part `(rank - k) % N` to the right, receive part
-#   `(rank - k - 1) % N` from the left and *add* it to yours. Afterwards you own one finished part: `(rank + 1) % N`.
-# * **Phase 2** (all-gather), step k = 0 … N-2: send part `(rank + 1 - k) % N`, receive part `(rank - k) % N` and
-#   *overwrite* yours.
+# * **Reduce-scatter**, steps 1 to N-1: send one part, receive another, *add* it to yours.
+# * **All-gather**, steps N to 2N-2: send one part, receive another, *replace* yours.
 #
-# One trap. If every rank calls a blocking `send` first, everybody waits for a `recv` that nobody has reached. Start the
-# send with `isend`, do the `recv`, then wait for the send.
+# Which part does rank r send in step k, and which does it receive? Write the letters of the arrows into a table, with one
+# row per rank and one column per step. Then number the parts from 0 and the steps from 0, and look for the rule.
 #
-# **Exercise.** An all-reduce from `isend` and `recv` only (or their relatives `send`, `irecv`, `batch_isend_irecv`). The
-# size need not be a multiple of N: `tensor_split` makes N parts of any tensor, `chunk` sometimes fewer. Return a new
-# tensor of the same shape and dtype, and leave `x` as it is.
+# One trap: if every rank first calls a blocking `send`, each waits until its right neighbour calls `recv`, and no rank
+# ever does. Start the message with `isend`, call `recv`, and then wait for the message that you sent.
 #
-# From here on the hidden cases hand over tensors of float64, too, and tensors that are not contiguous, such as a
-# transpose. A message wants contiguous memory.
+# **Exercise.** An all-reduce from `isend` and `recv` only (or their relatives `send`, `irecv`, `batch_isend_irecv`),
+# for any number of ranks. The size need not be a multiple of N: `tensor_split` makes N parts of any tensor, `chunk`
+# sometimes fewer. Return a new tensor of the same shape and dtype, and leave `x` as it is.
+#
+# *Hidden cases* are rows of a check whose inputs are not shown. From here on they also use float64, and tensors that are
+# not contiguous, such as a transpose. A message needs contiguous memory. To try your function before its check has
+# passed, run it on a tensor of your own:
+#
+# ```
+# %%ranks 3
+# import torch
+# from exercises.ring_all_reduce import ring_all_reduce
+#
+# print(ring_all_reduce(torch.tensor([1.0, 2.0, 3.0]) * 10**rank))
+# ```
 
 # %%
 # %%exercise ring_all_reduce
@@ -254,24 +328,55 @@ def ring_all_reduce(x: torch.Tensor) -> torch.Tensor:
 check("ring_all_reduce")
 
 # %% [markdown]
-# The check counted your messages: a solution that sends everything to everybody gives the right numbers and loses points.
-#
+# The check counted the bytes of your messages: a function that sends every tensor to every rank computes the right sum
+# and loses points. Here is your ring on three ranks, drawn from the messages that it really sent.
+
+# %%
+# %%ranks 3 --needs ring_all_reduce --out ringing
+import torch
+from exercises.ring_all_reduce import ring_all_reduce
+
+from minimegatron.comm import wire
+
+x = torch.tensor([1.0, 2.0, 3.0]) * 10**rank
+with wire.watched() as calls:
+    total = ring_all_reduce(x)
+messages = [call for call in calls if call.name == "send"]
+print("sent", [int(m.first) for m in messages], "and holds", total.int().tolist())
+report(([m.first for m in messages], sum(m.nbytes for m in messages) / x.nbytes))
+
+# %%
+# %%needs ring_all_reduce
+from minimegatron.viz.ring_reduce import ring_steps, sends_in
+
+if all(len(sent) == 4 for sent, _ in ringing):
+    display(ring_steps(sends=sends_in([sent for sent, _ in ringing]), title="Your ring"))
+else:
+    print("not drawn: a ring of three ranks sends 4 messages a rank, yours sends", [len(sent) for sent, _ in ringing])
+
+# %% [markdown]
 # ### f and g: collectives with a gradient
 #
-# In tensor parallelism a collective stands *inside* the model, so its gradient matters. Two operators are each other's
-# mirror image:
+# In tensor parallelism a collective stands *inside* the model, so autograd must know its gradient. An example with two
+# ranks: both hold x = 3, rank 0 has the weight 2 and rank 1 has the weight 5, and y is the sum of both products.
 #
-# | | forward | backward |
-# |---|---|---|
-# | **f**, `copy_to` | nothing: everybody has x already | all-reduce |
-# | **g**, `reduce_from` | all-reduce of partial results | nothing |
+# | | rank 0 | rank 1 | together |
+# |---|---|---|---|
+# | own product | 3 · 2 = 6 | 3 · 5 = 15 | y = 21 |
+# | what autograd finds for ∂y/∂x | 2 | 5 | the true gradient is 7 |
 #
-# Why does *copy* sum in its backward? Each rank uses x for different work, so each knows only its own share of
-# ∂loss/∂x. The full gradient is the sum of the shares. And after an all-reduce every rank holds the same y and computes
-# the same loss, so ∂loss/∂y is already complete everywhere.
+# Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators put it right:
 #
-# **Exercise.** Write both as `torch.autograd.Function`. Neither may change the tensor that it is given: a gradient, too,
-# belongs to autograd, which may hand the same one to others.
+# | | stands | forward | backward |
+# |---|---|---|---|
+# | **f**, `copy_to` | where x goes into different work on each rank | nothing: every rank has x | all-reduce: 2 + 5 = 7 |
+# | **g**, `reduce_from` | where the products become y | all-reduce: 6 + 15 = 21 | nothing |
+#
+# Why does g do nothing on the way back? After its all-reduce every rank holds the same y and computes the same loss, so
+# every rank already has the whole ∂loss/∂y.
+#
+# **Exercise.** Write both as `torch.autograd.Function`. Neither may change the tensor that it is given. Gradients are
+# such tensors too: autograd may hand the same one to other functions.
 
 # %%
 # %%exercise conjugates
@@ -327,18 +432,30 @@ def reduce_from(x):
 check("conjugates")
 
 # %% [markdown]
+# *This is a good place to stop. When you come back: run the first cell, then go on here.*
+#
 # ### Who reads what
 #
-# Data-parallel ranks must see different samples; tensor-parallel ranks must see the same. And after a crash at sample
-# 123,456 the run must go on with sample 123,457, on however many ranks there are now.
+# Data-parallel ranks must read different samples; tensor-parallel ranks must read the same. And when a run crashes after
+# 123,456 samples, it must go on with the next one, on however many ranks there are now.
 #
-# The cure is a sampler *without memory*: what a rank reads next is a function of how many samples the whole run has
-# consumed. Nothing else needs to be saved.
+# A sampler *without memory* does all of it: what a rank reads next is a function of how many samples the whole run has
+# consumed. That one number is all that a checkpoint needs to keep.
 #
-# **Exercise.** The global order is one epoch after another; epoch e visits the samples in the order
-# `numpy.random.RandomState(seed + e).permutation(num_samples)`. The next `dp_size * micro_batch` samples of that stream
-# are dealt out in contiguous blocks: rank 0 takes the first `micro_batch`, rank 1 the next, and so on. Which are yours?
-# (A data set may be smaller than a batch.)
+# The run reads one epoch after another. Epoch e visits the samples in the order
+# `numpy.random.RandomState(seed + e).permutation(num_samples)`. Here are 6 samples, seed 0, read by 2 ranks with a
+# micro-batch of 2:
+
+# %%
+from minimegatron.viz.stream import who_reads
+
+who_reads([("2 ranks", [[[5, 2], [1, 3]], [[0, 4], [2, 1]], [[4, 0], [3, 5]]])], num_samples=6)
+
+# %% [markdown]
+# **Exercise.** After `consumed` samples, the next `dp_size * micro_batch` samples of that stream are dealt out in
+# contiguous blocks: rank 0 takes the first `micro_batch`, rank 1 the next, and so on. Return those of `dp_rank`. In the
+# picture, `consumed = 4` and rank 1 gives [2, 1], which are the first two of epoch 1. A data set may be smaller than a
+# batch.
 
 # %%
 # %%exercise my_samples
@@ -361,17 +478,43 @@ def my_samples(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_
 check("my_samples")
 
 # %% [markdown]
+# Now two ranks read 8 of 12 samples in steps 0 and 1, and crash. Four ranks go on with step 2. All that they know is
+# `consumed = 8`. The numbers are ids of samples.
+
+# %%
+# %%needs my_samples
+from minimegatron.viz.stream import who_reads
+
+before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(2)] for step in range(2)]
+after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
+read = [i for steps in (before, after) for step in steps for ids in step for i in ids]
+print("the first epoch holds every sample once:", sorted(read[:12]) == list(range(12)))
+display(who_reads([("2 ranks, until the crash", before), ("4 ranks, after 8 consumed", after)], num_samples=12))
+
+# %% [markdown]
 # ### Gradients that leave early
 #
-# The backward pass produces gradients from the last layer to the first. Waiting for all of them before you talk wastes
-# the network; sending each by itself pays hundreds of latencies. So collect them in **buckets**, and start a bucket's
-# all-reduce as soon as it is full, while backward goes on.
+# The backward pass produces gradients from the last layer to the first. If you wait for all of them before you send any,
+# the network idles while the GPU computes, and the GPU idles while the network works. If you send each by itself, you
+# pay hundreds of latencies. So collect gradients in **buckets**, and start a bucket's all-reduce as soon as it is full,
+# while the backward pass goes on.
 #
-# **Exercise.** A class that does that. `register_post_accumulate_grad_hook` calls you when a parameter's `.grad` is
-# ready; `dist.all_reduce(..., async_op=True)` returns a handle. A bucket is full when it holds `bucket_size` elements or
-# more. `finish()` sends what is left, waits for everything (nothing else waits), and leaves the *sum over the ranks of
-# `group`* in every `.grad` (`None` is everybody). Then the next step comes. Do not divide: a rank cannot know by what
-# (step 6).
+# An example: five parameters with `bucket_size = 6`, in the order in which their gradients become ready.
+#
+# | gradient ready | elements | in the open bucket | what happens |
+# |---|---|---|---|
+# | 5th | 3 | 3 | |
+# | 4th | 4 | 7 | full: its all-reduce starts |
+# | 3rd | 2 | 2 | |
+# | 2nd | 5 | 7 | full: its all-reduce starts |
+# | 1st | 1 | 1 | |
+# | `finish()` | | | sends this last bucket, waits for all three |
+#
+# **Exercise.** A class that does it. `register_post_accumulate_grad_hook` calls you when a parameter's `.grad` is ready;
+# `dist.all_reduce(..., async_op=True)` returns a handle at once. A bucket is full when it holds `bucket_size` elements or
+# more. `finish()` sends what is left, waits for every bucket, and leaves the *sum over the ranks of `group`* in every
+# `.grad` (`None` means all ranks). No other place may wait. The class is used for many steps. Do not divide the sum: the
+# right divisor is the subject of section 6.
 
 # %%
 # %%exercise overlap
@@ -419,22 +562,21 @@ class OverlappedReducer:
 check("overlap")
 
 # %% [markdown]
-# ## 4 · Run, and 5 · See
+# ## 4 · Run and 5 · See
 #
 # ### Bytes: predicted and counted
 #
-# Every collective of the package counts its bytes. Run the three that you predicted, on four ranks, and hold your
-# formula against the count.
+# The package counts the bytes that its collectives ask for. Run three of them on four ranks, and your ring beside them,
+# and hold your formula against the counts.
 
 # %%
-# %%ranks 4 --needs bytes_sent,ring_all_reduce --out counted
+# %%ranks 4 --needs bytes_sent,ring_all_reduce --out four
 import torch
-import torch.distributed as dist
 from exercises.bytes_sent import bytes_sent
 from exercises.ring_all_reduce import ring_all_reduce
 
 from minimegatron import trace
-from minimegatron.comm import collectives
+from minimegatron.comm import collectives, wire
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -444,34 +586,74 @@ with trace.record(rank) as log:
     collectives.all_reduce(x.clone(), world_axis)
     collectives.reduce_scatter(x, world_axis)
     collectives.all_gather(x.chunk(4)[0], world_axis)
+with wire.watched() as calls:
+    ring_all_reduce(x)
+mine = sum(call.nbytes for call in calls if call.name == "send")
 
-sent, real_isend = [], dist.isend
-dist.isend = lambda t, *a, **k: (sent.append(t.nbytes), real_isend(t, *a, **k))[1]
-ring_all_reduce(x)
-dist.isend = real_isend
+rows = {e.name: (float(bytes_sent(e.name, e.nbytes, 4)), e.wire_bytes) for e in log.events}
+rows["your ring"] = (float(bytes_sent("all_reduce", x.nbytes, 4)), mine)
+for name, (predicted, counted) in rows.items():
+    print(f"{name:15} predicted {predicted / 2**20:.2f} MiB   counted {counted / 2**20:.2f} MiB")
+report(mine / x.nbytes)
 
-rows = {e.name: (bytes_sent(e.name, e.nbytes, 4), e.wire_bytes) for e in log.events}
-rows["your ring"] = (bytes_sent("all_reduce", x.nbytes, 4), sum(sent))
-for name, (predicted, measured) in rows.items():
-    print(f"{name:15} predicted {predicted / 2**20:.2f} MiB   counted {measured / 2**20:.2f} MiB")
-report(rows)
+# %% [markdown]
+# The formula holds. What is it good for? Compare the ring with the simplest all-reduce that works: every rank sends its
+# whole tensor to every other rank. This cell counts both on eight ranks.
+
+# %%
+# %%ranks 8 --needs ring_all_reduce --out eight
+import torch
+import torch.distributed as dist
+from exercises.ring_all_reduce import ring_all_reduce
+
+from minimegatron.comm import wire
+
+
+def to_every_other(x):
+    total, others = x.clone(), [r for r in range(world) if r != rank]
+    sending = [dist.isend(x, r) for r in others]
+    for r in others:
+        arriving = torch.empty_like(x)
+        dist.recv(arriving, r)
+        total += arriving
+    for work in sending:
+        work.wait()
+    return total
+
+
+x, sent = torch.full((250_000,), float(rank)), []  # 1 MB
+for way in (ring_all_reduce, to_every_other):
+    with wire.watched() as calls:
+        assert bool((way(x) == 28).all())
+    sent.append(sum(call.nbytes for call in calls if call.name == "send") / x.nbytes)
+report(sent)
 
 # %%
 # %%needs bytes_sent ring_all_reduce
-from minimegatron.viz.volume import bars
+from minimegatron.viz.growth import against_ranks
 
-rows = counted[0]
-display(bars({name: row[0] for name, row in rows.items()}, {name: row[1] for name, row in rows.items()}))
+ring, simple = "your ring", "to every other rank"
+formulas = {ring: lambda n: bytes_sent("all_reduce", 1, n), simple: lambda n: n - 1}
+counts = {ring: {3: ringing[0][1], 4: four[0], 8: eight[0][0]}, simple: {8: eight[0][1]}}
+display(
+    against_ranks(formulas, counts, ylabel="bytes sent by one rank,\nin sizes of the tensor", title="An all-reduce")
+)
 
 # %% [markdown]
 # ### Overlap on a timeline
 #
-# Sleep stands in for computation, so that you see what a GPU would do: each of six layers "computes" its gradient for
-# 20 ms and its all-reduce "travels" for real. Both runs are your `OverlappedReducer`. In the first the bucket is larger
-# than the model, so everything leaves at the end; in the second each layer fills a bucket. Each runs five times; you see
-# the fastest.
+# Sleep stands in for computation, so that a CPU shows what a GPU would do: the backward of each of four layers takes
+# 30 ms, and the all-reduce of its 8 MiB of gradients really travels. Your `OverlappedReducer` runs in two ways.
+# *Blocking*: the bucket is larger than the model, so all gradients leave at the end. *Overlapped*: each layer fills a
+# bucket. Both run five times in turn, and you see the fastest of each.
+#
+# **The prediction:** computing gradients, copying them into buckets and copying the sums back takes C; each way is run
+# on a group of one rank, where nothing travels, to measure its C. An all-reduce of all four layers alone takes T, of one
+# layer t. Then blocking ends at C + T. Overlapped ends at C + t, because the last bucket alone has nothing to hide
+# behind (this holds while t is shorter than a layer). The folded cell measures C, T and t, runs both ways, and reports
+# their events. In the picture b0 is the first bucket that leaves.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs overlap --out timelines
 import time
 
@@ -480,10 +662,13 @@ import torch.distributed as dist
 from exercises.overlap import OverlappedReducer
 
 from minimegatron import trace
+from minimegatron.comm import wire
+
+LAYERS, SIZE, SECONDS = 4, 1 << 21, 0.03
 
 
 class Slow(torch.autograd.Function):
-    """x * w, whose backward takes 20 ms."""
+    """x * mean(w), whose backward takes 30 ms."""
 
     @staticmethod
     def forward(ctx, x, w, name):
@@ -495,65 +680,86 @@ class Slow(torch.autograd.Function):
     def backward(ctx, grad):
         x, w = ctx.saved_tensors
         with trace.span(ctx.name, "compute"):
-            time.sleep(0.02)
+            time.sleep(SECONDS)
         return grad * w.mean(), (grad * x).sum().expand_as(w) / w.numel(), None
 
 
-def one_step(bucket_size):
-    weights = [torch.ones(1 << 20, requires_grad=True) for _ in range(6)]
-    reducer = OverlappedReducer(weights, bucket_size)
-    real, starts = dist.all_reduce, []
-
-    def timed(t, *a, **k):
-        start, handle = time.monotonic(), real(t, *a, **k)
-        handle.get_future().then(lambda _: starts.append((start, time.monotonic())))
-        return handle
-
-    dist.all_reduce = timed
+def one_step(bucket_size, group=None):
+    """[(name, kind, start, end)] of a backward pass with its buckets, summed over the ranks of group."""
+    weights = [torch.ones(SIZE, requires_grad=True) for _ in range(LAYERS)]
+    reducer = OverlappedReducer(weights, bucket_size, group)
     x = torch.ones(1)
     for i, w in enumerate(weights):
         x = Slow.apply(x, w, f"layer {i}")
     dist.barrier()
-    with trace.record(rank) as log:
-        begin = time.monotonic()
+    with trace.record(rank) as log, wire.watched() as calls:
         x.backward()
         reducer.finish()
-        seconds = time.monotonic() - begin
-        for k, (start, end) in enumerate(sorted(starts)):
-            trace.emit(f"bucket {k}", "comm", start, end)
-    dist.all_reduce = real
-    return log.events, seconds
+        end = time.monotonic()
+    layers = [(e.name, e.kind, e.start, e.end) for e in log.events]
+    buckets = [(f"b{k}", "comm", call.start, call.end) for k, call in enumerate(calls)]
+    copies = [("", "copies", max(to for *_, to in layers if to <= call.start), call.start) for call in calls]
+    copies.append(("", "copies", max(to for *_, to in layers + buckets if to <= end), end))  # sums back
+    return layers + buckets + copies
 
 
-def fastest(bucket_size):
-    """Of five steps the one whose slower rank was fastest: a machine does other things, too."""
-    steps = [one_step(bucket_size) for _ in range(5)]
-    slower = torch.tensor([seconds for _, seconds in steps])
+def all_reduce_alone(elements):
+    x = torch.ones(elements)
+    dist.barrier()
+    begin = time.monotonic()
+    dist.all_reduce(x)
+    return [("", "comm", begin, time.monotonic())]
+
+
+def best(tried):
+    """(the events, their seconds) of the try whose slower rank was fastest: a machine does other things, too."""
+    slower = torch.tensor([max(end for *_, end in events) - min(start for _, _, start, _ in events) for events in tried])
     dist.all_reduce(slower, op=dist.ReduceOp.MAX)
-    return steps[int(slower.argmin())]
+    return tried[int(slower.argmin())], slower.min().item()
 
 
-one_step(1 << 20)  # warm up
-runs = {"at the end": fastest(1 << 30), "overlapped": fastest(1 << 20)}
-report({name: ([(e.name, e.kind, e.rank, e.start, e.end) for e in events], s) for name, (events, s) in runs.items()})
+alone_with_me = [dist.new_group([r]) for r in range(world)][rank]  # nothing travels there
+WAYS = {
+    "blocking": lambda: one_step(LAYERS * SIZE + 1),
+    "overlapped": lambda: one_step(SIZE),
+    "blocking, alone": lambda: one_step(LAYERS * SIZE + 1, alone_with_me),
+    "overlapped, alone": lambda: one_step(SIZE, alone_with_me),
+    "T": lambda: all_reduce_alone(LAYERS * SIZE),
+    "t": lambda: all_reduce_alone(SIZE),
+}
+one_step(SIZE)  # warm up
+tried = {name: [] for name in WAYS}
+for _ in range(5):
+    for name, way in WAYS.items():
+        tried[name].append(way())
+fastest = {name: best(tried[name])[0] for name in ("blocking", "overlapped")}
+seconds = {name: best(tried[name])[1] for name in WAYS}
+expected = {
+    "blocking": seconds["blocking, alone"] + seconds["T"],
+    "overlapped": seconds["overlapped, alone"] + seconds["t"],
+}
+report((fastest, expected))
 
 # %%
 # %%needs overlap
 from minimegatron.trace import Event
-from minimegatron.viz.timeline import gantt, hidden_share
+from minimegatron.viz.timeline import beside, hidden_share
 
-for name in ("at the end", "overlapped"):
-    events = [Event(*e) for says in timelines for e in says[name][0]]
-    display(gantt(events, title=f"{name}: {1000 * timelines[0][name][1]:.0f} ms"))
-hidden = {n: hidden_share([Event(*e) for e in timelines[0][n][0]]) for n in ("at the end", "overlapped")}
-print("more of the communication is hidden behind computation:", hidden["overlapped"] > hidden["at the end"])
+fastest, expected = timelines[0]
+runs = {way: [Event(name, kind, 0, *when) for name, kind, *when in events] for way, events in fastest.items()}
+print("blocking hides nothing:", hidden_share(runs["blocking"]) == 0)
+print("overlapped hides some of its communication:", hidden_share(runs["overlapped"]) > 0)
+display(beside(runs, expected=expected, title="One backward pass, two ways, each the best of five"))
 
 # %% [markdown]
-# ### Where groups meet real networks
+# A run ends with the last bar, where the sums have been copied back. A run that ends a little after its dashed line lost
+# time in what the prediction leaves out: on a CPU an all-reduce takes time from the cores that run the layers and copy.
 #
-# On GPUs the same code runs over NCCL. A small message pays latency only; the bandwidth you bought shows with large ones.
-# On a machine with two or more GPUs these cells measure it and plot *bus bandwidth*: the bytes that a ring sends (your
-# formula) over the time. Elsewhere the first says so, and the second does nothing.
+# ### On real networks
+#
+# On GPUs the same code runs over NCCL. The time of a small message is nearly all latency; only large messages reach the
+# bandwidth of the link. On a machine with two or more GPUs these cells measure it and plot the *bus bandwidth*: the
+# bytes that a ring sends (your formula) over the time. Elsewhere the first cell says so, and the second does nothing.
 
 # %%
 # %%torchrun --gpus 2 --name bandwidth --out bandwidth
@@ -568,98 +774,95 @@ LARGEST = 28  # 2**28 numbers are 1 GiB
 rank, world = init()
 points = []
 for power in range(10, LARGEST + 1, 2):
-    x = torch.ones(1 << power, device="cuda")
-    for timed in (False, True):
+    x, best = torch.ones(1 << power, device="cuda"), float("inf")
+    for _ in range(6):  # the first warms up; the best of five counts
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(10):
-            dist.all_reduce(x)
+        dist.all_reduce(x)
         torch.cuda.synchronize()
-    seconds = (time.perf_counter() - start) / 10
-    points.append([x.nbytes, 2 * x.nbytes * (world - 1) / world / seconds / 1e9])
+        best = min(best, time.perf_counter() - start)
+    points.append([x.nbytes, 2 * x.nbytes * (world - 1) / world / best / 1e9])
 report(points)
 finish()
 
 # %%
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE
+
 if bandwidth:
     sizes_in_bytes, gigabytes_per_second = zip(*bandwidth.reports[0])
     fig, ax = plt.subplots(figsize=(7, 2.8))
-    ax.plot(sizes_in_bytes, gigabytes_per_second, "o-", color="black")
+    ax.plot(sizes_in_bytes, gigabytes_per_second, marker="o", **MEASURED_LINE)
     ax.set(xscale="log", xlabel="message in bytes", ylabel="GB/s", title=f"All-reduce over {bandwidth.nproc} GPUs")
     plt.show()
 
 # %% [markdown]
 # ## 6 · Break it
 #
-# Here is a data-parallel step somebody wrote. Each rank computes the mean loss over *its* tokens, and the gradients are
-# averaged over ranks. It runs. The loss falls. Nobody notices.
+# Below is a data-parallel training step. Each rank computes the mean loss over *its own* tokens, and the gradients are
+# averaged over ranks. It runs without an error, and the loss falls from step to step. It has a bug.
 #
-# The batch below is a real one in one respect: the ranks count different numbers of tokens, because padding and prompts
-# do not count. Compare the parallel step with its **serial twin**: one process, the same batch.
+# Tokens of padding do not count, so the two ranks count different numbers of tokens, as they do in every real batch. The
+# cell compares the step with its **serial twin**: one process, the same weights, the same batch.
 
 # %%
 # %%ranks 2
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cross_entropy
 
-VOCAB = 64
 
-
-def batch(of_rank):
+def batch(of_rank):  # 4 sequences of 16 tokens; mask is 1 where a token counts
     g = torch.Generator().manual_seed(of_rank)
-    ids = torch.randint(0, VOCAB, (4, 17), generator=g)
-    mask = (torch.rand(4, 16, generator=g) < (0.95 if of_rank == 0 else 0.15)).float()
-    return ids, mask
+    ids = torch.randint(0, 64, (4, 17), generator=g)
+    return ids, (torch.rand(4, 16, generator=g) < (0.95, 0.15)[of_rank]).float()
 
 
 def token_losses(weights, ids):
-    logits = weights[0][ids[:, :-1]] @ weights[1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(4, 16)
+    return cross_entropy((weights[0][ids[:, :-1]] @ weights[1]).mT, ids[:, 1:], reduction="none")
 
 
-def fresh():
+def fresh_weights():
     g = torch.Generator().manual_seed(7)
-    return [torch.randn(shape, generator=g).mul(0.3).requires_grad_() for shape in ((VOCAB, 16), (16, VOCAB))]
+    return [torch.randn(shape, generator=g).mul(0.3).requires_grad_() for shape in ((64, 16), (16, 64))]
 
 
-def norm(grads):
-    return torch.stack([g.norm() for g in grads]).norm().item()
-
-
-# The step under suspicion.
-weights = fresh()
-ids, mask = batch(rank)
+weights, (ids, mask) = fresh_weights(), batch(rank)  # the step with the bug
 loss = (token_losses(weights, ids) * mask).sum() / mask.sum()
 loss.backward()
-for w in weights:
-    dist.all_reduce(w.grad)
-    w.grad /= world
-mean_loss = loss.detach().clone()
-dist.all_reduce(mean_loss)
-mean_loss /= world
+shown = loss.detach().clone()
+for x in (*(w.grad for w in weights), shown):
+    dist.all_reduce(x)
+    x /= world
 
-# Its serial twin: all tokens in one process, one division.
-twin = fresh()
-batches = [batch(r) for r in range(world)]
+twin, batches = fresh_weights(), [batch(r) for r in range(world)]  # the serial twin: all tokens in one process
 total = sum((token_losses(twin, i) * m).sum() for i, m in batches) / sum(m.sum() for _, m in batches)
 total.backward()
-
-print("tokens that count on each rank:  ", [int(m.sum()) for _, m in batches])
-print(f"loss           parallel {mean_loss.item():.3f}   serial {total.item():.3f}")
-print(f"gradient norm  parallel {norm([w.grad for w in weights]):.3f}   serial {norm([w.grad for w in twin]):.3f}")
+for name, value, of in (("parallel", shown, weights), ("serial", total, twin)):
+    print(f"{name:8}  loss {value.item():.3f}   gradient norm {torch.cat([w.grad.flatten() for w in of]).norm():.3f}")
+print("tokens that count:", [int(m.sum()) for _, m in batches])
 
 # %% [markdown]
-# The losses differ by less than half a percent: you would call it noise. The gradient norm is too large by 42 percent.
-# **At the first step, from the same weights and the same batch, a correct parallel step has the serial gradient to about
-# six digits in fp32.** That comparison finds mistakes that no loss curve shows. You will meet it again in every lab on
-# parallelism.
+# The losses differ by less than half a percent, which looks like noise. The gradient norm is too large by 42 percent.
+# **At the first step, from the same weights and the same batch, a correct parallel step has the gradient of its serial
+# twin to about six digits in fp32.** This comparison finds mistakes that no loss curve shows, and you will meet it in
+# every lab on parallelism.
 #
-# What is wrong: rank 1 counts 11 tokens, rank 0 counts 61, and both means weigh the same. So each token of rank 1
-# weighs as much as five and a half of rank 0's. The mean of means is not the mean.
+# Which line is wrong, and why? Decide before you open the answer.
 #
-# **Exercise.** Repair it. Return this rank's share of the mean over all counted tokens of all ranks in `group`: the *sum*
-# of the ranks' losses is that mean, and the sum of their gradients is its gradient. A rank may have no such token; where
-# none has any, the loss is 0.
+# <details><summary>The answer</summary>
+#
+# `/ mask.sum()` divides by this rank's own count. Rank 0 counts 61 tokens and rank 1 counts 11, and both means weigh the
+# same, so a token of rank 1 weighs as much as five and a half of rank 0. The mean of means is not the mean. With smaller
+# numbers: rank 0 has the losses 1, 2, 3, rank 1 has the loss 4. The mean of the means is (2 + 4) / 2 = 3. The mean of
+# all four is 10 / 4 = 2.5.
+#
+# </details>
+#
+# **Exercise.** Repair it. Return this rank's share of the mean over all counted tokens of all ranks in `group`, so that
+# the *sum* of the ranks' results is that mean, and the sum of their gradients is its gradient. With the losses 1, 2, 3
+# and 4 the shares are 6/4 = 1.5 and 4/4 = 1. A rank may have no counted token; where no rank has one, the loss is 0.
 
 # %%
 # %%exercise rank_loss
@@ -682,11 +885,13 @@ check("rank_loss")
 # %% [markdown]
 # ### Train
 #
-# The loss is right now. So train: four ranks, tp2 × dp2, a small Llama on the documentation of Python's standard
-# library. The groups come from your `axis_groups`, the samples from your `my_samples`, the gradients travel with your
-# `OverlappedReducer`, the loss is divided by your `rank_loss`. Model and optimizer are the package's.
+# Four ranks, tp2 × dp2, train a small Llama on the documentation of Python's standard library. The groups come from your
+# `axis_groups`, the samples from your `my_samples`; your `OverlappedReducer` sums the gradients, and your `rank_loss`
+# divides. Model and optimizer are the package's. Spaces do not count, so the two data-parallel ranks count different
+# numbers of bytes. The folded cell then trains the serial twin in one process, on the same samples, and reports both
+# curves of the loss.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun -n 4 --needs axis_groups,my_samples,overlap,rank_loss --name train --timeout 170 --out run
 import itertools
 
@@ -704,72 +909,101 @@ from minimegatron.data.corpus import documents
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 
-STEPS, SEQ, MICRO = 40, 96, 4
+STEPS, SEQ, BATCH = 40, 96, 8
 rank, world = init()
-sizes = {"tp": 2, "dp": 2}
+text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
+data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+config = family_config("llama", num_layers=2, hidden_size=96, num_attention_heads=4, num_query_groups=2, vocab_size=256)
 
 
 def my_axis(name, axes):
     """An axis of the package's mesh from your groups. Every rank creates every group, in the same order."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in axis_groups(sizes, axes)]
+    groups = [[int(r) for r in ranks] for ranks in axis_groups({"tp": 2, "dp": 2}, axes)]
+    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
     ranks, group = next((r, g) for r, g in made if rank in r)
     return Axis(name, tuple(ranks), ranks.index(rank), group)
 
 
+def train(mesh, dp, loss_of, reducer_of):
+    """The loss of each step, summed over the ranks of dp."""
+    model = build_model(config, mesh, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    finish_gradients = reducer_of(list(model.parameters()))
+    curve = []
+    for step in range(STEPS):
+        ids = my_samples(step * BATCH, BATCH // dp.size, dp.rank, dp.size, len(data) // SEQ - 1, seed=0)
+        rows = torch.stack([data[i * SEQ : (i + 1) * SEQ + 1] for i in ids])
+        counts = (rows[:, 1:] != ord(" ")).float()
+        loss = loss_of(model(rows[:, :-1], labels=rows[:, 1:]), counts)
+        optimizer.zero_grad()
+        loss.backward()
+        finish_gradients()
+        optimizer.step()
+        whole = loss.detach().clone()
+        if dp.size > 1:
+            dist.all_reduce(whole, group=dp.group)
+        curve.append(whole.item())
+    return curve
+
+
 tp, dp = my_axis("tp", ["tp"]), my_axis("dp", ["dp"])
-layout = ParallelConfig(tensor_model_parallel_size=2)
 mesh = Mesh.serial()
-mesh.parallel, mesh.rank, mesh.tp, mesh.dp, mesh.dp_cp = layout, rank, tp, dp, dp
-
-text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
-data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-config = family_config("llama", num_layers=2, hidden_size=96, num_attention_heads=4, num_query_groups=2, vocab_size=256)
-model = build_model(config, mesh, seed=1)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-reducer = OverlappedReducer(list(model.parameters()), 50_000, dp.group)
-losses = []
-for step in range(STEPS):
-    ids = my_samples(step * MICRO * dp.size, MICRO, dp.rank, dp.size, len(data) // SEQ - 1, seed=0)
-    rows = torch.stack([data[i * SEQ : (i + 1) * SEQ + 1] for i in ids])
-    loss = rank_loss(model(rows[:, :-1], labels=rows[:, 1:]), torch.ones(MICRO, SEQ), dp.group)
-    optimizer.zero_grad()
-    loss.backward()
-    reducer.finish()
-    optimizer.step()
-    whole = loss.detach().clone()
-    dist.all_reduce(whole, group=dp.group)
-    losses.append(round(whole.item(), 4))
-report(losses)
+mesh.parallel, mesh.rank, mesh.tp = ParallelConfig(tensor_model_parallel_size=2), rank, tp
+mesh.dp = mesh.dp_cp = dp
+curve = train(
+    mesh, dp, lambda losses, mask: rank_loss(losses, mask, dp.group),
+    lambda parameters: OverlappedReducer(parameters, 50_000, dp.group).finish,
+)  # fmt: skip
+twin = []
 if rank == 0:
+    serial = Mesh.serial()
+    twin = train(serial, serial.dp, lambda losses, mask: (losses * mask).sum() / mask.sum(), lambda _: lambda: None)
     print(f"ranks: tp {tp.ranks}, dp {dp.ranks}")
-    print(f"loss per byte fell by more than a third: {losses[-1] < losses[0] * 2 / 3}")
+    print(f"the loss fell by more than a third: {curve[-1] < curve[0] * 2 / 3}")
+    print(f"the first ten steps are those of the serial twin: {all(abs(a - b) < 1e-4 for a, b in zip(curve, twin[:10]))}")
+report((curve, twin))
 finish()
 
 # %%
 # %%needs axis_groups my_samples overlap rank_loss
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+
+curve, twin = run.reports[0]
 fig, ax = plt.subplots(figsize=(7, 2.8))
-ax.plot(run.reports[0], color="black")
-ax.set(xlabel="step", ylabel="loss per byte", title="Your groups, training (tp2 x dp2)")
+ax.plot(twin, label="serial twin", **REFERENCE_LINE)
+ax.plot(curve, label="four ranks, tp2 x dp2", **MEASURED_LINE)
+ax.set(xlabel="step", ylabel="loss of a counted byte", title="Your groups, samples, buckets and loss")
+ax.legend()
 plt.show()
-print("all four ranks report the same losses:", all(r == run.reports[0] for r in run.reports))
+print("all four ranks report the same losses:", all(reported[0] == curve for reported in run.reports))
 
 # %% [markdown]
 # ## 7 · Explain
 #
-# Questions an interviewer asks about process groups. Say your answer aloud before you read on.
+# Questions that an interviewer asks about process groups. Say your answer aloud before you open the one here.
 #
-# 1. *A run uses 64 GPUs with tp 4, cp 2, pp 2, ep 4. How large is dp?* Many multiply ep in. You know better.
-# 2. *Why does tp come first in the order?* Its ranks talk twice in every layer, forward and again backward, so they
-#    must share a machine's links.
-# 3. *Can two groups that share a rank be created in any order?* No. Every rank creates every group in the same order,
-#    even those it is not in; otherwise some wait for ever.
-# 4. *Why is Adam blind to a gradient that is twice too large?* It divides by the gradient's own size. Clipping hides it
-#    too. That is why you compare gradients, not losses.
+# 1. *A run uses 64 GPUs with tp 4, cp 2, pp 2, ep 4. How large is dp?*
+#    <details><summary>answer</summary>64 / (4 · 2 · 2) = 4. Expert parallelism needs no ranks of its own.</details>
+# 2. *Why does tp come first in the order of the axes?*
+#    <details><summary>answer</summary>Its ranks communicate twice in every layer, forward and again backward. Neighbouring
+#    ranks share a machine, and so its fast links.</details>
+# 3. *Two groups share a rank. May each rank create its own groups in any order?*
+#    <details><summary>answer</summary>No. Every rank creates every group in the same order, also those that it is not in.
+#    Otherwise some ranks wait for ever.</details>
+# 4. *A gradient is twice too large everywhere. Why does training with Adam look the same?*
+#    <details><summary>answer</summary>Adam divides the average gradient by the average size of the gradient, so a factor
+#    cancels. Clipping to a norm hides it as well. So compare gradients, not losses.</details>
+# 5. *Why does the ring stay the choice for large messages, and not for small ones on many ranks?*
+#    <details><summary>answer</summary>It sends the fewest bytes that messages between ranks allow, 2n(N-1)/N (Patarasuk
+#    and Yuan, 2009). But it takes 2(N-1) steps, and for a small message the latency of the steps is all that counts. A
+#    tree takes about 2 log₂ N.</details>
 #
-# **Exercise.** The first one for any cluster. Return a dict: `dp`; `edp`, the ranks that hold the same experts;
-# `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group (order tp-cp-ep-dp-pp); `all_reduce_seconds`,
-# the time in which a ring sums `gigabytes` of gradients over that group when every rank sends `gb_per_second`.
+# **Exercise.** The first four questions for any cluster. Return a dict: `dp`; `edp`, the number of ranks that hold the same
+# experts; `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group (the axes in the order tp, cp, dp, pp);
+# `all_reduce_seconds`, the time in which a ring sums `gigabytes` of gradients over that group when every rank sends
+# `gb_per_second`.
 
 # %%
 # %%exercise answers
@@ -792,6 +1026,16 @@ def answers(
 # %%
 check("answers")
 
+# %% [markdown]
+# ### What you guessed
+#
+# Eight ranks with 1 GB of gradients each, and the GB that each of them sends: counted with your ring, on a tensor a
+# thousand times smaller.
+
+# %%
+# %%needs ring_all_reduce
+guessed("gb_sent", eight[0][0], "GB")
+
 # %%
 progress()
 
@@ -806,4 +1050,6 @@ progress()
 # | the one division | `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` |
 #
-# Next: lab 02, tensor parallelism, where f and g split every matrix of a transformer.
+# The ring itself is in neither: NCCL has it, on GPUs, together with trees and with switches that add.
+#
+# Next: lab 02, tensor parallelism, where f and g stand around every block of a transformer.

@@ -12,7 +12,7 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "axis_groups": [
         Edit("list(reversed(sizes))", "list(sizes)", told="slowest first"),
-        Edit("grid.permute(*fixed, *free)", "grid", told="dims last"),
+        Edit("grid.permute(*fixed, *free)", "grid", told="blocks of neighbours"),
         Edit(".tolist()", ".tolist()[::-1]", told="grid ="),
     ],
     "ring_all_reduce": [
@@ -40,7 +40,7 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "my_samples": [
         Edit("seed + epoch", "seed", told="order of its own"),
-        Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)", told="each sample"),
+        Edit("divmod(position, num_samples)", "(first // num_samples, position % num_samples)", told="the same epoch"),
         Edit(
             "first = consumed + dp_rank * micro_batch",
             "first = consumed + dp_rank",
@@ -61,7 +61,7 @@ WRONG: dict[str, list[Edit]] = {
             self.send()
         for""",
             "        for",
-            told="finish() must",
+            told="never sent",
         ),
     ],
     "rank_loss": [

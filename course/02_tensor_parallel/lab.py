@@ -8,57 +8,83 @@
 # %% [markdown]
 # # Lab 02 · Tensor and sequence parallelism
 #
-# A matrix product can be cut. Cut all of them in the right way and a transformer layer runs on eight ranks that talk
-# four times: twice on the way forward, twice on the way back. Here you build every piece of that, and your pieces
-# train a GPT.
+# Most of a transformer layer's work is matrix products. Here you cut these products over several ranks, so that each
+# rank stores and computes a part of every layer.
 #
-# The seven steps: **the problem, predict, implement, run, see, break it, explain**. No GPU is needed.
+# | | |
+# |---|---|
+# | **You build** | a GPT cut over ranks: layers, attention, embedding, loss; sequence parallelism; an overlap |
+# | **You need** | lab 01 (collectives, f and g); the backward pass of $y = xA$; `torch.autograd.Function` |
+# | **Time** | 4 to 6 hours in four parts, with a place to stop after each |
+#
+# | part | sections | hours |
+# |---|---|---|
+# | A · cut a matrix | 1 to 3, up to "The pair" | 1 to 1½ |
+# | B · cut a model | heads, vocabulary, 4 | 1½ to 2 |
+# | C · cut the sequence | sequence parallelism | ½ to 1 |
+# | D · look, break, explain | 5 to 7 | 1 to 1½ |
+#
+# No GPU is needed. After a kernel restart: run the first cell, then go on where you were.
 
 # %%
 # %load_ext course
 # %lab 02_tensor_parallel
 
 # %% [markdown]
-# ## 1 · The problem
+# ### Before anything else, a guess
 #
-# One layer of Llama-3 70B has 856 million weights. With gradients and optimizer state that is 13.7 GB: five layers fill
-# a GPU, and there are eighty. A pipeline would give each GPU a few layers. But then one GPU computes at a time, unless
-# you feed it many small batches. Cutting *inside* the layer shares the memory and the time.
+# Tensor parallelism cuts a layer over 4 ranks. Each rank then holds a quarter of the weights. But what about the
+# activations, the tensors that the forward pass keeps for the backward pass? Guess from the gut, for a GPT layer with
+# flash attention and without dropout. You meet your number again at the end.
 
 # %%
-import matplotlib.pyplot as plt
-
-h, f, rows_qkv = 8192, 28672, 8192 + 2 * 1024
-matrices = {"QKV": h * rows_qkv, "projection": h * h, "gate and up": h * 2 * f, "down": h * f}
-ranks = [1, 2, 4, 8]
-
-fig, ax = plt.subplots(figsize=(7, 2.6))
-left = [0.0] * len(ranks)
-for (name, weights), grey in zip(matrices.items(), ("0.25", "0.5", "0.7", "0.88")):
-    gigabytes = [16 * weights / t / 1e9 for t in ranks]
-    ax.barh([f"tp {t}" for t in ranks], gigabytes, left=left, color=grey, edgecolor="black", label=name)
-    left = [a + b for a, b in zip(left, gigabytes)]
-ax.invert_yaxis()
-ax.set(xlabel="GB on one rank: weights, gradients, optimizer state", title="One layer of Llama-3 70B")
-ax.legend(ncols=2, loc="lower right")
-plt.show()
-weights = sum(matrices.values())
-print(f"one layer: {16 * weights / 1e9:.1f} GB on one rank, {16 * weights / 8 / 1e9:.1f} GB on each of eight")
+guess("kept", None, "How many percent of a layer's activations does each of 4 ranks keep, with tensor parallelism?")
 
 # %% [markdown]
-# ### Two ways to cut a matrix
+# # Part A · Cut a matrix
 #
-# A linear layer is $y = x A^T$. PyTorch stores $A$ as `[out, in]`.
+# ## 1 · The problem
 #
-# * **Column-parallel**: cut the *output* features. Rank r computes some features of y, for all tokens. It needs all of
-#   x.
-# * **Row-parallel**: cut the *input* features. Rank r has some features of x, and computes a *partial sum* of all of y.
+# One layer of Llama-3 70B has 856 million weights. Training in mixed precision takes 16 bytes for each of them: weight,
+# gradient, and optimizer state. That is 13.7 GB a layer. Five layers fill a GPU of 80 GB, and the model has 80 layers.
 #
-# The names speak of $A^T$, as the paper does: its columns are the rows of the stored matrix.
+# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But the layers of one token
+# must run one after the other, so one GPU works while the others wait, unless many small batches are under way. If you
+# cut *inside* a layer, all ranks work on the same layer at the same time.
+
+# %%
+from minimegatron.viz.stacked import stacked
+
+h, ffn, rows_qkv = 8192, 28672, 8192 + 2 * 1024
+matrices = {"QKV": h * rows_qkv, "projection": h * h, "gate and up": h * 2 * ffn, "down": h * ffn}
+weights = sum(matrices.values())
+print(f"one layer: {16 * weights / 1e9:.1f} GB on one rank, {16 * weights / 8 / 1e9:.1f} GB on each of eight")
+bars = {f"tp {t}": {name: 16 * n / t / 1e9 for name, n in matrices.items()} for t in (1, 2, 4, 8)}
+stacked(bars, title="One layer of Llama-3 70B", what="GB on one rank: weights, gradients, optimizer state")
+
+# %% [markdown]
+# ### Two ways to cut a product
 #
-# The picture shows the weights of a small Llama on two ranks, as the package cuts them. The first row is one layer: two
-# pairs, QKV and projection, `fc1` (gate and up) and `fc2` (down). What leaves the first of a pair is exactly what the
-# second wants. Then the two ends of the model, and a norm; all norms look like this one.
+# Take $y = xA$ with 2×2 matrices and two ranks. You can cut A between its columns or between its rows. Check the
+# numbers by hand: 19 = 1·5 + 2·7.
+
+# %%
+from minimegatron.viz.product import cut_product
+
+cut_product(x=[[1, 2], [3, 4]], a=[[5, 6], [7, 8]])
+
+# %% [markdown]
+# * **Column-parallel**: each rank needs all of x and computes some *columns of y*. They are finished numbers.
+# * **Row-parallel**: each rank needs some columns of x and computes a *partial sum* of all of y. The partial sums must
+#   be added: 19 = 5 + 14.
+#
+# Now chain them: the columns of y that a column-parallel product leaves on a rank are exactly the columns of x that a
+# row-parallel product needs there. An elementwise function between the two changes nothing. So a pair of products needs
+# one sum at its end, and nothing in between.
+#
+# PyTorch stores the transposed matrix, `[out, in]`. The columns of A are *rows of the stored tensor*, so a
+# column-parallel layer cuts dim 0 of its weight and a row-parallel layer cuts dim 1. Here are the weights of a small
+# Llama on two ranks, as the package cuts them:
 
 # %%
 import torch
@@ -76,33 +102,63 @@ llama = family_config("llama", num_layers=1, hidden_size=64, num_attention_heads
 with torch.device("meta"):
     model = GPTModel(llama, mesh)
 
-
 layouts = {name.split(".")[-2]: layout_of(p) for name, p in model.named_parameters()}
 names = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "word_embeddings", "output_layer", "input_layernorm"]
-weight_shards([Shards(name, layouts[name].shape, layouts[name].dim, layouts[name].parts) for name in names])
+bands = {"linear_fc1": ("gate", "up")}
+cuts = {name: layouts[name] for name in names}
+weight_shards([Shards(name, cut.shape, cut.dim, cut.parts, bands.get(name, ())) for name, cut in cuts.items()])
 
 # %% [markdown]
-# Two things to notice.
+# The upper row is one layer: two pairs, QKV with projection, and `fc1` (gate and up) with `fc2` (down). Notice:
 #
-# * `linear_fc1` is a stack of two matrices, gate and up. Each rank holds *the same rows of both*: two ranges. One cut
-#   through the middle would give rank 0 all the gates and no values.
-# * Norms are not cut. Every rank holds them whole. They will make trouble in a later section.
+# * `linear_fc1` is a stack of two matrices, gate and up. Each rank holds *the same rows of both*, so it has two ranges.
+#   The MLP multiplies feature i of gate with feature i of up, so the two must meet on one rank. One cut through the
+#   middle would give rank 0 all of gate and rank 1 all of up.
+# * Norms are not cut: every rank holds them whole. Part C comes back to them.
+
+# %% [markdown]
+# ### f and g
+#
+# Follow a pair on two ranks, forward in the upper half and backward in the lower. A text like `y₀` is the part of y on
+# rank 0.
+
+# %%
+from minimegatron.viz.dataflow import flow
+
+flow()
+
+# %% [markdown]
+# * At the end of the forward pass each rank has a partial sum of z. **g** adds them: an all-reduce forward. Backward,
+#   every rank already has the same dz, so g does nothing.
+# * At the end of the backward pass each rank has a partial sum of dx, because x went into different products on each
+#   rank. **f** adds them: an all-reduce backward. Forward, every rank already has x, so f does nothing.
+#
+# You built both in lab 01.
 
 # %% [markdown]
 # ## 2 · Predict
 #
 # ### Bytes
 #
-# A layer is two column-row pairs. A pair sums once forward (the partial sums of y) and once backward (the partial sums
-# of ∂loss/∂x). Each sum is an all-reduce of an activation: `s·b·h` elements.
+# A layer is two such pairs, attention and MLP. The upper row of this picture is tensor parallelism alone. In the lower
+# row, sequence parallelism also cuts the tensors *between* the pairs, by tokens. (Part C builds it.) A square is an
+# activation: a row of it is a token, a column is a feature.
+
+# %%
+from minimegatron.viz.regions import regions
+
+regions()
+
+# %% [markdown]
+# Count the arrows: each all-reduce becomes a reduce-scatter and an all-gather, which together send the same bytes.
 #
-# Sequence parallelism replaces every all-reduce by a reduce-scatter and an all-gather, which together send the same
-# bytes. It also stores each column layer's input cut over the sequence. The backward pass needs that input whole, to
-# compute dW. So it is gathered a second time.
+# Two all-gathers more, one for each pair, are not in the picture: a column layer's backward pass needs its input x
+# whole, to compute dW. With sequence parallelism a rank stores only its tokens of x, so the backward pass gathers x
+# again.
 #
-# **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Rings, as in lab 01: an all-reduce
-# of n bytes sends `2n(t-1)/t`; an all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not
-# round.
+# **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every bold arrow carries an
+# activation of `s·b·h` elements. Collectives run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an
+# all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
 
 # %%
 # %%exercise bytes_per_layer
@@ -121,8 +177,8 @@ check("bytes_per_layer")
 # %% [markdown]
 # ### Memory
 #
-# The forward pass keeps tensors for the backward pass. These are a GPT layer's, in 16 bits with dropout, in bytes per
-# `s·b·h`. One more depends on the length of the sequence: attention scores, `5·a·s/h`.
+# The forward pass keeps tensors for the backward pass. The table lists those of a GPT layer in 16 bits with dropout, in
+# bytes per `s·b·h`. With h = 4 and one token, `s·b·h` = 4, and the input of the first norm takes 2·4 = 8 bytes.
 #
 # | kept | bytes |
 # |---|---|
@@ -130,7 +186,7 @@ check("bytes_per_layer")
 # | input of the QKV layer | 2 |
 # | queries and keys | 4 |
 # | values | 2 |
-# | softmax, its dropout mask, the result: `5·a·s²·b` in all | 5·a·s/h |
+# | softmax output (2), dropout mask (1), dropout output (2): `5·a·s²·b` for a heads, cut by heads | 5·a·s/h |
 # | input of the projection | 2 |
 # | dropout mask after the projection | 1 |
 # | input of the second norm | 2 |
@@ -139,8 +195,9 @@ check("bytes_per_layer")
 # | input of `fc2` | 8 |
 # | dropout mask after `fc2` | 1 |
 #
-# Tensor parallelism divides what belongs to some heads or to some features of the MLP. The rest is whole on every rank.
-# Sequence parallelism then cuts the rest over the sequence. (Korthikanti et al. 2022, figure 5.)
+# In the picture above, find the region of each row of the table; the input of a box is what arrives at it. Tensor
+# parallelism divides what lies in a region that is cut by features. The rest is whole on every rank, until sequence
+# parallelism cuts it by tokens. (Korthikanti et al. 2022, figure 5.)
 #
 # **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both. Do not round.
 
@@ -158,19 +215,21 @@ def activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence_parallel: 
 check("activation_bytes")
 
 # %% [markdown]
-# With t = 1 it is the famous `s·b·h·(34 + 5·a·s/h)`. For GPT-3 on eight ranks your function says 2.87 GB undivided,
-# 0.58 with tensor parallelism, 0.36 with both. On eight ranks 23 bytes remain of 114: 13 that were divided, and the 10
-# that tensor parallelism cannot touch.
+# With t = 1 it is the well-known `s·b·h·(34 + 5·a·s/h)`. For GPT-3 with 2048 tokens your function says 2.87 GB a layer
+# on one rank; on each of eight ranks 0.58 GB with tensor parallelism and 0.36 GB with both.
 
 # %% [markdown]
 # ## 3 · Implement
 #
-# Every function gets `tp`, the axis of ranks that share the layer: `tp.rank`, `tp.size`, and `tp.group` for
-# `torch.distributed`. These ranks may be a part of the world, so say `group=tp.group`, and use `tp.rank`, not
-# `dist.get_rank()`. Inputs may be views that are not contiguous, or float64, and so is then what you return; they belong
-# to the caller: do not change them. Collectives want contiguous tensors.
+# Every function gets `tp`, the axis of ranks that share the layer.
 #
-# Lab 01 built the conjugate pair; here you may take the package's:
+# * Use `tp.rank`, `tp.size`, and `group=tp.group` with `torch.distributed`. These ranks may be a part of all ranks, so
+#   `dist.get_rank()` can be another number.
+# * Inputs belong to the caller: do not change them. They may be views that are not contiguous, which some collectives
+#   refuse: `x.contiguous()` is a copy that all of them take.
+# * Inputs may be float64, and what you return has the same dtype. Only the loss gets its logits always in fp32.
+#
+# You may use the package's f and g:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -179,9 +238,10 @@ check("activation_bytes")
 #
 # ### Column
 #
-# `weight` is this rank's `[o/t, i]`, `bias` its `[o/t]` or None. x is the same on every rank. Do not gather y.
+# `weight` is this rank's `[o/t, i]`, `bias` its `[o/t]` or None. x is the same on every rank. Do not gather y. In the
+# 2×2 example rank 0 has the weight `[[5, 7]]` and returns the column 19, 43.
 #
-# **Exercise.** The layer, so that autograd finds the right ∂loss/∂x. Which of the two goes where?
+# **Exercise.** The layer, in such a way that autograd finds the right ∂loss/∂x.
 
 # %%
 # %%exercise column_linear
@@ -204,9 +264,10 @@ check("column_linear")
 # %% [markdown]
 # ### Row
 #
-# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank.
+# `weight` is this rank's `[o, i/t]`, x its features `[s, b, i/t]`. The bias `[o]` is the same on every rank, or None,
+# and y gets it once. In the 2×2 example rank 0 has the weight `[[5], [6]]` and the x 1, 3.
 #
-# **Exercise.** The layer. Mind where the bias goes.
+# **Exercise.** The layer.
 
 # %%
 # %%exercise row_linear
@@ -230,11 +291,11 @@ check("row_linear")
 # %% [markdown]
 # ### The pair
 #
-# Put anything elementwise between the two and nothing travels there. GELU of some features is some features of the
-# GELU. Four ranks, one MLP, beside the same MLP in one process:
+# Your two layers with a GELU between them are an MLP. The next cell runs it on four ranks, and compares it with the
+# same MLP in one process. Before you run it: which collectives will it make, forward and backward together?
 
 # %%
-# %%ranks 4 --needs column_linear,row_linear
+# %%ranks 4 --needs column_linear,row_linear --name pair
 import torch
 import torch.nn.functional as F
 from exercises.column_linear import column_linear
@@ -248,7 +309,7 @@ tp = Mesh.build(ParallelConfig(tensor_model_parallel_size=4)).tp
 g = torch.Generator().manual_seed(0)
 x, A, B = (torch.randn(*n, generator=g) for n in ((10, 2, 16), (64, 16), (16, 64)))
 
-with Witness(rank) as witness:
+with Witness(rank) as witness:  # writes down every collective
     mine = x.clone().requires_grad_()
     y = row_linear(F.gelu(column_linear(mine, A.chunk(4)[rank], None, tp)), B.chunk(4, 1)[rank], None, tp)
     y.square().sum().backward()
@@ -261,23 +322,31 @@ print("dx as in one process:", torch.allclose(mine.grad, whole.grad, rtol=1e-4, 
 print("communication:", [call.name for call in witness.evidence().calls])
 
 # %% [markdown]
+# The first all-reduce is g, in the forward pass; the second is f, in the backward pass.
+#
+# **End of part A.** A good place to stop.
+
+# %% [markdown]
+# # Part B · Cut a model
+#
 # ### Attention: which heads
 #
-# Heads do not talk to each other. So give each rank some of them: `QKV` is a column layer, the projection a row layer.
+# Heads do not depend on each other. So each rank gets some of them: `QKV` is a column layer, the projection a row
+# layer.
 #
-# With grouped queries, `a/g` query heads share one key and one value head. A rank must hold whole groups, or its
-# queries miss their keys. Megatron therefore stores the rows of the QKV matrix *group by group*. With 4 query heads in
-# 2 groups:
+# With grouped queries, the `a/g` query heads of a group share one key head and one value head. A rank that holds whole
+# groups has the keys and values of all its queries. Megatron therefore stores the rows of the QKV matrix *group by
+# group*. With 4 query heads in 2 groups, on 2 ranks:
 #
 # | rows | q0 | q1 | k0 | v0 | q2 | q3 | k1 | v1 |
 # |---|---|---|---|---|---|---|---|---|
 # | rank | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 |
 #
-# Now an equal cut is the right cut. Checkpoints from elsewhere hold three matrices, `wq` `[a·d, h]`, `wk` and `wv`
-# `[g·d, h]`.
+# Each rank now holds an equal block of rows. Checkpoints from elsewhere hold three matrices, `wq` `[a·d, h]`, `wk` and
+# `wv` `[g·d, h]`.
 #
 # **Exercise.** Pack them, and return block `tp_rank` of `tp_size` equal blocks. (With fewer groups than ranks a block
-# is part of a group. The same cut holds; question 3 of step 7 asks what happens then.)
+# is a part of a group. Cut in the same way; question 3 of section 7 says what a rank does with it.)
 
 # %%
 # %%exercise qkv_part
@@ -299,9 +368,14 @@ check("qkv_part")
 # %% [markdown]
 # ### Attention: the layer
 #
-# **Exercise.** Causal self-attention on this rank's heads. `qkv` and `proj` are pairs `(weight, bias)`. After the
-# column layer every group has `queries_per_group` queries, then one key, then one value, each `d` wide.
-# `F.scaled_dot_product_attention` wants `[b, heads, s, d]`; with `enable_gqa=True` it lets several queries share a key.
+# After the column layer, each group of this rank has `queries_per_group` queries, then one key, then one value, each
+# `d` wide. `F.scaled_dot_product_attention` wants `[b, heads, s, d]`; with `enable_gqa=True` several queries share a
+# key.
+#
+# A case to check by hand: if all queries are 0, all scores are 0, and each token gets the mean of the values that it
+# sees. Values 2 and 4 give 2 and 3.
+#
+# **Exercise.** Causal self-attention on this rank's heads. `qkv` and `proj` are pairs `(weight, bias)`.
 
 # %%
 # %%exercise attention
@@ -326,12 +400,17 @@ def attention(x: torch.Tensor, qkv: tuple, proj: tuple, d: int, queries_per_grou
 check("attention")
 
 # %% [markdown]
-# ### Vocabulary: the way in
+# ### Vocabulary: the embedding
 #
-# The embedding table is cut by rows: rank r owns the ids from `r·n` to `(r+1)·n - 1`, where n is the number of rows it
-# holds. Each token's row is on exactly one rank.
+# The embedding table is cut by rows. Rank r owns the ids from `r·n` to `(r+1)·n - 1`, where n is the number of rows
+# that it holds. Each token's row is on exactly one rank. With n = 2:
 #
-# **Exercise.** Look up what you own, let the sum over ranks do the rest.
+# | id | rank 0 finds | rank 1 finds | sum |
+# |---|---|---|---|
+# | 1 | its row 1 | zeros | row 1 of rank 0 |
+# | 2 | zeros | its row 0 | row 0 of rank 1 |
+#
+# **Exercise.** Look up the rows that this rank owns, and let a sum over ranks do the rest.
 
 # %%
 # %%exercise embedding
@@ -355,22 +434,26 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, tp) -> torch.Tensor:
 check("embedding")
 
 # %% [markdown]
-# ### Vocabulary: the way out
+# ### Vocabulary: the loss
 #
 # The output layer is a column layer, so each rank has the logits of its own words. Gathering them would send `s·b·V`
-# numbers. For Llama-3 70B that is what two whole layers send, and every rank would store all of them: 4.2 GB for 8192
-# tokens in fp32. The loss needs far less:
+# numbers. For Llama-3 70B, with V = 128256, that is about what two whole layers send, and every rank would store all of
+# them: 4.2 GB for 8192 tokens in fp32. The loss needs far less:
 #
 # $$\text{loss} = \log \sum_j e^{z_j - M} - (z_\text{target} - M), \qquad M = \max_j z_j$$
 #
-# The sum runs over all ranks; so does the maximum; the target's logit is on one rank. Three numbers a token, summed or
-# gathered.
+# The sum and the maximum run over the words of all ranks; the target's logit is on one rank. That makes three numbers a
+# token, which are reduced or gathered over ranks.
 #
-# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times what arrives from above. Every rank can compute
-# its columns of that by itself.
+# The gradient is $\text{softmax}_j - [\,j = \text{target}\,]$, times the gradient that arrives. Every rank can compute
+# it for its own words without a message.
+#
+# A case to check by hand: two words, one on each rank, with logits 0 and ln 3. Their probabilities are 1/4 and 3/4. If
+# the second is the target, the loss is -ln(3/4) = 0.2877, and the gradient is 1/4 on rank 0 and 3/4 - 1 = -1/4 on rank
+# 1.
 #
 # **Exercise.** Loss and gradient. The simplest form is one `torch.autograd.Function` with raw all-reduces
-# (`op=dist.ReduceOp.MAX` for the first).
+# (`op=dist.ReduceOp.MAX` for the maximum).
 
 # %%
 # %%exercise cross_entropy
@@ -419,33 +502,17 @@ check("cross_entropy")
 # %% [markdown]
 # ## 4 · Run
 #
-# You have all pieces of a tensor-parallel GPT. The package builds a layer from a *specification*, which says what class
-# stands where. So your layers go in without touching the package. This cell is also a module: later cells import it.
+# You have all pieces of a tensor-parallel GPT. First, subclasses of the package's layers that call your functions. This
+# cell and the next are also modules: later cells import them.
 
 # %%
-# %%ranks 1 --name my_model --needs column_linear,row_linear,attention,embedding,cross_entropy
-import dataclasses
-
-import torch
+# %%ranks 1 --name my_layers --needs column_linear,row_linear,attention
 from exercises.attention import attention
 from exercises.column_linear import column_linear
-from exercises.cross_entropy import cross_entropy
-from exercises.embedding import embedding
 from exercises.row_linear import row_linear
 
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.logical import draw
-from minimegatron.layers.param import Init, layout_of
-from minimegatron.models.decoder import build_model
-from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
-
-config = family_config(
-    "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
-    max_position_embeddings=128, make_vocab_size_divisible_by=64,
-)
 
 
 class MyMLP(MLP):
@@ -461,6 +528,31 @@ class MyAttention(SelfAttention):
         return attention(x, (qkv.weight, qkv.bias), (proj.weight, proj.bias), self.d, self.per_group, self.tp)
 
 
+if __name__ == "__main__":
+    print("your layers stand in for:", [base.__name__ for base in (*MyMLP.__bases__, *MyAttention.__bases__)])
+
+# %% [markdown]
+# The package builds a layer from a *specification*, which says what class stands where. So your layers go in without a
+# change to the package.
+
+# %%
+# %%ranks 1 --name my_model --needs column_linear,row_linear,attention,embedding,cross_entropy
+from exercises.cross_entropy import cross_entropy
+from exercises.embedding import embedding
+from my_layers import MyAttention, MyMLP
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.models.zoo import family_config
+
+config = family_config(
+    "gpt2", num_layers=2, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256,
+    max_position_embeddings=128, make_vocab_size_divisible_by=64,
+)
+
+
 def my_model(mesh, seed=1):
     spec = decoder_layer_spec(config).with_submodule("mlp", ModuleSpec(MyMLP))
     model = build_model(config, mesh, seed, spec.with_submodule("self_attention", ModuleSpec(MyAttention)))
@@ -470,63 +562,47 @@ def my_model(mesh, seed=1):
 
 
 def my_losses(model, tokens, labels):
-    """Loss of every token, from logits that never meet on one rank."""
+    """Loss of every token; each rank keeps the logits of its own words."""
     return cross_entropy(model(tokens), labels.t(), model.mesh.tp).t()
 
 
-def shake(model):
-    """Weights as after some training: no bias is 0 and no norm is 1, so that a mistake in either can be seen."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            layout = layout_of(p)
-            p += layout.take(draw(name, dataclasses.replace(layout, init=Init(std=0.1)), seed=2))
-    return model
-
-
 if __name__ == "__main__":
-    print("your layers stand in for:", [base.__name__ for base in (*MyMLP.__bases__, *MyAttention.__bases__)])
+    print("parameters:", sum(p.numel() for p in my_model(Mesh.serial()).parameters()))
 
 # %% [markdown]
 # ### Beside the serial twin
 #
-# Same weights, same batch, one process: the **serial twin**. Compare gradients, not losses. The package's own layers
-# run in the twin, so this also compares your code with somebody else's.
+# The **serial twin** is the package's own model in one process, with the same weights and the same batch. Compare
+# gradients, not only losses: a wrong backward pass leaves the first loss as it is. `shake` adds noise to all weights,
+# so that no bias is 0 and no norm is 1; otherwise a mistake in either could hide.
 
 # %%
 # %%ranks 4 --needs column_linear,row_linear,attention,embedding,cross_entropy --name beside_the_twin
 import torch
-from my_model import config, my_losses, my_model, shake
+from my_model import config, my_losses, my_model
 
+from labkit.twins import departing, gradients, norm, shake
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.logical import gather_logical
-from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
 
-g = torch.Generator().manual_seed(0)
-ids = torch.randint(0, 256, (4, 33), generator=g)
+ids = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(0))
 tokens, labels = ids[:, :-1], ids[:, 1:]
 
 twin = shake(build_model(config, Mesh.serial(), seed=1))
 want = twin(tokens, labels=labels).mean()
 want.backward()
-serial = {name: p.grad for name, p in twin.named_parameters()}
+serial = gradients(twin)
 
-mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))  # tp 2 x dp 2: two pairs do the same
+mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))  # 4 ranks: two pairs do the same
 model = shake(my_model(mesh))
 loss = my_losses(model, tokens, labels).mean()
 loss.backward()
-yours = {name: gather_logical(p.grad, layout_of(p), mesh.tp) for name, p in model.named_parameters()}
+yours = gradients(model, mesh)  # the shards of all ranks, put together
 
-
-def norm(grads):
-    return torch.stack([g.norm() for g in grads.values()]).norm().item()
-
-
-off = {name: ((yours[name] - g).abs().max() / g.abs().max()).item() for name, g in serial.items()}
 print(f"loss           yours {loss.item():.3f}   serial {want.item():.3f}")
 print(f"gradient norm  yours {norm(yours):.3f}   serial {norm(serial):.3f}")
-print("parameters compared:", len(off), "  all gradients equal to 4 digits:", max(off.values()) < 1e-4)
+print("gradients compared:", len(serial), "  that differ:", departing(yours, serial, share=1e-4))
 
 # %% [markdown]
 # ### Train
@@ -541,6 +617,7 @@ import itertools
 import torch
 from my_model import config, my_losses, my_model
 
+from labkit.twins import train
 from minimegatron.launch.rank import finish, init, report
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -550,61 +627,69 @@ from minimegatron.models.decoder import build_model
 rank, world = init()
 mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
 text = "\n".join(itertools.islice((t for _, t in documents("docs")), 60)).encode()
-data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().to(mesh.device)
 
 
-def train(model, losses_of, steps=40, seq=64, batch=8):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    g, curve = torch.Generator().manual_seed(0), []
-    for _ in range(steps):
-        starts = torch.randint(0, len(data) - seq - 1, (batch,), generator=g)
-        rows = torch.stack([data[i : i + seq + 1] for i in starts])
-        loss = losses_of(model, rows[:, :-1].to(mesh.device), rows[:, 1:].to(mesh.device)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
+def batch(step):
+    """8 sequences of 64 tokens, and the token after each of them."""
+    starts = torch.randint(0, len(data) - 65, (8,), generator=torch.Generator().manual_seed(step))
+    rows = torch.stack([data[i : i + 65] for i in starts])
+    return rows[:, :-1], rows[:, 1:]
 
 
-yours, serial = train(my_model(mesh), my_losses), []
+model, serial = my_model(mesh), []
+yours = train(model, lambda step: my_losses(model, *batch(step)).mean(), steps=40, learning_rate=1e-3)
 if rank == 0:
     twin = build_model(config, Mesh.serial(device=mesh.device), 1)
-    serial = train(twin, lambda model, tokens, labels: model(tokens, labels=labels))
-report({"yours": yours, "serial": serial})
-if rank == 0:
+    serial = train(twin, lambda step: twin(batch(step)[0], labels=batch(step)[1]).mean(), 40, learning_rate=1e-3)
     print(f"the loss fell by more than a quarter: {yours[-1] < yours[0] * 3 / 4}")
     print(f"never apart by more than 0.01: {max(abs(a - b) for a, b in zip(yours, serial)) < 0.01}")
+report({"yours": yours, "serial": serial})
 finish()
 
 # %%
 # %%needs column_linear row_linear attention embedding cross_entropy
-fig, ax = plt.subplots(figsize=(7, 2.8))
-ax.plot(run.reports[0]["serial"], color="0.7", linewidth=5, label="one process")
-ax.plot(run.reports[0]["yours"], color="black", linewidth=1.2, label="yours, tp 2")
-ax.set(xlabel="step", ylabel="loss per byte", title="Two curves, one line")
-ax.legend()
-plt.show()
+from minimegatron.viz.curves import beside
+
+beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "serial twin", "loss per byte")
 
 # %% [markdown]
-# ### Sequence parallelism
+# The lower curve is the distance of the two. It is not 0, because two ranks add numbers in another order than one, and
+# fp32 rounds each sum.
 #
-# Between a row layer and the next column layer stand norm, dropout and residual. Every rank computes them on *all*
-# tokens: the same work and the same memory t times. But each of them looks at one token at a time. So cut the tokens.
+# **End of part B.** A good place to stop.
+
+# %% [markdown]
+# # Part C · Cut the sequence
 #
-# Take an all-reduce apart. Its first half, the reduce-scatter, leaves each rank the finished sum of *some tokens*. Do
-# norm and residual there. Then the second half, the all-gather, before the next column layer.
+# Between a row layer and the next column layer stand norm, dropout and residual. With tensor parallelism every rank
+# computes them on *all* tokens: each of t ranks does the same work and keeps the same tensors. But each of these
+# functions looks at one token at a time, so the tokens can be cut:
+
+# %%
+from minimegatron.viz.regions import LAYER, regions
+
+regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
+
+# %% [markdown]
+# Take the all-reduce after a row layer apart. Its first half, the reduce-scatter, leaves each rank the finished sum of
+# *some tokens*. Do dropout, residual and norm there. Before the next column layer comes the second half, the
+# all-gather.
 #
 # | | forward | backward |
 # |---|---|---|
 # | `gather_sequence`, before a column layer | all-gather over tokens | reduce-scatter |
-# | `reduce_scatter_sequence` (ḡ), after a row layer | reduce-scatter | all-gather |
+# | `reduce_scatter_sequence`, after a row layer | reduce-scatter | all-gather |
 #
-# Why does the gather's backward *sum*? For f's reason: each rank used the tokens for other features.
+# Why does the gather's backward *sum*? For the same reason as in f: each rank used the tokens for other features, so
+# each has a part of their gradient.
+#
+# With one token of one number on each of two ranks, 1 and 2: `gather_sequence` returns 1, 2 on both. If the gradients
+# that arrive are 10, 20 on rank 0 and 30, 40 on rank 1, then rank 0 returns 10 + 30 = 40 and rank 1 returns 60.
 #
 # **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`,
-# or others that send as little. x, and the gradient that arrives, may be views; what the collectives get must be
-# contiguous.
+# or others that send as little. x, and the gradient that arrives, may be views. The check runs on gloo, which
+# takes views here; NCCL refuses them. So the package's collectives send `x.contiguous()`.
 
 # %%
 # %%exercise sequence_pair
@@ -670,15 +755,21 @@ check("sequence_pair")
 # %% [markdown]
 # ### Gradients that are only a part
 #
-# There is a price, and it is silent. A norm's weight is *replicated*. With sequence parallelism each rank's norm sees
-# only its own tokens, so its gradient is only a part. Nobody sums it for you; each replica would go its own way.
+# A norm's weight is *replicated*: every rank holds the whole of it. With sequence parallelism each rank's norm sees
+# only its own tokens, so its gradient is only a part of the whole gradient. Autograd does not sum these parts. Without
+# the sum, the ranks' copies of the weight drift apart, and no error is raised.
 #
-# Which parameters? Think of each in the list below: is it replicated, and what part of the work does it see?
+# Which parameters are concerned? Ask of each: is it replicated, and what part of the work does this rank's copy see?
 #
 # * The bias of a row layer is added after the reduce-scatter.
 # * Positions are added after the embedding's reduce-scatter.
 # * `q_layernorm` and `k_layernorm` (Qwen3) norm each head after the column layer. Every rank has the whole weight, and
 #   some of the heads.
+#
+# Names look like these: `embedding.word_embeddings.weight`, `embedding.position_embeddings.weight`,
+# `layers.0.input_layernorm.weight`, `layers.0.self_attention.linear_qkv.bias`,
+# `layers.0.self_attention.q_layernorm.weight`, `layers.0.self_attention.linear_proj.bias`,
+# `layers.0.pre_mlp_layernorm.bias`, `layers.0.mlp.linear_fc1.weight`, `final_layernorm.weight`.
 #
 # **Exercise.** From a list of names, those whose gradients must still be summed over tp, in the order of the list.
 
@@ -701,10 +792,11 @@ def partial_gradients(names: list[str], sequence_parallel: bool) -> list[str]:
 check("partial_gradients")
 
 # %% [markdown]
-# Now see the price. The package's model runs with sequence parallelism, your pair inside its MLPs. Once as it is after
-# `backward()`, once with the gradients you named summed.
+# Now count the wrong gradients. The package's model runs with sequence parallelism, your pair inside its MLPs. The cell
+# compares its gradients with the serial twin's twice: as they are after `backward()`, and with those that you named
+# summed over ranks.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs sequence_pair,partial_gradients --name sequence
 import torch
 import torch.distributed as dist
@@ -712,11 +804,10 @@ import torch.nn.functional as F
 from exercises.partial_gradients import partial_gradients
 from exercises.sequence_pair import gather_sequence, reduce_scatter_sequence
 
+from labkit.twins import departing, gradients, replicas_agree
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.mlp import MLP
-from minimegatron.layers.logical import gather_logical
-from minimegatron.layers.param import layout_of
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
@@ -735,24 +826,18 @@ class MySequenceMLP(MLP):
         return reduce_scatter_sequence(F.linear(y, fc2.weight), fc2.tp) + fc2.bias
 
 
-g = torch.Generator().manual_seed(0)
-ids = torch.randint(0, 256, (4, 33), generator=g)
+ids = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(0))
 spec = decoder_layer_spec(config).with_submodule("mlp", ModuleSpec(MySequenceMLP))
 mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2, sequence_parallel=True))
 model, twin = build_model(config, mesh, 1, spec), build_model(config, Mesh.serial(), 1)
 for m in (model, twin):
     m(ids[:, :-1], labels=ids[:, 1:]).mean().backward()
-serial = {name: p.grad for name, p in twin.named_parameters()}
+serial = gradients(twin)
 
 
 def compare(title):
-    logical = {n: gather_logical(p.grad, layout_of(p), mesh.tp) for n, p in model.named_parameters()}
-    off = [n for n, g in serial.items() if (logical[n] - g).abs().max() > 1e-3 * g.abs().max() + 1e-7]
-    copies = [p.grad for p in model.parameters() if not layout_of(p).sharded]
-    flat = torch.cat([g.flatten() for g in copies])
-    both = [torch.empty_like(flat) for _ in range(2)]
-    dist.all_gather(both, flat)
-    print(f"{title:17} wrong gradients: {len(off):2} of {len(serial)}   replicas agree: {torch.equal(*both)}")
+    off = departing(gradients(model, mesh), serial)
+    print(f"{title:17} wrong gradients: {len(off):2} of {len(serial)}   replicas agree: {replicas_agree(model)}")
 
 
 compare("after backward:")
@@ -762,29 +847,33 @@ for name in partial_gradients(list(params), sequence_parallel=True):
 compare("your sums added:")
 
 # %% [markdown]
-# Your list has 23 names here, and 21 gradients were wrong. The two others are the biases of `k_layernorm`: what is added
-# to all keys alike shifts a whole row of scores, softmax does not see it, and the gradient is 0 on every rank.
+# Your list has 23 names here, and 21 gradients were wrong. The two others are the biases of `k_layernorm`. A bias adds
+# the same vector to all keys, which adds the same number to all scores of a query. Softmax does not change then, so the
+# gradient of this bias is 0 on every rank.
 #
-# This bug is silent: the loss of the first step is exactly right either way.
+# The loss of the first step is right with and without the sums. Only the gradients show the mistake.
+#
+# **End of part C.** A good place to stop.
 
 # %% [markdown]
+# # Part D · Look, break, explain
+#
 # ## 5 · See
 #
 # ### Bytes: predicted and counted
 #
-# One layer, forward and backward, four ranks: the package's layers, and yours. The witness, which also checks your
-# exercises, sees every message; the package counts its own in `trace`.
+# One layer, forward and backward, on four ranks: the package's layers, then yours, then sequence parallelism. A witness
+# writes down every collective, as in the checks of your exercises.
 
 # %%
 # %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out moved
 import torch
 from exercises.bytes_per_layer import bytes_per_layer
-from my_model import MyAttention, MyMLP
+from my_layers import MyAttention, MyMLP
 
-from minimegatron import trace
+from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from labkit.evidence import Witness
 from minimegatron.layers.attention import AttentionContext
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
@@ -800,45 +889,58 @@ for name, sp, spec in (("tp", False, None), ("tp, your layers", False, mine), ("
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=t, sequence_parallel=sp))
     layer = build_model(config, mesh, 1, spec).decoder.layers["0"]
     x = torch.randn(s // t if sp else s, b, h, requires_grad=True)
-    with trace.record(rank) as log, Witness(rank) as witness:
-        layer(x, AttentionContext()).sum().backward()
-    seen, share = witness.evidence(), (t - 1) / t
-    sent = sum(call.nbytes * share * (2 if call.name == "all_reduce" else 1) for call in seen.calls)
-    if not name.endswith("your layers"):
-        assert sent == sum(event.wire_bytes for event in log.events)  # the package's own count says the same
-    rows[name] = (bytes_per_layer(s, b, h, t, 4, sp), sent)
-    kinds = ", ".join(f"{seen.count(n)} {n}" for n in ("all_reduce", "all_gather", "reduce_scatter") if seen.count(n))
-    print(f"{name:15}  predicted {rows[name][0] / 1024:.0f} KiB  counted {sent / 1024:.0f} KiB: {kinds}")
+    with Witness(rank) as forward:
+        y = layer(x, AttentionContext())
+    with Witness(rank) as backward:
+        y.sum().backward()
+    seen = [(c, back) for back, w in enumerate((forward, backward)) for c in w.evidence().calls]
+    messages = [(c.name, c.nbytes * (t - 1) / t * (2 if c.name == "all_reduce" else 1), bool(back)) for c, back in seen]
+    rows[name] = (float(bytes_per_layer(s, b, h, t, 4, sp)), messages)
+    counted = sum(sent for _, sent, _ in messages)
+    print(f"{name:15}  predicted {rows[name][0] / 1024:.0f} KiB  counted {counted / 1024:.0f} KiB")
 report(rows)
 
 # %%
 # %%needs bytes_per_layer column_linear row_linear attention embedding cross_entropy
-from minimegatron.viz.volume import bars
+from minimegatron.viz.messages import Message, strips
 
-rows = moved[0]
-predicted, measured = ({n: row[i] for n, row in rows.items()} for i in (0, 1))
-display(bars(predicted, measured, title="One layer, forward and backward"))
+def drawn(messages):
+    """In the backward pass x is gathered again right after dz, by the column layer."""
+    before = [None, *messages]
+    both = [(one, last) for one, last in zip(messages, before)]
+    return [Message(*one, again=last is not None and one == last and one[0] == "all_gather") for one, last in both]
+
+
+programs = {name: drawn(messages) for name, (_, messages) in moved[0].items()}
+strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What one rank sends for one layer, in KiB")
 
 # %% [markdown]
+# A box is a message, as wide as its bytes. The two dashed all-gathers are those that sequence parallelism adds: in the
+# backward pass x is gathered again, for dW.
+#
 # ### Memory: predicted and measured
 #
-# Autograd tells what it keeps: `saved_tensors_hooks` sees every tensor on its way into the store. Count each piece of
-# memory once, leave the parameters out, and you have the activation bytes of a layer, to the byte.
+# Autograd tells what it keeps: with `saved_tensors_hooks` a function sees every tensor that is saved for the backward
+# pass. `kept_sizes` counts each piece of memory once and leaves the parameters out. That gives the activation bytes of
+# a layer, to the byte.
 #
 # The published formula is for 16 bits, dropout, and stored attention scores. This model differs in three ways:
 #
 # * **fp32**: 4 bytes where the paper has 2;
-# * **no dropout**: no masks, which are 1 byte an element, two of them;
-# * **SDPA** (flash attention) recomputes the scores, so the term `5·a·s/h` is gone; it keeps one number per head and
-#   token.
+# * **no dropout**: two masks of 1 byte an element are not there;
+# * **SDPA** (flash attention) computes the scores again in the backward pass, so the term `5·a·s/h` is gone; it keeps
+#   one number per head and token.
 #
-# So your function says, for this model: twice what it gives for a = 0 without the two masks.
+# So your function says, for this model: its value for a = 0, less `2·s·b·h` for the masks (on a rank's tokens with
+# sequence parallelism), times 2. Beside that, the norms keep a mean and a deviation for each token, and SDPA its
+# number: the "statistics" below.
 
 # %%
 # %%ranks 4 --needs activation_bytes --name memory --out kept
 import torch
 from exercises.activation_bytes import activation_bytes
 
+from labkit.watched import kept_sizes
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.attention import AttentionContext
@@ -847,78 +949,75 @@ from minimegatron.models.zoo import family_config
 
 s, b, h, a = 128, 2, 64, 4
 config = family_config("gpt2", num_layers=1, hidden_size=h, num_attention_heads=a, vocab_size=256)
-
-
-def kept_bytes(layer, x):
-    """Bytes of the tensors that autograd keeps for the backward pass, parameters not counted."""
-    parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x, AttentionContext())
-    return sum(storage.nbytes() for storage in kept.values())
-
-
 rows = {}
 for t, sp in ((1, False), (2, False), (2, True), (4, False), (4, True)):
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=t, sequence_parallel=sp))
     cut = t if sp else 1
     layer = build_model(config, mesh, 1).decoder.layers["0"]
-    measured = kept_bytes(layer, torch.randn(s // cut, b, h, requires_grad=True))
-    predicted = 2 * (activation_bytes(s, b, h, 0, t, sp) - 2 * s * b * h / cut)
-    statistics = 4 * (4 * s * b / cut + s * b * a / t)  # mean and 1/std of two norms; a number per head of SDPA
+    sizes = kept_sizes(layer, torch.randn(s // cut, b, h, requires_grad=True), AttentionContext())
+    predicted = 2 * (float(activation_bytes(s, b, h, 0, t, sp)) - 2 * s * b * h / cut)
+    statistics = 4 * (4 * s * b / cut + s * b * a / t)  # mean and deviation of two norms; a number per head of SDPA
     name = f"tp {t}{' and sp' if sp else ''}" if t > 1 else "one rank"
-    rows[name] = (predicted, measured)
-    exact = measured - predicted == statistics
-    print(f"{name:12} predicted {predicted:7.0f}   measured {measured:7}   the rest is statistics: {exact}")
+    rows[name] = (predicted + statistics, sizes)
+    exact = "  equal" if sum(sizes) == predicted + statistics else "  not equal"
+    print(f"{name:12} predicted {predicted:7.0f} + statistics {statistics:4.0f}", f"  measured {sum(sizes):7}", exact)
 report(rows)
 
 # %%
 # %%needs activation_bytes
-rows = kept[0]
-predicted, measured = ({n: row[i] for n, row in rows.items()} for i in (0, 1))
-display(bars(predicted, measured, title="Activations of one layer", what="kept by one rank"))
+from minimegatron.viz.stacked import stacked
+
+alone = kept[0]["one rank"][1]
+whole = [now == before for now, before in zip(kept[0]["tp 4"][1], alone)]  # as large on one of 4 ranks as alone
+parts = ("divided by sp only: whole with tp alone", "divided by tp")
+bars = {
+    name: {part: sum(n for n, w in zip(sizes, whole) if w == (part == parts[0])) / 1024 for part in parts}
+    for name, (_, sizes) in kept[0].items()
+}
+predicted = {name: row[0] / 1024 for name, row in kept[0].items()}
+title = "Activations of one layer, kept by one rank"
+stacked(bars, predicted=predicted, whole=parts[0], title=title, what="KiB kept by one rank")
 
 # %% [markdown]
-# Doubling tp without sequence parallelism helps less each time: the four tensors that are whole on every rank stay.
-# With it, everything is divided.
+# The hatched part is why doubling tp alone helps less each time: four tensors of `s·b·h` stay whole on every rank.
+# Sequence parallelism divides them, too.
 #
-# For GPT-3 in 16 bits, by your formula, with scores (as in the paper) and without (flash attention):
+# For GPT-3 in 16 bits, by your formula, with stored scores (as in the paper) and without (flash attention):
 
 # %%
 # %%needs activation_bytes
-fig, ax = plt.subplots(figsize=(7, 2.8))
+from minimegatron.viz.curves import over_degrees
+
 degrees = [1, 2, 4, 8, 16]
-for heads, style in ((96, "-"), (0, "--")):
-    for sp, colour, name in ((False, "0.6", "tp"), (True, "black", "tp and sp")):
-        values = [activation_bytes(2048, 1, 12288, heads, t, sp) / 1e9 for t in degrees]
-        label = f"{name}, {'scores kept' if heads else 'flash'}"
-        ax.plot(degrees, values, style, marker="o", color=colour, label=label)
-ax.set(xscale="log", yscale="log", xlabel="tp", ylabel="GB", title="One layer of GPT-3, activations on one rank")
-ax.set_xticks(degrees, degrees)
-ax.minorticks_off()
-ax.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
-ax.legend(fontsize=8)
-plt.show()
+over_degrees(
+    degrees,
+    {
+        f"{'tp and sp' if sp else 'tp'}, {'scores stored' if a else 'flash'}": [
+            activation_bytes(2048, 1, 12288, a, t, sp) / 1e9 for t in degrees
+        ]
+        for a in (96, 0)
+        for sp in (False, True)
+    },
+    title="One layer of GPT-3: activations on one rank",
+    what="GB",
+)
+
+# %% [markdown]
+# With stored scores, in bytes per `s·b·h`, eight ranks with tensor parallelism keep 23 of 114: 13 for what was divided
+# by 8, and 10 that tensor parallelism cannot divide.
 
 # %% [markdown]
 # ### Hide the sum
 #
 # The backward pass of a column layer computes two products:
 #
-# $$dx = \sum_\text{ranks} dy\,A \qquad\qquad dA = dy^T x$$
+# $$dx = \sum_\text{ranks} dy\,W \qquad\qquad dW = dy^T x$$
 #
-# Only dx must be summed. dA needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dA while
-# it travels, then wait.
+# Only dx must be summed. dW needs neither dx nor the sum. So compute dx first, *start* its all-reduce, compute dW while
+# the sum is under way, then wait.
 #
-# **Exercise.** That. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events: all
-# that dA is made of must be multiplied between start and wait, by operations of torch.
+# **Exercise.** Do this. `dist.all_reduce(..., async_op=True)` returns a handle. The check looks at the order of events:
+# all products that dW is made of must run between start and wait, as operations of torch.
 
 # %%
 # %%exercise column_backward
@@ -941,78 +1040,47 @@ def column_backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, tp)
 check("column_backward")
 
 # %% [markdown]
-# On a timeline, beside a version that waits at once:
+# The picture shows your version below one that waits at once. Each way runs five times, in turn; the fastest run of
+# each is drawn, on the same axis.
 
 # %%
 # %%ranks 2 --needs column_backward --name overlap --out timelines
-import time
+import dataclasses
 
 import torch
 import torch.distributed as dist
 from exercises.column_backward import column_backward
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from minimegatron import trace
+from labkit.watched import best_of
 from minimegatron.comm.mesh import Axis
 
 tp = Axis("tp", (0, 1), rank, dist.group.WORLD)
 dy, x, weight = torch.randn(1536, 1, 640), torch.randn(1536, 1, 1024), torch.randn(640, 1024)
-names = {x.numel(): "dx", weight.numel(): "dW"}
-
-
-class Products(TorchDispatchMode):
-    """Every matrix product is an event."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        start = time.monotonic()
-        out = func(*args, **(kwargs or {}))
-        if func._schema.name in ("aten::mm", "aten::bmm"):
-            trace.emit(names.get(out.numel(), "product"), "compute", start, time.monotonic())
-        return out
 
 
 def waiting_at_once(dy, x, weight, tp):
     dx = dy @ weight
-    dist.all_reduce(dx, async_op=True).wait()
+    dist.all_reduce(dx)
     return dx, dy.flatten(0, 1).t() @ x.flatten(0, 1)
 
 
-def timed(function):
-    real, travelled = dist.all_reduce, []
-
-    def all_reduce(tensor, *args, **kwargs):
-        start, handle = time.monotonic(), real(tensor, *args, **{**kwargs, "async_op": True})
-        handle.get_future().then(lambda _: travelled.append((start, time.monotonic())))
-        return handle
-
-    dist.all_reduce = all_reduce
-    dist.barrier()
-    with trace.record(rank) as log, Products():
-        function(dy, x, weight, tp)
-        for start, end in travelled:
-            trace.emit("sum of dx", "comm", start, end)
-    dist.all_reduce = real
-    return [(e.name, e.kind, e.rank, e.start, e.end) for e in log.events if e.kind in ("compute", "comm")]
-
-
-for function in (waiting_at_once, column_backward):  # warm up
-    timed(function)
-report({"wait at once": timed(waiting_at_once), "yours": timed(column_backward)})
+ways = {"wait at once": waiting_at_once, "yours": column_backward}
+best = best_of(ways, (dy, x, weight, tp), rank, names={x.numel(): "dx", weight.numel(): "dW"}, travels="sum of dx")
+report({way: [dataclasses.astuple(event) for event in events] for way, events in best.items()})
 
 # %%
 # %%needs column_backward
 from minimegatron.trace import Event
-from minimegatron.viz.timeline import gantt
+from minimegatron.viz.timeline import beside
 
-for name in ("wait at once", "yours"):
-    display(gantt([Event(*e) for says in timelines for e in says[name]], title=name))
+beside({way: [Event(*e) for says in timelines for e in says[way]] for way in timelines[0]})
 
 # %% [markdown]
-# On a CPU both share the same cores, so you see the overlap and hardly a gain. On GPUs the network works by itself.
-# There the next two cells measure how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in its column layer, and plot
-# it.
+# On a CPU the sum takes the same cores as the product, so you see the overlap but little gain in time. On GPUs the
+# network works by itself. There the next two cells measure how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in
+# its column layer, and plot it. With fewer than two GPUs they do nothing.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun --gpus 2 --name speed --out speed
 import time
 
@@ -1047,20 +1115,18 @@ report(points)
 finish()
 
 # %%
+from minimegatron.viz.curves import over_degrees
+
 if speed:
     degrees, seconds = zip(*speed.reports[0])
-    fig, ax = plt.subplots(figsize=(7, 2.8))
-    ax.plot(degrees, [seconds[0] / s for s in seconds], "o-", color="black", label="measured")
-    ax.plot(degrees, degrees, "--", color="0.6", label="ideal")
-    ax.set(xlabel="tp", ylabel="times as fast", title="One MLP, h = 8192, forward and backward")
-    ax.legend()
-    plt.show()
+    curves = {"measured": [seconds[0] / s for s in seconds], "ideal": degrees}
+    display(over_degrees(degrees, curves, title="One MLP, h = 8192, forward and backward", what="times as fast"))
 
 # %% [markdown]
 # ## 6 · Break it
 #
-# Somebody wrote this initialisation. Replicated parameters must be equal on all ranks; so every rank uses the same
-# seed. The comment says so. It sounds right, the run starts, and the loss falls nicely.
+# A colleague wrote the following initialisation. Its comment gives the reason: replicated parameters must be equal on
+# all ranks, so every rank uses the same seed. The run starts, and the loss falls.
 
 # %%
 # %%ranks 1 --name careless
@@ -1085,12 +1151,24 @@ def careless(name, layout):
 
 
 def model_from(mesh, initial):
+    """A model whose matrices are what `initial(name, layout)` returns."""
     model = build_model(config, mesh, seed=1)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 2:
                 p.copy_(initial(name, layout_of(p)))
     return model
+
+
+if __name__ == "__main__":
+    print("parameters:", sum(p.numel() for p in model_from(Mesh.serial(), careless).parameters()))
+
+# %% [markdown]
+# This cell holds the batches. The next one trains the model for 60 steps on two ranks.
+
+# %%
+# %%ranks 1 --name batches
+import torch
 
 
 def some_batch(step):
@@ -1107,106 +1185,71 @@ def loss_of(model, step):
     return model(ids[:, :-1], labels=ids[:, 1:]).mean()
 
 
-if __name__ == "__main__":
-    print("parameters:", sum(p.numel() for p in model_from(Mesh.serial(), careless).parameters()))
-
 # %%
-# %%ranks 2 --name suspect --out curves
-import torch
-from careless import careless, loss_of, model_from
+# %%ranks 2 --name suspect --out suspected
+from batches import loss_of
+from careless import careless, model_from
 
+from labkit.twins import train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
-
-def train(mesh, steps=60):
-    model = model_from(mesh, careless)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    curve = []
-    for step in range(steps):
-        loss = loss_of(model, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
-parallel = train(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)))
+model = model_from(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)), careless)
+parallel = train(model, lambda step: loss_of(model, step), steps=60)
 print("the loss falls:", parallel[-1] < parallel[0] - 0.5)
 report(parallel)
 
 # %%
-fig, ax = plt.subplots(figsize=(7, 2.4))
-ax.plot(curves[0], color="black")
-ax.set(xlabel="step", ylabel="loss", title="Would you stop this run?")
-plt.show()
+from minimegatron.viz.curves import losses
+
+losses({"tp 2": suspected[0]}, title="Would you stop this run?")
 
 # %% [markdown]
-# Nothing to see. You suspect tensor parallelism all the same. What would you compare, and with what? Decide before you
-# read on.
-#
-# The twin is the same program on one rank. Compare the first step: loss, gradient norm, and what each rank holds.
+# The curve looks healthy. Suppose you suspect tensor parallelism all the same. What would you compare with what, to
+# find out? Write down two comparisons before you run the next cell.
 
-# %%
-# %%ranks 2 --name evidence_found
-import torch
-from careless import careless, loss_of, model_from
+# %% tags=["hide-output"]
+# %%ranks 2 --name evidence_found --out careless_shards
+from batches import loss_of
+from careless import careless, model_from
 
-from minimegatron.comm.collectives import all_gather
+from labkit.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.logical import gather_logical
-from minimegatron.layers.param import layout_of
 
 
 def first_step(mesh):
     model = model_from(mesh, careless)
     loss = loss_of(model, 0)
     loss.backward()
-    return model, loss.item(), {n: gather_logical(p.grad, layout_of(p), mesh.tp) for n, p in model.named_parameters()}
-
-
-def norm(grads):
-    return torch.stack([g.norm() for g in grads.values()]).norm().item()
+    return model, loss.item(), norm(gradients(model, mesh))
 
 
 mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
-model, loss, grads = first_step(mesh)
-_, twin_loss, twin_grads = first_step(Mesh.serial())
+model, loss, size = first_step(mesh)
+_, twin_loss, twin_size = first_step(Mesh.serial())
 print(f"loss           tp 2 {loss:.3f}   serial {twin_loss:.3f}")
-print(f"gradient norm  tp 2 {norm(grads):.3f}   serial {norm(twin_grads):.3f}")
-
-
-def equal_shards(tensor_of):
-    same = []
-    for name, p in model.named_parameters():
-        if layout_of(p).sharded and p.dim() == 2:
-            first, second = all_gather(tensor_of(p).detach()[None], mesh.tp)
-            same.append(torch.equal(first, second))
-    return f"{sum(same)} of {len(same)}"
-
-
-print("matrices whose two shards are equal:   ", equal_shards(lambda p: p))
-print("whose shards have equal gradients:     ", equal_shards(lambda p: p.grad))
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for step in range(20):
-    optimizer.zero_grad()
-    loss_of(model, step).backward()
-    optimizer.step()
-print("whose shards are equal after 20 steps: ", equal_shards(lambda p: p))
+print(f"gradient norm  tp 2 {size:.3f}   serial {twin_size:.3f}")
+print("matrices whose two shards are equal:   ", equal_shards(model, mesh, lambda p: p))
+print("whose shards have equal gradients:     ", equal_shards(model, mesh, lambda p: p.grad))
+train(model, lambda step: loss_of(model, step), steps=60)
+print("whose shards are equal after 60 steps: ", equal_shards(model, mesh, lambda p: p))
+fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
+report([part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)])
 
 # %% [markdown]
-# The loss is that of some other model. The gradient norm says so, and the shards say why: both ranks hold *the same*
-# half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0; so are the features of the
-# MLP.
+# The cell makes three comparisons: the loss and the gradient norm of the first step, each with the serial twin's, and
+# the shards of the two ranks with each other. The loss differs from the twin's, so this is another model; the gradient
+# norm differs as well. The shards say why:
+# both ranks hold *the same* half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0,
+# and so are the features of the MLP.
 #
-# Equal weights get equal gradients. So they stay equal for ever: every column and row layer has half of its width, at
-# full price. Only the embedding can tell its halves apart, because they own different words. No replica check finds
-# this, because no *replica* is wrong.
+# Equal weights get equal gradients, so they stay equal in every step: each column and row layer does the work of
+# half its width and costs all of it. Only the halves of the embedding become different, because each rank owns other
+# words. A check of replicas finds nothing, because no *replicated* parameter is wrong.
 #
-# **Exercise.** Repair it: this rank's part of an initial matrix, such that *every tp gives the same logical model*. The
-# serial matrix is `torch.randn(*shape) * std` from a generator with `seed`.
+# **Exercise.** Repair it: return this rank's part of an initial matrix, such that *every tp gives the same logical
+# model*. The serial matrix is `torch.randn(*shape) * std` from a generator with `seed`.
 
 # %%
 # %%exercise initial_part
@@ -1226,17 +1269,16 @@ def initial_part(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, 
 check("initial_part")
 
 # %%
-# %%ranks 2 --needs initial_part --name repaired
+# %%ranks 2 --needs initial_part --name repaired --out repaired
 import zlib
 
-import torch
-from careless import loss_of, model_from
+from batches import loss_of
+from careless import model_from
 from exercises.initial_part import initial_part
 
+from labkit.twins import equal_shards, gradients, norm, shards_of, train
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.layers.logical import gather_logical
-from minimegatron.layers.param import layout_of
 
 
 def first_step(mesh):
@@ -1246,19 +1288,37 @@ def first_step(mesh):
     model = model_from(mesh, careful)
     loss = loss_of(model, 0)
     loss.backward()
-    grads = [gather_logical(p.grad, layout_of(p), mesh.tp) for p in model.parameters()]
-    return loss.item(), torch.stack([g.norm() for g in grads]).norm().item()
+    return model, loss.item(), norm(gradients(model, mesh))
 
 
-loss, norm = first_step(Mesh.build(ParallelConfig(tensor_model_parallel_size=2)))
-twin_loss, twin_norm = first_step(Mesh.serial())
+mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=2))
+model, loss, size = first_step(mesh)
+_, twin_loss, twin_size = first_step(Mesh.serial())
 print(f"loss           tp 2 {loss:.3f}   serial {twin_loss:.3f}")
-print(f"gradient norm  tp 2 {norm:.3f}   serial {twin_norm:.3f}")
-print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
+print(f"gradient norm  tp 2 {size:.3f}   serial {twin_size:.3f}")
+print("equal to 5 digits:", abs(size / twin_size - 1) < 1e-5)
+curve = train(model, lambda step: loss_of(model, step), steps=60)
+print("matrices whose shards are equal after 60 steps:", equal_shards(model, mesh, lambda p: p))
+fc1 = model.decoder.layers["0"].mlp.linear_fc1.weight
+report({"curve": curve, "shards": [part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)]})
+
+# %%
+# %%needs initial_part
+from minimegatron.viz.curves import losses
+from minimegatron.viz.heat import shards
+
+halves = {"same seed on every rank": careless_shards[0], "repaired": repaired[0]["shards"]}
+display(shards(halves, title="The first rows of fc1 on each of two ranks, after 60 steps"))
+curves = {"same seed on every rank": suspected[0], "repaired": repaired[0]["curve"]}
+print("the wrong model ends with the lower loss:", curves["same seed on every rank"][-1] < curves["repaired"][-1])
+losses(curves, title="Two ranks, 60 steps")
 
 # %% [markdown]
-# Adding the rank to the seed would have made the shards different. The model would still depend on tp, and the twin
-# would still disagree.
+# On the left the two ranks hold the same numbers, on the right they do not. On this small task the wrong model even
+# ends with the lower loss. So a loss curve alone cannot show the mistake; the comparison with the serial twin can.
+#
+# Would it help to add the rank to the seed? The shards would differ, but the model would still depend on tp, and the
+# twin would still disagree.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1266,50 +1326,68 @@ print("equal to 5 digits:", abs(norm / twin_norm - 1) < 1e-5)
 # Say your answer aloud before you read on.
 #
 # 1. *Why is there no communication between fc1 and fc2?* The activation is elementwise, and fc2 wants exactly the
-#    features that fc1 left here.
-# 2. *Could you cut row first, then column?* Yes, with two messages in place of one: the partial sums must be added
-#    before the activation (GELU of a part of a sum is no part of GELU), and what leaves the column layer must be
+#    features that fc1 left on this rank.
+# 2. *Could you cut row first, then column?* Yes, with two messages in place of one. The partial sums must be added
+#    before the activation, because GELU(u + v) is not GELU(u) + GELU(v); and what leaves the column layer must be
 #    gathered.
 # 3. *GQA has 2 key/value heads, tp is 8. What does a rank hold?* An eighth of the packed rows. Here the ranks gather
-#    the packed *output* and pick their queries and their one key/value head. Others keep copies of the key/value rows;
-#    then their gradients must be summed.
-# 4. *Why is tp kept inside one machine?* It talks four times a layer, and each message is on the critical path.
-# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: 10 payloads instead of 8. And, once a step,
-#    the sum of the partial gradients of norms and row biases.
-# 6. *When does ZeRO-3 send less than tp?* When a rank has many tokens: it moves weights, tp moves activations.
+#    the packed *output*, and each picks its queries and its one key/value head. Other systems keep copies of the
+#    key/value rows on several ranks; then the gradients of the copies must be summed.
+# 4. *Why is tp kept inside one machine?* It communicates four times a layer, and the next product waits for each
+#    message. The links inside a machine are the fastest.
+# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: `10·s·b·h` elements instead of `8·s·b·h`,
+#    times (t-1)/t. And, once a step, the sum of the partial gradients of norms and row biases.
+# 6. *When does ZeRO-3 send less than tp?* When there are many tokens in a step: ZeRO-3 moves weights, tp moves
+#    activations.
 #
-# **Exercise.** The ones that compute, for any model. Return a dict:
+# **Exercise.** The questions with a number, for any model. Return a dict:
 #
-# * `query_heads`: the query heads of this rank, in order; `kv_heads`: the key/value heads they use, in order;
+# * `query_heads`: the query heads of this rank, in order; `kv_heads`: the key/value heads that they use, in order;
 # * `gate_up_rows`: the ranges `[start, stop]` of the stacked `[gate; up]` matrix, `2·ffn` rows, that this rank holds;
-# * `payloads_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
+# * `all_reduces_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
 # * `logits_over_three`: bytes sent to all-gather the logits `[s, b, V]`, over those of all-reducing three numbers a
 #   token (the same bytes an element, rings);
-# * `zero3_sends_less_from`: the tokens `b·s` per rank at which both send the same; from there on ZeRO-3 sends less. A
-#   layer has `12·h²` weights, which ZeRO-3 gathers twice and reduces once; tp sends `8·b·s·h`. Leave `(t-1)/t` out on
-#   both sides.
+# * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (One token
+#   earlier both may send the same.) `b·s` counts the tokens of all t ranks together. A layer has `12·h²` weights, which
+#   ZeRO-3 gathers twice and whose gradients it reduces once; tp sends `8·b·s·h`. Both count elements; leave `(t-1)/t`
+#   out on both sides.
 
 # %%
 # %%exercise answers
 def answers(
     heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
 ) -> dict[str, object]:
-    """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "payloads_forward": ..., ...}"""
+    """{"query_heads": [...], "kv_heads": [...], "gate_up_rows": [[...], ...], "all_reduces_forward": ..., ...}"""
     ### BEGIN SOLUTION
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {
         "query_heads": queries,
         "kv_heads": sorted({q // (heads // groups) for q in queries}),
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "payloads_forward": 2 * layers + 1,
+        "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": vocab / (2 * 3),
-        "zero3_sends_less_from": 3 * 12 * hidden**2 / (8 * hidden),
+        "zero3_sends_less_from": 3 * 12 * hidden**2 // (8 * hidden) + 1,
     }
     ### END SOLUTION
 
 
 # %%
 check("answers")
+
+# %% [markdown]
+# For a GPT layer with h = 8192, both send the same with 36,864 tokens, and ZeRO-3 sends less from 36,865 on.
+#
+# ### Your guess
+#
+# On four ranks with tensor parallelism alone, by the measurement of section 5:
+
+# %%
+# %%needs activation_bytes
+guessed("kept", 43.9, "percent of the activations")
+
+# %% [markdown]
+# A quarter would be 25 percent. The rest is what stays whole on every rank: four tensors of `s·b·h`, and the
+# statistics of the norms. With dropout or stored scores the share is another.
 
 # %%
 progress()
@@ -1324,11 +1402,11 @@ progress()
 # | overlap: `layers/products.py`, `both_gradients` | `LinearWithGradAccumulationAndAsyncCommunication`, in the same file |
 # | heads and packed QKV: `layers/attention.py` | `core/transformer/attention.py` |
 # | gate and up: `layers/mlp.py` | `core/transformer/mlp.py` |
-# | vocabulary in: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |
-# | vocabulary out: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
+# | vocabulary, embedding: `layers/embedding.py` | `VocabParallelEmbedding` in `core/tensor_parallel/layers.py` |
+# | vocabulary, loss: `layers/loss.py` | `core/tensor_parallel/cross_entropy.py` |
 # | partial gradients: `layers/param.py`, `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | initial values: `layers/logical.py` | `core/tensor_parallel/random.py` |
 #
 # Shoeybi et al. 2019 (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 #
-# Next: lab 03, pipelines, where the layers themselves are divided.
+# Next: lab 03, pipelines, which give each rank whole layers.

@@ -6,7 +6,7 @@ from labkit.answers import Edit, Same
 
 WRONG: dict[str, list[Edit]] = {
     "bytes_per_layer": [
-        Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="One gather is missing"),
+        Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="Two all-gathers are missing"),
         Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", told="almost twice"),
         Edit(
             "return forward + backward + (2 * all_gather if sequence_parallel else 0)",
@@ -58,7 +58,7 @@ WRONG: dict[str, list[Edit]] = {
             told="repeat_interleave",
         ),
         Edit("is_causal=True", "is_causal=True, scale=1.0", told="sqrt(d)"),
-        Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", told="begin with f"),
+        Edit("column_linear(x, *qkv, tp)", "F.linear(x, *qkv)", told="share of this rank's heads"),
         Edit(
             "row_linear(out.permute(2, 0, 1, 3).flatten(2), *proj, tp)",
             "row_linear(out.permute(2, 0, 1, 3).flatten(2), proj[0], proj[1] * tp.size, tp)",
@@ -72,7 +72,7 @@ WRONG: dict[str, list[Edit]] = {
             ("local.masked_fill(foreign, 0)", "local.clamp(0, weight.shape[0] - 1)"),
             told="must give zeros",
         ),
-        Edit("return reduce_from_region(rows, tp)", "return rows", told="sum over ranks"),
+        Edit("return reduce_from_region(rows, tp)", "return rows", told="tokens of other ranks are still zeros"),
         Edit("(local >= weight.shape[0])", "(local > weight.shape[0] - 2)", told="owned"),
     ],
     "cross_entropy": [
@@ -86,7 +86,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="max over ranks"),
         Edit("z = logits - highest.unsqueeze(-1)", "z = logits", told="overflow"),
-        Edit(" * dloss.unsqueeze(-1)", "", told="one number a token, multiplies"),
+        Edit(" * dloss.unsqueeze(-1)", "", told="gradient that arrives is lost"),
         Edit(
             "softmax.scatter_add(-1, local, -own.unsqueeze(-1).to(softmax.dtype))", "softmax.clone()", told="minus one"
         ),
@@ -103,7 +103,7 @@ WRONG: dict[str, list[Edit]] = {
             """        out = grad.new_zeros(grad.shape[0] * ctx.tp.size, *grad.shape[1:])
         out.chunk(ctx.tp.size)[ctx.tp.rank].copy_(grad)
         return out, None""",
-            told="back to every rank",
+            told="gradient of every token",
         ),
         Edit(
             """    out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
@@ -118,7 +118,7 @@ WRONG: dict[str, list[Edit]] = {
     "partial_gradients": [
         Edit(' or row_bias or "position_embeddings" in name', "", told="Norms are not all"),
         Edit("            return True\n", "            return sequence_parallel\n", told="only this rank's heads"),
-        Edit(' or "position_embeddings" in name', "", told="positions are added"),
+        Edit(' or "position_embeddings" in name', "", told="positions are missing"),
         Edit(
             'name.endswith(("linear_proj.bias", "linear_fc2.bias"))',
             'name.endswith("bias")',
@@ -167,7 +167,7 @@ WRONG: dict[str, list[Edit]] = {
             """    handle.wait()
     dist.all_reduce(dw, group=tp.group)
 """,
-            told="do not sum it",
+            told="dW is summed",
         ),
         # it never waits; the sum may or may not have arrived
         Edit(
@@ -175,7 +175,7 @@ WRONG: dict[str, list[Edit]] = {
             """    import time
     time.sleep(0.3)
 """,
-            told="wait for the sum before",
+            told="has not arrived",
         ),
     ],
     "initial_part": [
@@ -249,7 +249,7 @@ RIGHT: dict[str, list[Edit]] = {
             "sorted({q // (heads // groups) for q in queries})",
             "list(dict.fromkeys(q * groups // heads for q in queries))",
         ),
-        Edit("3 * 12 * hidden**2 / (8 * hidden)", "4.5 * hidden", ("vocab / (2 * 3)", "vocab / 3 / 2")),
+        Edit("3 * 12 * hidden**2 // (8 * hidden)", "9 * hidden // 2", ("vocab / (2 * 3)", "vocab / 3 / 2")),
     ],
 }
 
@@ -257,6 +257,7 @@ _ANY = "with one query a group, enable_gqa changes nothing"
 _MASKED = "the row that is looked up there is masked afterwards"
 _GLOO = "gloo takes views, too; NCCL would not"
 _DIVIDES = "it divides without rest, and 8.0 is as good as 8"
+_EVEN = "a model's hidden size is even: 4.5 times it is a whole number"
 EQUIVALENT = {
     "qkv_part": [Same("line 6: rounded up for down", "a matrix has whole heads: d divides its rows")],
     "attention": [Same("line 12: 0 for 1", _ANY), Same("line 12: `>=` for `>`", _ANY)],
@@ -277,6 +278,7 @@ EQUIVALENT = {
         Same("line 9: `/` for `//` (2)", _DIVIDES),
         Same("line 9: rounded up for down", _DIVIDES),
         Same("line 9: rounded up for down (2)", _DIVIDES),
-        Same("line 12: `//` for `/`", "a model's hidden size is even"),
+        Same("line 12: `/` for `//`", _EVEN),
+        Same("line 12: rounded up for down", _EVEN),
     ],
 }

@@ -8,22 +8,41 @@
 # %% [markdown]
 # # Lab 03 · Pipeline parallelism
 #
-# Cut a model across its layers, give each rank a few of them, and most ranks have nothing to do most of the time. What
-# helps is the *order* in which a rank does its work. An order is a list. You write four of them, run them on real
-# processes, and see each one beside its prediction.
+# A pipeline cuts a model across its layers and gives each rank a few of them. Most ranks then wait most of the time,
+# unless each does its work in a good *order*. An order is a list. You write four of them, run them on real processes,
+# and compare each with its prediction.
 #
-# The seven steps: **the problem, predict, implement, run, see, break it, explain**. No GPU is needed.
+# | part | you build | time |
+# |---|---|---|
+# | A · sections 1 to 3 | the bubble formula, GPipe, 1F1B | 1 h |
+# | B · section 3 goes on | interleaved 1F1B, a backward in two halves, ZB-H1 | 1.5 h |
+# | C · sections 4 to 7 | runs on four processes, tied weights, a bug to find, numbers for any model | 1 h |
+#
+# **Time:** 3 to 4 hours; each part ends at a good place to stop. **Before it:** lab 01 (groups, sends); of lab 02 only
+# how many bytes a layer sends. Maths: the gradient of y = tanh(x·W). No GPU is needed.
+#
+# After a kernel restart: run the first cell, then go on where you were; where a cell says that a name is missing, run
+# the cell it names.
 
 # %%
 # %load_ext course
 # %lab 03_pipeline_1f1b
 
 # %% [markdown]
+# Before anything else, guess. Eight GPUs form a pipeline, each holds an eighth of the layers. A batch is cut into eight
+# parts that pass through one after the other, and a backward takes twice as long as a forward. For what share of the
+# time is a GPU idle?
+
+# %%
+guess("idle", None, "8 stages, 8 microbatches: idle for how many percent of the time?")  # a number in place of None
+
+# %% [markdown]
 # ## 1 · The problem
 #
 # GPT-3 has 96 layers and 175 billion parameters: 2.8 TB with gradients and Adam's state. Tensor parallelism over the 8
-# GPUs of one machine leaves 350 GB for each. The next cut crosses machines, where links are ten times slower or worse.
-# So cut where little has to travel.
+# GPUs of one machine leaves 350 GB for each; a GPU has 80. So the model must be cut once more, now across machines.
+# There the links are slower: on an H100 machine NVLink moves 450 GB/s each way, the network card of a GPU 50 GB/s. The
+# cut should go where little has to travel.
 
 # %%
 tokens, h, t = 2048, 12288, 8
@@ -34,55 +53,71 @@ print(f"one activation: {tokens * h * 2 / 2**20:.0f} MiB in bf16")
 print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times what a pipeline sends at a border")
 
 # %% [markdown]
-# Eight stages of twelve layers, one border between neighbours. The words of this lab:
+# So cut GPT-3 into eight *stages* of twelve layers, one on each rank. A rank of the pipeline stands for the 8 GPUs of
+# one machine, which share its stage by tensor parallelism. What a rank does is a list of words:
 #
 # | word | the rank |
 # |---|---|
 # | `F3` | runs microbatch 3 forward through its layers |
-# | `B3` | runs its backward: gradients of its input and of its weights |
-# | `F3.1` | does so with its *second* chunk of layers (chunks count from 0) |
+# | `B3` | runs its backward: the gradients of its input and of its weights |
+# | `F3.1` | runs microbatch 3 forward through its *second* chunk of layers (chunks count from 0) |
 #
-# Sends and receives are not words. They follow from the list: after `F3` the output goes to the next stage, before `F3`
-# the input comes from the stage before. `B` is the mirror image.
+# The list needs no words for sends and receives, because they follow from it: before `F3` a rank receives from the
+# stage before, after `F3` it sends to the next stage. `B` does the same in the other direction.
 #
-# A forward takes 1, a backward takes 2: it has two gradients to compute. Here is one batch on four ranks.
+# We count time in steps: a forward takes 1, a backward 2, because it computes two gradients. Here is a batch that four
+# ranks run in one piece.
 
 # %%
-import matplotlib.pyplot as plt
-
-from minimegatron.parallel import schedule_check
-from minimegatron.parallel.actions import round_robin, schedule_from_text
-from minimegatron.parallel.schedule_check import live_activations
+from minimegatron.parallel.actions import round_robin, schedule_from_text, v_shaped
+from minimegatron.parallel.schedule_check import live_activations, stuck
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.viz.schedule import draw_schedule
 
 
-def draw(title, rows, v=1, live=True):
+def draw(title, rows, v=1, live=True, most=0):
     """A picture of lists such as ["F0 B0", "F0 B0"], one a rank."""
     schedule = schedule_from_text(title, rows, round_robin(len(rows), v))
     plan = simulate(schedule, Costs().divided(v))
-    return draw_schedule(plan.events(), live_activations(schedule) if live else (), title)
+    return draw_schedule(plan.events(), live_activations(schedule) if live else (), title, most=most)
 
 
-draw("one microbatch on four ranks", ["F0 B0"] * 4, live=False)
+draw("One microbatch on four ranks", ["F0 B0"] * 4, live=False)
 
 # %% [markdown]
-# At every moment three of four GPUs wait. A pipeline works only when several microbatches are on their way at once: cut
-# the batch into m *microbatches*. Their gradients add up to that of the batch, so nothing else changes.
+# At every moment three of four GPUs wait. The cure is to cut the batch into m *microbatches*, so that several are under
+# way at once. Their gradients add up to the gradient of the batch, so the result stays the same.
+#
+# ### By hand: two ranks, two microbatches
+#
+# | steps | rank 0 | rank 1 | why |
+# |---|---|---|---|
+# | 0 to 1 | F0 | waits | rank 1 has no input yet |
+# | 1 to 2 | F1 | F0 | the output of F0 has arrived |
+# | 2 to 3 | waits | F1 | |
+# | 3 to 5 | waits | B0 | the last rank has the loss; it can go back without a message |
+# | 5 to 7 | B0 | B1 | the gradient of microbatch 0 has arrived at rank 0 |
+# | 7 to 9 | B1 | waits | |
+#
+# Each rank works 2 · (1 + 2) = 6 steps of 9 and waits 3. Find each line of the table in the picture.
 
 # %%
-draw("four microbatches on four ranks", ["F0 F1 F2 F3 B0 B1 B2 B3"] * 4, live=False)
+draw("Two microbatches on two ranks", ["F0 F1 B0 B1"] * 2, live=False)
 
 # %% [markdown]
 # ## 2 · Predict
 #
-# The white part of a row is the **bubble**. In the picture a rank works 4 · 3 = 12 steps and waits 9. The bubble is
-# idle time over *work*: 9/12.
+# The idle part of a row is the **bubble**. We measure it as idle time over *work*: here 3/6.
 #
-# Now cut each rank's layers into v *chunks* and let a microbatch travel around the ranks v times. Filling and draining
-# still takes p-1 hops, but a hop is only 1/v as long.
+# Rank 1 shows where the 3 comes from. Between its first and its last action it never waits. Before its first action it
+# waits for one forward (1 step), after its last action rank 0 does one more backward (2 steps). With p ranks, the last
+# one waits for p-1 forwards, and p-1 backwards come after it.
 #
-# **Exercise.** The bubble of p ranks, m microbatches, v chunks a rank.
+# Now cut each rank's layers into v *chunks* and let a microbatch travel around the ranks v times. The pipeline still
+# fills and drains over p-1 hops, but a hop takes only 1/v as long.
+#
+# **Exercise.** The bubble of p ranks, m microbatches, v chunks a rank: idle time over work. For p = m = 2 and v = 1 it
+# is 0.5.
 
 # %%
 # %%exercise bubble
@@ -99,22 +134,22 @@ check("bubble")
 # %%
 # %%needs bubble
 for m in (8, 16, 64):
-    print(f"p=8 m={m:<3}", "  ".join(f"v={v}: {bubble(8, m, v):6.1%}" for v in (1, 2, 4)))
+    print(f"p=8 m={m:<3}", "  ".join(f"v={v}: {float(bubble(8, m, v)):6.1%}" for v in (1, 2, 4)))
 
 # %% [markdown]
-# Two cures, then: more microbatches, or more chunks. More microbatches make the batch larger or each one smaller. And
-# they cost memory, as you will see next.
+# More microbatches or more chunks: both make the bubble smaller. More microbatches make the batch larger, or each
+# microbatch smaller, and they can cost memory, as you will see next.
 
 # %% [markdown]
 # ## 3 · Implement
 #
 # ### GPipe
 #
-# The first pipeline schedule (Huang et al., 2018): all forwards, then all backwards.
+# The simplest pipeline schedule (Huang et al., 2018): all forwards, then all backwards.
 #
 # **Exercise.** The list of one rank, as strings: `["F0", "F1", ..., "B0", ...]`. The backwards may come in any order
-# that all ranks share; the paper's figure goes from the last to the first. Here, and in the other three exercises that ask
-# for a list, the package's own generators (`minimegatron.parallel.schedules`) are closed to your code.
+# that all ranks share; in the paper's figure they go from the last microbatch to the first. In this exercise and in the
+# other three that ask for a list, your code cannot import the package's own generators.
 
 # %%
 # %%exercise gpipe
@@ -130,19 +165,29 @@ check("gpipe")
 
 # %%
 # %%needs gpipe
-display(draw("your GPipe: p=4, m=8", [gpipe(rank, 4, 8) for rank in range(4)]))
+display(draw("Your GPipe: p=4, m=8", [gpipe(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
-# The grey curve under each row counts the activations that a rank keeps: from a microbatch's F until its B is done.
-# GPipe keeps all m of them. With m = 64, as the bubble would like, no GPU has room for that.
+# The grey steps under each row count the activations that a rank keeps: each from its F until its B is done. A rank of
+# GPipe keeps all m. What is that for GPT-3 on 8 × 8 GPUs, if a layer keeps 34 bytes for each token and hidden unit,
+# divided by t = 8 (lab 02, with sequence parallelism and without stored attention scores)?
+
+# %%
+kept = 34 * h // t * tokens * 96 // 8  # bytes for one microbatch in the 12 layers of a rank
+for m in (8, 64):
+    print(f"GPipe, m={m:<3} keeps {m * kept / 1e9:4.1f} GB on every GPU")
+
+# %% [markdown]
+# With m = 64, which makes the bubble small, the activations alone need more than the 80 GB of the GPU.
 #
 # ### 1F1B
 #
-# The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon as
-# it can**, microbatches leave as new ones enter, and nobody keeps more than the pipeline is deep.
+# The last rank could go back at once: after `F0` it has everything that `B0` needs. If every rank goes back **as soon
+# as it can**, microbatches leave as new ones enter, and no rank keeps more than p of them.
 #
-# Rank r is p-1-r hops from the last one. It does so many forwards to *warm up*; then one forward and one backward in
-# turn (hence the name); then the backwards that are left.
+# Rank r is p-1-r hops from the last one. It does that many forwards to *warm up*; then one forward and one backward in
+# turn (hence the name); then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up with one
+# forward, so its list is F0, then F1 B0, F2 B1, then B2.
 #
 # **Exercise.** The list of one rank. With few microbatches there may be nothing but warm-up.
 
@@ -164,30 +209,51 @@ check("one_f_one_b")
 
 # %%
 # %%needs one_f_one_b
-display(draw("your 1F1B: p=4, m=8", [one_f_one_b(rank, 4, 8) for rank in range(4)]))
+rows = [one_f_one_b(rank, 4, 8) for rank in range(4)]
+display(draw("Your 1F1B: p=4, m=8 (grey steps on the scale of GPipe's)", rows, most=8))
 
 # %% [markdown]
-# Compare the two pictures. The bubble is the same: 1F1B does not make the pipeline faster. It bounds the memory: rank r
-# keeps p-r activations, however large m is. So now you *can* raise m.
+# Compare the two pictures. The bubble is the same: 1F1B does not make the pipeline faster. But it bounds the memory:
+# rank r keeps at most p-r activations, however large m is. For GPT-3 rank 0 keeps 8 in place of 64, 10.3 GB in place of
+# 82.1. So you *can* raise m now.
 #
 # ### What a wrong list does
 #
-# A list that waits for itself hangs all ranks. On a real machine you would see GPUs at 100 % (they spin while they wait)
-# and, many minutes later, a timeout. On paper it takes a millisecond, so this executor checks every list before it runs.
-# Here rank 0 goes back before it has sent the second microbatch, and rank 1 wants the second one first.
+# Lists that wait for each other stop all ranks. On a real machine you would see GPUs at 100 % (a kernel of NCCL that
+# waits is busy) and, ten minutes later, PyTorch's timeout. The executor of this lab checks every list before it runs;
+# that takes a millisecond. In these two lists rank 0 goes back before it has sent microbatch 1, and rank 1 wants
+# microbatch 1 before it goes back.
 
 # %%
-wrong = schedule_from_text("wrong", ["F0 B0 F1 B1", "F0 F1 B0 B1"])
-print("\n".join(schedule_check.check(wrong)).replace("; ", ";\n  "))
+from minimegatron.viz.deadlock import draw_deadlock
+
+wrong = ["F0 B0 F1 B1", "F0 F1 B0 B1"]
+reached, waits = stuck(schedule_from_text("wrong", wrong))
+draw_deadlock([row.split() for row in wrong], reached, waits, "Each rank stands before what the other one needs")
 
 # %% [markdown]
-# A deadlock is always a circle. Read it as "who waits for whom" until you are back at the first.
+# A deadlock always has such a circle: go along an arrow, then back along the row to the box at which that rank stands,
+# and so on, until you are where you began. The checker writes the same circle as a sentence, which you may have met in
+# a check above.
+#
+# **End of part A**, a good place to stop.
+
+# %% [markdown]
+# ## 3 · Implement, part B
 #
 # ### Interleaved 1F1B
 #
 # To shrink the bubble without more microbatches, cut finer. Rank r gets v chunks: stages r, r+p, r+2p, ... A microbatch
-# runs around the ring of ranks v times.
-#
+# goes around the ring of ranks v times. The picture has v = 2 in the middle; the V on the right comes later.
+
+# %%
+from minimegatron.viz.placement import placements
+
+placements(
+    {"1 chunk a rank": round_robin(4, 1), "2 chunks, round robin": round_robin(4, 2), "2 chunks, V": v_shaped(4)}
+)
+
+# %% [markdown]
 # Every rank walks through the same table of m·v *slots*. Microbatches go in groups of p. A group passes chunk 0, then
 # chunk 1, and so on; then comes the next group. With p = 2, m = 4, v = 2:
 #
@@ -197,9 +263,10 @@ print("\n".join(schedule_check.check(wrong)).replace("; ", ";\n  "))
 # | backward | 0.1 | 1.1 | 0.0 | 1.0 | 2.1 | 3.1 | 2.0 | 3.0 |
 #
 # The backward table has the same microbatches with the chunks counted from behind. Rank r warms up with
-# 2(p-r-1) + (v-1)p forwards (never more than there are), then alternates as before.
+# 2(p-r-1) + (v-1)p forwards (never more than there are), then alternates as before. By hand: rank 1 of these two warms
+# up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1, F1.1 B1.1, F2.0 B0.0, ...
 #
-# **Exercise.** The list of one rank, with chunks: `"F2.1"`. m is a multiple of p and v > 1.
+# **Exercise.** The list of one rank, with chunks: `"F2.1"`. m is a multiple of p, and v > 1.
 
 # %%
 # %%exercise interleaved
@@ -222,18 +289,21 @@ check("interleaved")
 
 # %%
 # %%needs interleaved
-display(draw("your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2) for rank in range(4)], v=2))
+display(draw("Your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2) for rank in range(4)], v=2))
 
 # %% [markdown]
-# The darker bars are chunk 1. Half the bubble, more than twice the messages (a microbatch crosses 7 borders in place of
-# 3), and more memory: rank 0 keeps 11 chunks, each half as large as before, where 1F1B kept 4 whole ones.
+# The bubble is half that of 1F1B. The price: more than twice the messages, because a microbatch crosses 7 borders in
+# place of 3; and more memory, because rank 0 keeps 11 chunks, each half as large as before, where 1F1B kept 4 whole
+# ones.
 #
 # ### Why twice the warm-up?
 #
-# `2(p-r-1)` looks wasteful: `p-r-1` would do, and it would keep fewer activations. Try both, first with free messages,
-# then with messages that take a tenth, then half of a chunk's forward. Guess before you run the cell.
+# `2(p-r-1)` looks wasteful: `p-r-1` would run too, and it would keep fewer activations. The next cell tries both for
+# p = 8, m = 32, v = 4, and prints the bubble with factor 1 and with factor 2. In the first line messages are free; in
+# the second each takes a tenth of a chunk's forward, in the third half of one. Guess before you run the cell: how much
+# does the bubble grow from the first line to the last, with each factor?
 
-# %%
+# %% tags=["hide-output"]
 from fractions import Fraction
 
 from minimegatron.parallel.actions import Schedule
@@ -249,25 +319,32 @@ def with_factor(factor, p=8, m=32, v=4):
 
 for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
     costs = Costs(latency=latency / 4).divided(4)
-    found = [simulate(with_factor(factor), costs).bubble for factor in (1, 2)]
-    print(f"a message takes {float(latency):3.1f} chunks:  bubble {float(found[0]):5.1%} or {float(found[1]):5.1%}")
+    one, two = (float(simulate(with_factor(factor), costs).bubble) for factor in (1, 2))
+    print(f"a message takes {float(latency):3.1f} chunks:  bubble with factor 1 {one:5.1%}, with factor 2 {two:5.1%}")
 
 # %% [markdown]
-# With free messages the factor changes nothing. With real ones, the second forward that a rank has ahead covers the time
-# in which a message travels, there and back. Schedules in papers assume free messages; Megatron does not.
+# Where messages are free, the two are equally fast. Where they take time, the p-r-1 additional forwards that rank r has
+# in hand fill the time in which messages travel there and back. Papers often draw schedules with free messages;
+# Megatron-LM warms up with factor 2.
 #
 # ### A backward has two halves
 #
-# One more idea removes most of the bubble. Take one layer, y = tanh(x·W), and let dz be the gradient of its
-# pre-activation. A backward computes
+# One more idea removes most of the bubble. Take one layer, y = tanh(z) with z = x·W, and let dy be the gradient of y.
+# Its backward first computes dz = dy · (1 - y²), element by element, and then two matrix products:
 #
 # $$\text{B:}\quad dx = dz\,W^{\mathsf T} \qquad\qquad \text{W:}\quad dW = x^{\mathsf T}\,dz$$
 #
-# The stage before waits for dx. Nobody waits for dW until the optimizer steps. So do B at once, send dx, and keep W for
-# a time when you would be idle anyway. In a list that has `W3`, `B3` is the first half only.
+# The stage before waits for dx. Nothing waits for dW until the optimizer steps. So do B at once, send dx, and keep W
+# for a time when the rank would be idle. F, B and W are one matrix product each: about a step each. In a list that has
+# `W3`, `B3` is the first half only.
 #
-# **Exercise.** A stage that can do both halves apart. Microbatches may come in any order, and their numbers come again
-# with the next batch. `weights` *adds* to `self.grad`; afterwards nothing of the microbatch is kept.
+# By hand: let W be the 2 × 2 identity and x = dy = (1, 1). Then z = (1, 1), y = (0.762, 0.762), dz = (0.42, 0.42). So
+# B returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
+# check.
+#
+# **Exercise.** A stage that does the halves apart. Microbatches may come in any order, and their numbers come again
+# with the next batch. Keep y: B makes one matrix product only, so it cannot compute y again. `weights` *adds* to
+# `self.grad`. After it, the stage keeps no tensor of this microbatch: that is checked.
 
 # %%
 # %%exercise split_stage
@@ -312,14 +389,18 @@ check("split_stage")
 # %% [markdown]
 # ### ZB-H1
 #
-# Where do the W go? The last rank is the first that may go back, and the first that runs out of work. In 1F1B it
-# finishes early and waits for the others. Let it put its W aside and do them at the end: rank r does the W of a
-# microbatch **r microbatches after** its B. Rank 0 does each W at once; the last rank saves p-1 of them.
+# Where do the W go? In 1F1B the last rank is the first that can go back, and it finishes early. If it puts its W aside,
+# it can go back faster, the gradients reach the other ranks sooner, and its W fill the time at the end. So rank r does
+# the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them
+# aside.
 #
-# An activation is kept until its W is done. So the last ranks keep more than before, and every rank keeps p: no more
-# than rank 0 always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, 2023.)
+# An activation is kept until its W is done. So the last ranks keep more than in 1F1B: now every rank keeps p, as rank 0
+# always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, arXiv 2401.10241.)
+#
+# By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
 #
 # **Exercise.** Your 1F1B with W: after `B{i}` comes `W{i - rank}`, if there is such a microbatch; the rest at the end.
+# You may build on your own list: `from exercises.one_f_one_b import one_f_one_b` makes it available.
 
 # %%
 # %%exercise zb_h1
@@ -343,173 +424,180 @@ check("zb_h1")
 
 # %%
 # %%needs zb_h1
-display(draw("your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
+display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
-# A third of the bubble of 1F1B, with the same peak of memory. Two more lists take the idea further. They put the stages
-# on a **V**: rank r holds stage r on the way down and stage 2p-1-r on the way up. The loss of a microbatch is then
-# computed on the rank where it entered. In ZB-V, if F, B and W take equally long, no rank is idle between its first and
-# its last action. DualPipeV, from DeepSeek-V3, pairs each forward with a backward, so that the messages of one can hide
-# behind the computation of the other.
+# The bubble is a third of that of 1F1B, and no rank keeps more than rank 0 did.
+#
+# ### Stages on a V
+#
+# Two more lists take the idea further. They place the stages on a **V** (on the right of the picture of placements):
+# rank r holds stage r on the way down and stage 2p-1-r on the way up. So the rank where a microbatch enters also
+# computes its loss, and begins its backward without waiting for a message. In 1F1B rank 0 waits longest for its first
+# backward; on a V it is the first that goes back.
+#
+# - **ZB-V**, from the same paper, divides every backward. If F, B and W take equally long and m is at least 2p-1, no
+#   rank is idle between its first and its last action. The bubble is then a sixth of that of 1F1B, and no rank keeps
+#   more than rank 0 of 1F1B does.
+# - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
+#   While one of a pair computes, the messages of the other travel. In the picture a pair stands one after the other.
+#   It divides only some of the backwards.
+#
+# Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
 
 # %%
 from minimegatron.parallel.schedules import build_schedule
 
-for name in ("zb_v", "dualpipe_v"):
-    schedule = build_schedule(name, 4, 8)
+for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, m=6")):
+    schedule = build_schedule(name, 3, 6)
     plan = simulate(schedule, Costs().divided(2))
-    display(draw_schedule(plan.events(), live_activations(schedule), f"{name}: p=4, m=8"))
+    note = "a pair: an F and, right behind it, a B of the other chunk" if name == "dualpipe_v" else ""
+    display(draw_schedule(plan.events(), live_activations(schedule), title, note=note))
     inner = ", ".join(f"{float(b):.1%}" for b in plan.inner_bubbles)
     print(f"{name}: {float(plan.makespan):g} steps in all; idle between first and last action, by rank: {inner}")
 
 # %% [markdown]
-# ### All of them, side by side
+# ### Time against memory
 #
-# Change p, m and v and run the cell again, or set `SLIDERS = True` for sliders.
+# All schedules in one picture: to the right the activations that the fullest rank keeps, upwards the bubble. A chunk
+# counts as 1/v of an activation. Which points will move when m doubles, and in which direction? Guess, then run the cell
+# after this one. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones stood.
 
 # %%
-# %%needs one_f_one_b interleaved zb_h1
+# %%needs gpipe one_f_one_b interleaved zb_h1
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule, round_robin, schedule_from_text
+from minimegatron.viz.trade_off import trade_off
+
 SLIDERS = False
 
 
-def compare(p=4, m=8, v=2):
-    m = max(p, m // p * p)  # interleaving wants a multiple
-    lists = {"1f1b": [one_f_one_b(r, p, m) for r in range(p)], "zb_h1": [zb_h1(r, p, m) for r in range(p)]}
-    plans = {name: schedule_from_text(name, rows) for name, rows in lists.items()}
+def points_of(p, m, v):
+    """{name: (activations kept, bubble)}"""
+    lists = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
+    plans = {name: schedule_from_text(name, [f(r, p, m) for r in range(p)]) for name, f in lists.items()}
     if v > 1:
         rows = [interleaved(r, p, m, v) for r in range(p)]
         plans["interleaved"] = schedule_from_text("interleaved", rows, round_robin(p, v))
     plans.update({name: build_schedule(name, p, m) for name in ("zb_v", "dualpipe_v")})
-    fig, (left, right) = plt.subplots(1, 2, figsize=(9, 2.4), sharey=True)
-    for name, schedule in plans.items():
-        plan = simulate(schedule, Costs().divided(schedule.v))
-        left.barh(name, float(plan.bubble), color="0.55")
-        right.barh(name, max(plan.peak_live) / schedule.v, color="0.55")
-    left.set(xlabel="bubble (idle time / work)", title=f"p={p}, m={m}, v={v}")
-    right.set(xlabel="most activations kept, in whole ranks' worth")
-    plt.show()
+    runs = {name: simulate(schedule, Costs().divided(schedule.v)) for name, schedule in plans.items()}
+    return {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
 
 
+def compare(p=4, m=8, v=2):
+    m = max(p, m // p * p)  # interleaving wants a multiple
+    here = points_of(p, m, v)
+    display(trade_off(here, title=f"p={p}, m={m}, v={v}", before=dict(shown)))
+    shown.clear()
+    shown.update(here)
+
+
+shown = {}
 compare()
 if SLIDERS:
     from ipywidgets import interact
 
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
 
+# %% tags=["hide-output"]
+# %%needs gpipe one_f_one_b interleaved zb_h1
+display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
+
 # %% [markdown]
-# ## 4 · Run, and 5 · See
+# From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well: GPipe keeps all m
+# activations, the others a number that no longer grows with m. From m = p to 2p ZB-V gains more: its bubble falls to a
+# quarter, because its list needs about 2p microbatches to fill the V.
+#
+# **End of part B**, a good place to stop.
+
+# %% [markdown]
+# ## 4 · Run, and 5 · See (part C)
 #
 # ### Predicted beside measured
 #
-# Your lists on four real processes. One executor runs them all: it takes the next word, waits for its input, computes,
-# sends. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four GPUs.
+# Now your lists run on four real processes. `rehearse` takes the next word, waits for its input, does it, and sends its
+# output. Sleep stands in for computation, 20 ms for a step, so that four ranks on a small machine behave like four
+# GPUs. Each list runs five times, the lists in turn, in about 20 s.
 
 # %%
 # %%ranks 4 --needs gpipe,one_f_one_b,interleaved,zb_h1 --out measured
-import time
-
-import torch
-import torch.distributed as dist
 from exercises.gpipe import gpipe
 from exercises.interleaved import interleaved
 from exercises.one_f_one_b import one_f_one_b
 from exercises.zb_h1 import zb_h1
 
-from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.parallel.actions import round_robin, schedule_from_text
-from minimegatron.parallel.pipeline import FunctionStage, Hidden, run
+from minimegatron.parallel.rehearsal import rehearse
 
-M, STEP = 8, 0.02
+M = 8
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
 lists = {
-    "gpipe": [gpipe(r, world, M) for r in range(world)],
-    "1f1b": [one_f_one_b(r, world, M) for r in range(world)],
-    "interleaved": [interleaved(r, world, M, 2) for r in range(world)],
-    "zb_h1": [zb_h1(r, world, M) for r in range(world)],
+    "gpipe": schedule_from_text("gpipe", [gpipe(r, world, M) for r in range(world)]),
+    "1f1b": schedule_from_text("1f1b", [one_f_one_b(r, world, M) for r in range(world)]),
+    "interleaved": schedule_from_text(
+        "interleaved", [interleaved(r, world, M, 2) for r in range(world)], round_robin(world, 2)
+    ),
+    "zb_h1": schedule_from_text("zb_h1", [zb_h1(r, world, M) for r in range(world)]),
 }
-
-
-def sleeping(schedule):
-    """A stage whose F, B and W each take a step, cut into v parts."""
-
-    def work(steps):
-        time.sleep(steps * STEP / schedule.v)
-        return torch.zeros(1)
-
-    back = 1 if schedule.splits else 2
-    return FunctionStage(lambda i, x: work(1), lambda i, dy: work(back), lambda i: work(1))
-
-
-said = {name: [] for name in lists}
-for name, rows in 3 * list(lists.items()):
-    schedule = schedule_from_text(name, rows, round_robin(world, 2 if name == "interleaved" else 1))
-    stages = [sleeping(schedule)] * schedule.v
-    dist.barrier()
-    with trace.record(rank) as log:
-        run(schedule, stages, mail, Hidden(torch.Size([1]), torch.float32))
-    did = log.select(kind="compute")
-    assert [f"{e.name}{e.note}" for e in did] == [str(a) for a in schedule.actions[rank]], "as the list says"
-    live = max(int(e.note) for e in log.select("live"))
-    said[name].append(([(e.name, e.kind, e.rank, e.start, e.end, e.note) for e in did], live))
-report(said)
+runs = {name: [] for name in lists}
+for name, schedule in 5 * list(lists.items()):
+    runs[name].append(rehearse(schedule, mail, step=0.02))
+    did = [word + note for word, _, _, _, note in runs[name][-1][0]]
+    assert did == [str(action) for action in schedule.actions[rank]], "as the list says"
+report(runs)
 if rank == 0:
     print("every rank did what its list says, in that order")
 
+# %% [markdown]
+# The next cell takes the fastest of the five runs of each list, draws two of them beside their plans, and counts the
+# activations. It also writes each run to `.work/03_pipeline_1f1b/` as a trace file: open one at ui.perfetto.dev to
+# zoom.
+
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
-import dataclasses
 from pathlib import Path
 
-from minimegatron.trace import Event
-from minimegatron.viz.timeline import chrome_trace, gantt
+from minimegatron.parallel.rehearsal import fastest, most_live
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import round_robin, schedule_from_text
+from minimegatron.viz.paired import planned_and_done
+from minimegatron.viz.timeline import chrome_trace
+from minimegatron.viz.trade_off import trade_off
 
-STEP, v_of = 0.02, {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb_h1": 1}
-functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": lambda r, p, m: interleaved(r, p, m, 2), "zb_h1": zb_h1}
-
-
-def events_of(name, again):
-    """What all ranks did in one of the three runs."""
-    found = [Event(*e[:5], note=e[5]) for one in measured for e in one[name][again][0]]
-    return found if v_of[name] > 1 else [dataclasses.replace(e, note=e.note.partition(".")[0]) for e in found]
-
-
-def seconds(events):
-    return max(e.end for e in events) - min(e.start for e in events)
-
-
-bubbles = {}
+STEP, chunks = 0.02, {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zb_h1": 1}
+functions = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
+functions["interleaved"] = lambda r, p, m: interleaved(r, p, m, 2)
+predicted, seen = {}, {}
 for name, function in functions.items():
-    schedule = schedule_from_text(name, [function(r, 4, 8) for r in range(4)], round_robin(4, v_of[name]))
-    plan = simulate(schedule, Costs().divided(v_of[name]))
-    events = min((events_of(name, again) for again in range(3)), key=seconds)  # the run that was disturbed least
-    bubbles[name] = float(plan.bubble), seconds(events) / (3 * 8 * STEP) - 1
+    schedule = schedule_from_text(name, [function(r, 4, 8) for r in range(4)], round_robin(4, chunks[name]))
+    plan = simulate(schedule, Costs().divided(chunks[name]))
+    reports = [one[name] for one in measured]
+    events, kept = fastest(reports), most_live(reports)
+    seconds = max(e.end for e in events) - min(e.start for e in events)
+    predicted[name] = max(plan.peak_live) / chunks[name], float(plan.bubble)
+    seen[name] = max(kept) / chunks[name], seconds / (3 * 8 * STEP) - 1
     if name in ("1f1b", "zb_h1"):
-        display(gantt(events, plan.events(STEP), by="name", title=f"{name}: predicted above, measured below"))
-    kept = [one[name][0][1] for one in measured]
+        display(planned_and_done(plan.events(STEP), events, f"{name}: the plan (thin) and the fastest of five runs"))
     print(f"{name:12} most activations kept, by rank: predicted {plan.peak_live}, measured {kept}")
     chrome_trace(events, Path(".work/03_pipeline_1f1b") / f"{name}.json", plan.events(STEP))
-
-fig, ax = plt.subplots(figsize=(7, 2.4))
-for i, (name, (predicted, seen)) in enumerate(bubbles.items()):
-    ax.bar([i - 0.2, i + 0.2], [predicted, seen], width=0.38, color=["0.75", "0.35"])
-ax.set_xticks(range(4), bubbles)
-ax.set(ylabel="bubble", title="predicted (light) and measured (dark)")
-plt.show()
+display(trade_off(predicted, seen, "Four lists on four processes: p=4, m=8"))
 
 # %% [markdown]
-# Each ran three times; you see the fastest. What you measure lies above the prediction: processes wake up late from a
-# sleep, messages take time, and four ranks share your machine with everything else that runs on it. Each run was also
-# written to `.work/03_pipeline_1f1b/` as a trace file. Open one at ui.perfetto.dev to zoom.
+# Memory is as predicted. Time lies above the prediction: a process wakes up late from its sleep, messages take time,
+# and four ranks share your machine with everything else that runs on it. The interleaved list waits for more than twice
+# as many messages as 1F1B, and usually loses most. Look in the pairs of rows for the place where a rank first falls
+# behind its plan: all that depends on it is late from there on.
 #
 # ### The same gradient, in every order
 #
-# Now with numbers. Four ranks, one `SplitStage` each, the loss is the sum of all outputs. The serial twin is one process
-# that runs all four layers on the whole batch.
+# The next cell runs your lists with numbers: four ranks, one `SplitStage` each, and the loss is the sum of all outputs.
+# It compares each rank's weight gradient with that of the *serial twin*, one process that runs all four layers on the
+# whole batch.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs gpipe,one_f_one_b,split_stage,zb_h1
 import torch
 from exercises.gpipe import gpipe
@@ -530,9 +618,9 @@ batch = torch.randn(M, 4, H, generator=g)
 
 
 def gradient(name, function):
-    """This rank's weight gradient after one batch."""
+    """This rank's weight gradient after one batch, and in which order the list adds up the microbatches."""
     schedule = schedule_from_text(name, [function(r, world, M) for r in range(world)])
-    mine = SplitStage(weights[rank])
+    mine = SplitStage(weights[rank].clone())
 
     def backward(i, dy):
         dx = mine.backward(i, torch.ones(4, H) if dy is None else dy)
@@ -540,15 +628,14 @@ def gradient(name, function):
             mine.weights(i)
         return dx
 
-    stage = FunctionStage(lambda i, x: mine.forward(i, batch[i] if x is None else x), backward, mine.weights)
+    stage = FunctionStage(lambda i, x: mine.forward(i, batch[i].clone() if x is None else x), backward, mine.weights)
     run(schedule, [stage], mail, Hidden(torch.Size([4, H]), torch.float32))
-    order[name] = [a.microbatch for a in schedule.actions[rank] if a.kind == ("W" if schedule.splits else "B")]
-    return mine.grad
+    adds = "W" if schedule.splits else "B"
+    return mine.grad, [a.microbatch for a in schedule.actions[rank] if a.kind == adds]
 
 
-order = {}  # in which each list adds up the microbatches
 mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=world)))
-grads = {f.__name__: gradient(f.__name__, f) for f in (gpipe, one_f_one_b, zb_h1)}
+found = {f.__name__: gradient(f.__name__, f) for f in (gpipe, one_f_one_b, zb_h1)}
 
 twin = [w.clone().requires_grad_() for w in weights]
 x = batch.flatten(0, 1)
@@ -556,26 +643,32 @@ for w in twin:
     x = torch.tanh(x @ w)
 x.sum().backward()
 
-for name, grad in grads.items():
+for name, (grad, order) in found.items():
     apart = (grad - twin[rank].grad).norm() / twin[rank].grad.norm()
-    print(f"{name:12} equals the serial twin to five digits: {apart.item() < 1e-5}")
-same = [torch.equal(grads[a], grads[b]) for a in grads for b in grads if order[a] == order[b]]
-print("lists that add up in the same order agree to the last bit:", all(same))
+    print(f"{name:12} adds up {' '.join(map(str, order))}   within 1e-5 of the serial twin: {apart.item() < 1e-5}")
+same = [torch.equal(a, b) for a, i in found.values() for b, j in found.values() if i == j]
+print("lists that add up in the same order agree in every bit:", all(same))
 
 # %% [markdown]
-# To the last bit, because they add their microbatches up in the same order: 1F1B and ZB-H1 from 0 to 7, and GPipe, too,
-# if yours goes back from the first microbatch. Floating-point sums depend on their order, and on nothing else here.
+# A floating-point sum depends on the order in which it is added up. Two lists that add up the microbatches in the same
+# order do the same additions, so their gradients agree in every bit. A list that adds up in another order (GPipe's
+# backwards may go from the last microbatch to the first) agrees only up to rounding, and so does the twin, which adds
+# up the whole batch inside one matrix product.
 #
 # ### A matrix that lives twice
 #
 # Many models use one matrix for the embedding and for the output layer. In a pipeline the first stage embeds and the
-# last computes the logits, so both hold a copy, and each copy sees only the gradient of its own use. Step with those,
-# and after one step you have two different matrices.
+# last computes the logits, so both hold a copy, and each copy sees only the gradient of its own use. If each steps with
+# its own gradient, there are two different matrices after one step.
 #
-# The cure: the two ranks sum their gradients. Equal copies that take equal steps stay equal for ever.
+# The cure: the two ranks sum their gradients. Equal copies that take equal steps stay equal. By hand: rank 0 has the
+# gradient (1, 2), the last rank (10, 20); then both return (11, 22).
 #
 # **Exercise.** Sum `grad` over the first and the last rank. Other ranks have `None` and return it; they send nothing.
-# Remember lab 01: *every* rank creates every group.
+# Remember lab 01: `dist.new_group` must be called by *every* rank, also by those that will not be in the group.
+#
+# A real program creates its groups once, when it starts (`comm/mesh.py`). This function gets nothing but a gradient, so
+# it may create the group in each call, or at the first call and keep it.
 
 # %%
 # %%exercise sync_tied
@@ -599,19 +692,21 @@ def sync_tied(grad: torch.Tensor | None) -> torch.Tensor | None:
 check("sync_tied")
 
 # %% [markdown]
-# Two things follow for the rest of the system. The gradient's *norm* counts the matrix once, not twice; and a checkpoint
-# saves it once.
+# Two things follow for the rest of the system. The gradient's *norm* counts the matrix once, not twice; and a
+# checkpoint saves it once.
 #
 # ### On a machine with GPUs
 #
-# Nothing changes but the stages: real matrix products in place of sleep, and NCCL in place of gloo.
+# The folded cell runs two schedules on GPUs: matrix products in place of sleep, NCCL in place of gloo. Without two GPUs
+# it prints one line, and the lab goes on.
 #
-# A GPU works on *streams*: queues, each in its own order. The stage's products are on the current one; a receive that is
-# posted ahead waits on another, for a message that our own products help to make. To time its products a stage waits for
-# the current stream. `torch.cuda.synchronize()` would wait for all of them, so also for that message: the stages would
-# wait for each other for ever.
+# One thing is new. A GPU works on *streams*: queues, each in its own order. The products of a stage are on the current
+# stream; a receive that was posted ahead waits on another stream. For example, rank 0 has posted the receive for its
+# `B0` and now computes `F0`. The message for `B0` comes when rank 1 has done its `F0` and `B0`, and for these it needs
+# the output of rank 0's `F0`. To time `F0`, rank 0 waits for the current stream only. `torch.cuda.synchronize()` waits
+# for all streams, so also for that message: rank 0 would wait for rank 1 before it sends what rank 1 waits for.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun --gpus 2 --name gpus --out on_gpus
 import torch
 from minimegatron import trace
@@ -653,23 +748,26 @@ finish()
 
 # %%
 if on_gpus:
+    from minimegatron.parallel.schedule_sim import simulate
+    from minimegatron.parallel.schedules import build_schedule
     from minimegatron.trace import Event
-    from minimegatron.viz.timeline import gantt
+    from minimegatron.viz.paired import planned_and_done
 
     gpus = on_gpus.nproc
     for name in ("1f1b", "zb_h1"):
         events = [Event(*e[:5], note=e[5]) for one in on_gpus.reports for e in one[name]]
         unit = min(e.seconds for e in events if e.name == "F")
         plan = simulate(build_schedule(name, gpus, 4 * gpus))
-        display(gantt(events, plan.events(unit), by="name", title=f"{name} on {gpus} GPUs"))
+        display(planned_and_done(plan.events(unit), events, f"{name} on {gpus} GPUs: the plan (thin) and the run"))
 
 # %% [markdown]
 # ### Train
 #
 # Your `one_f_one_b` runs a Llama of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal.
-# The stages and their autograd are the package's.
+# The stages and their autograd are the package's. The folded cell trains for 40 steps, about 20 s, and compares the two
+# copies.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
 import itertools
 
@@ -732,24 +830,29 @@ copies = [torch.empty_like(tied) for _ in range(world)]
 dist.all_gather(copies, tied.detach())
 if rank == world - 1:
     print(f"loss per byte fell by more than a quarter: {losses[-1] < losses[0] * 3 / 4}")
-    print(f"after {STEPS} steps the two copies are equal to the last bit: {torch.equal(*copies)}")
+    print(f"after {STEPS} steps the two copies agree in every bit: {torch.equal(*copies)}")
 report(losses)
 finish()
 
 # %%
 # %%needs one_f_one_b sync_tied
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE
+
 fig, ax = plt.subplots(figsize=(7, 2.6))
-ax.plot(trained.reports[1], color="black")
+ax.plot(trained.reports[1], **MEASURED_LINE)
 ax.set(xlabel="step", ylabel="loss per byte", title="Your 1F1B, training on two stages")
 plt.show()
 
 # %% [markdown]
 # ## 6 · Break it
 #
-# Somebody optimised the weight gradient: "`+=` reads and writes the buffer, `=` only writes it". The pipeline runs, and
-# it is a little faster. Two ranks, eight microbatches; the serial twin beside it.
+# A colleague has made the stages of a pipeline a little faster. It still runs, and its loss falls. The folded cell
+# trains it on two ranks with eight microbatches and your 1F1B, and its serial twin beside it. Leave the cell folded
+# for now. What it prints shows that something is wrong; what it leaves in `evidence` is enough to find out what.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs one_f_one_b --out evidence
 import torch
 from exercises.one_f_one_b import one_f_one_b
@@ -820,14 +923,17 @@ for step in range(41):
 print(f"gradient norm at the first step:   pipeline {norms[0]:.3f}   serial {norms[1]:.3f}")
 
 # %% [markdown]
-# The first loss is right to the last digit, and it falls as a loss should. The serial twin is ten steps ahead, but you
-# have no twin when you train for real: you would try another learning rate. The norm of the first gradient says at once
-# that something is lost.
+# The first loss is equal in all digits shown, and it falls as a loss should. The twin's falls faster; a real training
+# run has no twin, and its loss alone would show nothing. Beside the twin's, the norm of the first gradient shows at
+# once that something is lost.
 #
-# *What* is lost? You know the gradient that the pipeline ended with, and you can compute each microbatch's own gradient
-# in one process. If some were dropped, the first is a sum of *some* of the others.
+# *What* is lost? `evidence` holds, for each rank, the gradient with which the pipeline ended its first step and the
+# gradients of the eight microbatches, computed one by one in one process. If some microbatches were lost, the
+# pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0), (-2, 1,
+# 0) and (1, 1, 1), the sum (2, 1, 1) holds the first and the last, so the answer is [0, 2].
 #
-# **Exercise.** Which ones? Return their indices in order. The tensors are different enough that there is one answer.
+# **Exercise.** Which microbatches are in the sum? Return their indices in order. Gradients are similar, but different
+# enough that there is one answer.
 
 # %%
 # %%exercise survivors
@@ -849,34 +955,50 @@ check("survivors")
 # %%
 # %%needs one_f_one_b survivors
 for rank, (got, grads) in enumerate(evidence):
-    print(f"rank {rank}: of {len(grads)} microbatches, the gradient holds {survivors(got, grads)}")
+    left = [int(i) for i in survivors(got, grads)]
+    print(f"rank {rank}: of {len(grads)} microbatches, the gradient holds {left}")
 
 # %% [markdown]
-# Only the last one. `self.grad = ...` overwrites; it must add. The loss looked fine because one microbatch of eight
-# points roughly the right way. Its gradient is too small, but Adam divides every gradient by its own size, so not even
-# the steps were smaller. What was left is training with an eighth of the batch, at the price of all of it.
+# Only the last one is left. Now unfold the cell of the colleague's stage and find the line in `Stage.backward` that
+# does it, before you read on.
+#
+# It is `self.grad = x.T @ dz`. It overwrites the gradient of the microbatches before, where `+=` would add to it (and
+# writing alone is faster than reading, adding and writing). The loss looked fine because the gradient of one microbatch
+# of eight points roughly in the right direction. It is too small, but Adam divides every gradient by its own size, so
+# the steps were as large as they should be. What was left was training with an eighth of the batch at the cost of the
+# whole.
 
 # %% [markdown]
 # ## 7 · Explain
 #
 # Questions an interviewer asks about pipelines. Say your answer aloud before you read on.
 #
-# 1. *GPipe and 1F1B have the same bubble. Why does everybody use 1F1B?* It keeps p activations instead of m, so m can
-#    grow until the bubble no longer matters.
-# 2. *Why not v = 16 chunks?* v times the messages, more activations, and a chunk needs at least one layer. Below some
-#    size a chunk is shorter than the message it waits for.
+# 1. *GPipe and 1F1B have the same bubble. Why is 1F1B used?* It keeps at most p activations in place of m, so m can grow
+#    until the bubble no longer matters.
+# 2. *Why not v = 16 chunks?* More than v times the messages, more activations, and a chunk needs at least one layer.
+#    Below some size a chunk takes less time than the message it waits for.
 # 3. *Blocking `send` and `recv` in 1F1B hang. Where?* In the steady state: rank r sends forward to r+1 while r+1 sends
-#    back to r. Each waits until the other takes its message. Start sends without waiting, or fuse the pair.
-# 4. *What does ZB-V cost?* Nothing in memory; but it needs F, B and W of about equal length, and an optimizer step that
-#    does not wait for the global gradient norm, or the ranks that finish first wait after all.
-# 5. *Which ranks hold the most memory in 1F1B?* The first: p activations, and the embedding. The last has one, and the
-#    logits. Real runs give both fewer layers.
+#    back to r, and each waits until the other receives. Start sends without waiting, or fuse the send with the receive.
+# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice the messages between ranks. It needs F, B and W of
+#    about equal length, at least 2p-1 microbatches, and an optimizer step that does not wait for the global gradient
+#    norm; else the ranks that finish first wait after all.
+# 5. *Which ranks hold the most memory in 1F1B?* The first keeps p activations, and the embedding. The last keeps one,
+#    and the logits. Real runs give both fewer layers.
 #
 # **Exercise.** Numbers for any run. `tokens` is the size of a microbatch, activations are sent in bf16,
-# `kept_bytes_per_token_and_layer` is what a layer keeps for its backward. Return a dict: `idle_share`, the part of *all*
-# the time that a rank is idle; `microbatches_for_5_percent`, the fewest with which the bubble is at most 0.05 (with
-# chunks, v > 1, a multiple of p: your `interleaved` takes no other); `kept_bytes_on_rank_0`, at the peak of 1F1B, or of
-# interleaved 1F1B where v > 1; `bytes_between_ranks`, sent over all borders together in one batch, both ways.
+# `kept_bytes_per_token_and_layer` is what a layer keeps for its backward. Return a dict:
+#
+# | key | value |
+# |---|---|
+# | `idle_share` | the part of *all* the time that a rank is idle |
+# | `microbatches_for_5_percent` | the fewest with which the *bubble* is at most 0.05; with chunks (v > 1) a multiple of p, because your `interleaved` takes no other |
+# | `kept_bytes_on_rank_0` | at the peak of 1F1B, or of interleaved 1F1B where v > 1 |
+# | `bytes_between_ranks` | sent over all borders together in one batch, both ways |
+#
+# By hand, for p = m = 2 and v = 1, with 2 layers, 1 token, hidden size 1 and 10 kept bytes: the idle share is 3/9; 20
+# microbatches; rank 0 keeps 2 microbatches in 1 layer, 20 bytes; and 2 microbatches cross 1 border both ways with 2
+# bytes each, 8 bytes. Another number: with p = 8 and v = 4, 35 microbatches would be enough, and the next multiple of 8
+# is 40.
 
 # %%
 # %%exercise answers
@@ -903,6 +1025,31 @@ def answers(
 # %%
 check("answers")
 
+# %% [markdown]
+# ### Your first guess
+#
+# Eight stages, eight microbatches: the idle share of all the time, for each of your lists. Nothing runs here: the
+# numbers are counted in the plans.
+
+# %%
+# %%needs one_f_one_b interleaved zb_h1
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import round_robin, schedule_from_text
+
+p = m = 8
+plans = {
+    "1f1b": schedule_from_text("1f1b", [one_f_one_b(r, p, m) for r in range(p)]),
+    "interleaved, v=2": schedule_from_text("v=2", [interleaved(r, p, m, 2) for r in range(p)], round_robin(p, 2)),
+    "interleaved, v=4": schedule_from_text("v=4", [interleaved(r, p, m, 4) for r in range(p)], round_robin(p, 4)),
+    "zb_h1": schedule_from_text("zb_h1", [zb_h1(r, p, m) for r in range(p)]),
+}
+idle = {}
+for name, schedule in plans.items():
+    steps = simulate(schedule, Costs().divided(schedule.v)).makespan
+    idle[name] = 100 * float(1 - 3 * m / steps)
+    print(f"{name:17} {float(steps):5g} steps, of which a rank works {3 * m}: idle {idle[name]:.1f} %")
+guessed("idle", round(idle["1f1b"], 1), "% idle, in the plan of 1F1B")
+
 # %%
 progress()
 
@@ -913,9 +1060,10 @@ progress()
 # |---|---|---|
 # | lists of actions | `parallel/actions.py`, `parallel/schedules.py` | one function a schedule: `core/pipeline_parallel/schedules.py` |
 # | slots and warm-up | `parallel/schedules.py` | `get_schedule_table`, `get_pp_rank_microbatches` |
-# | W later | `parallel/zero_bubble.py`, `layers/deferred.py` | not there |
+# | W later | `parallel/zero_bubble.py`, `layers/deferred.py` | `delay_wgrad_compute` puts W off; no ZB schedule |
 # | checker, simulator | `parallel/schedule_check.py`, `parallel/schedule_sim.py` | not there |
 # | the executor | `parallel/pipeline.py`, `comm/p2p.py` | `core/pipeline_parallel/p2p_communication.py` |
+# | sleep in place of computation | `parallel/rehearsal.py` | not there |
 # | tied embeddings | `models/chunks.py`, `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
 #
 # Next: lab 04, context parallelism, where one sequence is cut over many ranks.

@@ -8,6 +8,8 @@ WRONG: dict[str, list[Edit]] = {
     "bubble": [
         Edit("(v * m)", "m", told="steps of a v-th"),
         Edit("(p - 1)", "p", told="p-1 steps from the last"),
+        Edit("(p - 1) / (v * m)", "round((p - 1) / (v * m), 3)", told="Close: this is rounded"),
+        Edit("(p - 1) / (v * m)", "100 * (p - 1) / (v * m)", told="in percent"),
     ],
     "gpipe": [
         Edit("range(m)]\n", "range(m - 1)]\n", told="never does B"),
@@ -29,9 +31,19 @@ WRONG: dict[str, list[Edit]] = {
         Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", told="activations at a time"),
     ],
     "split_stage": [
-        Edit("self.grad += x.T @ dz", "self.grad = x.T @ dz", told="*adds* x.T @ dz"),
-        Edit("(1 - y * y)", "(1 - y)", told="gradient of the input is wrong"),
-        Edit("dz @ self.weight.T", "dy @ self.weight.T", told="gradient of the input is wrong"),
+        Edit("self.grad += x.T @ dz", "self.grad = x.T @ dz", told="that of the last W alone; each W *adds*"),
+        Edit("(1 - y * y)", "(1 - y)", told="1 - y², not 1 - y"),
+        Edit("(1 - y * y)", "(1 - x * x)", told="of the output; this takes x"),
+        Edit("dz @ self.weight.T", "dy @ self.weight.T", told="the slope of tanh is missing"),
+        Edit("dz @ self.weight.T", "dz @ self.weight", told="the weight is to be transposed"),
+        Edit("self.kept[microbatch] = x, dz", "self.kept[microbatch] = x, dy", told="it adds up x.T @ dy"),
+        Edit("x.T @ dz", "dz.T @ x", told="the gradient transposed"),
+        # y computed again in B
+        Edit(
+            "x, y = self.kept[microbatch]",
+            "x, y = self.kept[microbatch]\n        y = torch.tanh(x @ self.weight)",
+            told="one product each is enough: B needs only dz @ W.T",
+        ),
         # both halves in B
         Edit(
             """        x, dz = self.kept.pop(microbatch)
@@ -53,7 +65,7 @@ WRONG: dict[str, list[Edit]] = {
         self.grad += x.T @ dz""",
                 "self.grad += self.kept.pop(microbatch)",
             ),
-            told="the other is W",
+            told="x.T @ dz belongs to W",
         ),
     ],
     "zb_h1": [
@@ -80,8 +92,9 @@ WRONG: dict[str, list[Edit]] = {
         Edit("return total", "return total / 2", told="nothing is divided"),
     ],
     "answers": [
-        Edit("bubble / (1 + bubble)", "bubble", told="bubble / (1 + bubble)"),
+        Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
         Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
+        Edit("chunks * (layers // (p * v))", "chunks * layers", told="what all layers together keep"),
         Edit("2 * (p * v - 1)", "(p * v - 1)", told="come back: twice"),
         Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),
     ],

@@ -8,46 +8,109 @@
 # %% [markdown]
 # # Lab 04 · Context parallelism
 #
-# So far every rank held whole sequences. Now the sequence itself is cut. Only one thing in a transformer minds:
-# attention, where a token needs the keys and values of all tokens before it. You build two ways to bring them together,
-# a ring and an all-to-all, forward and backward, and put both into a GPT.
+# A sequence of 128 k tokens does not fit on one GPU, so the sequence itself is cut: each rank holds some of the tokens.
+# Most of a transformer works on one token at a time and needs no change. Attention does: a token needs the keys and
+# values of all tokens before it, and most of them are on other ranks.
 #
-# The seven steps: **the problem, predict, implement, run, see, break it, explain**. No GPU is needed.
+# **You build** attention that works through the keys block by block; a ring that brings every block of keys and values
+# to every rank, forward and backward; and an all-to-all that exchanges heads for tokens. At the end a GPT trains with
+# your functions and has the gradients of a single process.
+#
+# **You need** softmax and its gradient, causal attention, and `torch.autograd.Function`. Lab 01 explains ranks, groups
+# and messages; lab 02 explains what a layer keeps for its backward pass. No GPU.
+#
+# **Time**: 4 to 6 hours.
+#
+# | part | sections | minutes |
+# |---|---|---|
+# | I | 1 the problem · 2 predict · 3 softmax block by block, merge | 75–100 |
+# | II | 3 zigzag · the ring, forward · two timed pictures | 60–90 |
+# | III | 3 the ring, backward · Ulysses | 60–90 |
+# | IV | 4 run · 5 see · 6 break it · 7 explain | 60–90 |
+#
+# Run the cells from top to bottom. Where a cell says `your code here`, write yours; cells that need it wait until its
+# check has passed. After a kernel restart: run the first cell, then go on where you were.
 
 # %%
 # %load_ext course
 # %lab 04_context_parallel
 
 # %% [markdown]
+# ### Two guesses first
+#
+# Do not compute; put down the numbers that feel right.
+#
+# 1. A model of the size of Llama-3 8B trains on one sequence of 128 k tokens. How many GPUs of 80 GB do its
+#    *activations* fill, everything that the forward pass keeps for the backward pass?
+# 2. H100s share that sequence, and keys and values travel from machine to machine at 50 GB a second while the GPUs
+#    compute. How many tokens must each GPU hold before computing takes as long as the messages, which then cost no
+#    time? You compute this number at the end of the lab.
+
+# %%
+guess("gpus", None, "How many 80-GB GPUs do the activations of one sequence of 128 k tokens fill?")
+guess("tokens", None, "How many tokens must each H100 hold before computing takes as long as the messages?")
+
+# %% [markdown]
 # ## 1 · The problem
 #
-# A model the size of Llama-3 8B (32 layers, h = 4096) reads 128 k tokens. Lab 02's formula for what a GPT layer keeps
-# for its backward pass, without the scores, is `34·s·b·h` bytes. Weights do not enter.
+# The model has 32 layers and h = 4096. Lab 02 counts what one layer of a GPT keeps for its backward pass, without the
+# scores of attention: `34·s·b·h` bytes for b sequences of s tokens. The weights do not enter.
+
+# %% tags=["hide-output"]
+s, h, layers = 128 * 1024, 4096, 32
+kept = 34 * s * h * layers
+guessed("gpus", round(kept / 80e9, 1), "GPUs, by the formula of lab 02")
+
+# %% [markdown]
+# (The formula is that of a GPT layer with dropout. A layer of Llama has no dropout and fewer key and value heads, but
+# an MLP of three matrices: the package's Llama layer, in bf16 and with nothing fused, keeps 55·s·b·h. The problem is
+# the same.)
+#
+# What could help?
 
 # %%
 import matplotlib.pyplot as plt
+from minimegatron.viz.picture import INK, PREDICTED
 
-s, h, layers, gpu = 128 * 1024, 4096, 32, 80e9
-kept = 34 * s * h * layers
-degrees = [1, 2, 4, 8, 16, 32]
-
-fig, ax = plt.subplots(figsize=(7, 2.6))
-ax.bar([f"cp {c}" for c in degrees], [kept / c / 1e9 for c in degrees], color="0.6", edgecolor="black")
-ax.axhline(gpu / 1e9, color="black", linestyle="--", label="a GPU has 80")
-ax.set(ylabel="GB on one rank", title="Activations of one sequence of 128 k tokens")
-ax.legend()
+ways = {
+    "as it is": kept,
+    "tensor and sequence parallelism on 8 GPUs": kept / 8,
+    "recompute every layer": 2 * s * h * layers + 34 * s * h,
+    "context parallelism on 8 GPUs": kept / 8,
+    "context parallelism on 8, with recompute": (2 * s * h * layers + 34 * s * h) / 8,
+}
+fig, ax = plt.subplots(figsize=(7.5, 2.2))
+names = [f"{name}: {need / 1e9:.0f} GB" for name, need in ways.items()]
+ax.barh(names, [need / 1e9 for need in ways.values()], color=PREDICTED[0], hatch=PREDICTED[1], edgecolor=INK)
+ax.axvline(80, color=INK, linestyle="--", label="one GPU has 80")
+ax.set(xlabel="GB on one rank", title="Activations of one sequence of 128 k tokens")
+ax.grid(axis="y", visible=False)
+ax.invert_yaxis()
+ax.legend(loc="lower right")
 plt.show()
-print(f"one sequence: {kept / 1e9:.0f} GB of activations, {kept / gpu:.1f} GPUs full")
 
 # %% [markdown]
-# Data parallelism cannot help: a batch has no less than one sequence. A pipeline cuts the layers, but its first stage
-# keeps the activations of p microbatches. Tensor parallelism cuts to an eighth; then the machine ends.
+# * **Data parallelism** does not help: a batch has at least one sequence.
+# * **A pipeline** cuts the layers, but its first stage keeps the activations of as many microbatches as there are
+#   stages.
+# * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs,
+#   and tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
+# * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
+#   pass comes. That is 34 GB instead of 584 GB, plus 18 GB for the one layer that is being recomputed: the activations
+#   fit. (The weights of 8B parameters, their gradients and Adam's state need GPUs of their own: lab 03.) The price is
+#   a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's work grows
+#   with s²: at 128 k tokens it is 68 % of all arithmetic. One step of this one sequence is 2.0·10¹⁶ operations, with
+#   recompute 2.6·10¹⁶: 66 seconds on a GPU that reaches 400 TFLOP/s. Recompute saves memory. It does not share the
+#   work.
 #
-# **Context parallelism** gives each of C ranks s/C tokens. Norms, MLPs, embedding and loss work on one token at a time
-# and notice nothing. Attention does.
+# **Context parallelism** gives each of C ranks s/C tokens: memory *and* time are divided by C. Norms, MLPs, embedding
+# and loss work on one token at a time and need no change. Attention does.
 #
-# Which tokens? The simplest cut gives rank r the r-th piece. Below, each bar is a query, and as long as the keys that it
-# sees; its colour says whose query it is. The other cut is called *zigzag*.
+# ### Which tokens?
+#
+# The simplest cut gives rank r the r-th piece. Below, each bar is a query, and as long as the number of keys that it
+# sees; its colour says which rank holds the query. A query and a key that it sees are a *pair*. The other cut is called
+# *zigzag*.
 
 # %%
 from minimegatron.viz.sequence import causal_map
@@ -57,16 +120,16 @@ zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
 causal_map({"contiguous": contiguous, "zigzag": zigzag})
 
 # %% [markdown]
-# The area of a colour is the work of its rank. Under the plain cut the last rank works almost six times as long as the
-# first (seven times, when the sequence is long), and at every layer all wait for it. Zigzag cuts the sequence into 2C
-# chunks and gives rank r a cheap one and a dear one: chunks r and 2C-1-r.
+# The area of a colour is the work of its rank. With the contiguous cut the last rank has 5.8 times the work of the
+# first (seven times, when the sequence is long), and in every layer all ranks wait for it. Zigzag cuts the sequence
+# into 2C chunks and gives rank r one from the cheap end and one from the expensive end: chunks r and 2C-1-r.
 #
 # ## 2 · Predict
 #
 # ### Work
 #
 # **Exercise.** The pairs (query, key) that each rank's queries see, as a list by rank. A token sees itself and all
-# before it.
+# tokens before it. Eight tokens on two ranks, contiguous: rank 0 has 1 + 2 + 3 + 4 = 10 pairs, rank 1 has 26.
 
 # %%
 # %%exercise work
@@ -80,17 +143,19 @@ def work(s: int, cp: int, zigzag: bool) -> list[int]:
     return [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]
     ### END SOLUTION
 
-
 # %%
 check("work")
 
 # %%
 # %%needs work
+import matplotlib.pyplot as plt
+from minimegatron.viz.picture import INK, rank_colours
+
 fig, axes = plt.subplots(1, 2, figsize=(8, 2.3), sharey=True)
 for ax, way in zip(axes, (False, True)):
     pairs = work(131072, 8, way)
-    ax.bar(range(8), [p / 1e9 for p in pairs], color="0.6", edgecolor="black")
-    ax.set(title="zigzag" if way else "contiguous", xlabel="rank")
+    ax.bar(range(8), [p / 1e9 for p in pairs], color=rank_colours(8), edgecolor=INK)
+    ax.set(title="zigzag" if way else "contiguous", xlabel="rank", xticks=range(8))
     print(f"{'zigzag' if way else 'contiguous':10}  slowest over mean: {8 * max(pairs) / sum(pairs):.3f}")
 axes[0].set_ylabel("10⁹ pairs")
 plt.show()
@@ -98,11 +163,11 @@ plt.show()
 # %% [markdown]
 # ### Bytes
 #
-# Two ways to let every query meet every key:
+# There are two ways to let every query meet every key:
 #
 # * **Ring**: the blocks of K and V go round. At each of C-1 steps every rank sends one block to the next rank.
 # * **Ulysses**: exchange heads for tokens. An all-to-all leaves each rank with *all* tokens of a C-th of the heads.
-#   After attention a second one brings the output back.
+#   After attention a second all-to-all brings the output back.
 #
 # **Exercise.** Bytes that *one rank* sends in the forward pass of one attention. The layer has `heads` query heads and
 # `groups` key and value heads, each d wide; both are multiples of C. In an all-to-all a rank keeps its own share.
@@ -116,7 +181,6 @@ def bytes_per_layer(s: int, b: int, heads: int, groups: int, d: int, cp: int, el
     return {"ring": (cp - 1) * 2 * groups * a_head, "ulysses": (cp - 1) / cp * (2 * heads + 2 * groups) * a_head}
     ### END SOLUTION
 
-
 # %%
 check("bytes_per_layer")
 
@@ -127,29 +191,43 @@ for c in (2, 4, 8):
     print(f"cp {c}: ring {sent['ring'] / 2**20:4.0f} MiB   ulysses {sent['ulysses'] / 2**20:4.0f} MiB")
 
 # %% [markdown]
-# Ulysses sends less as C grows. The ring sends more, up to all keys and values once, 512 MiB here; but they travel while
-# the rank computes. And Ulysses cannot go beyond the number of key/value heads without copies.
+# Ulysses sends less as C grows. The ring sends more as C grows, up to all keys and values once, 512 MiB here. But the
+# ring can send while the rank computes. Whether that hides all of it is the second guess from above.
+# Ulysses needs at least one key/value head on each rank; beyond that number of ranks heads must be copied.
 #
 # ## 3 · Implement
 #
-# Tensors here have no batch: q, k, v are `[a, n, d]`, heads, tokens, width. Each comes with the *places* of its
+# Tensors here have no batch: q, k, v are `[a, n, d]`, that is heads, tokens, width. Each comes with the *places* of its
 # tokens in the whole sequence. The rule is the same for every cut: **a query at place i sees a key at place j when j
 # ≤ i.** Inputs belong to the caller: do not change them. What you return has their dtype, float64 included.
 #
 # ### Softmax, block by block
 #
-# Softmax divides by a sum over the whole row. No rank will have the whole row. So build it block by block: keep the
-# largest score so far m, the sum l, and the weighted sum of values O. With the scores S = q·kᵀ/√d of the next block:
+# Softmax divides by a sum over the whole row, and no rank will have the whole row. So you build it block by block. For
+# every query keep three numbers: the largest score so far **m**, the sum **l** of e^(S-m), and the weighted sum of
+# values **O**. Here is one query with four keys in blocks of two. All numbers can be checked by hand:
+
+# %%
+from minimegatron.viz.softmax import running_softmax
+
+running_softmax(weights=[2, 1, 8, 4], values=[3, 6, 1, 2], block=2)
+
+# %% [markdown]
+# Read the columns from left to right. Block 2 brings a larger score, ln 8. What was summed before was measured against
+# ln 2, so it shrinks by e^(ln 2 - ln 8) = 1/4 before the block is added. The end is what the whole row gives at once:
+# (2·3 + 1·6 + 8·1 + 4·2) / (2 + 1 + 8 + 4) = 28/15. **lse** is the logarithm of the row's sum of e^S, here ln 15.
+#
+# The same for tensors, with the scores S = q·kᵀ/√d of the next block:
 #
 # $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
 # O \leftarrow O\,e^{m-m'} + P\,V$$
 #
-# They start as m = -∞, l = 0, O = 0. At the end out = O/l, and **lse** = m + log l, the log of the row's sum of
-# exponentials.
+# At the start m = -∞, l = 0, O = 0. At the end out = O/l and lse = m + log l. Why the maximum at all? e^S overflows
+# for a score of 89 in float32; e^(S-m) is never above 1.
 #
-# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter), and never hold all scores of a head,
-# not in pieces either: the check measures torch's memory, so compute with torch. Skip a block that no query sees;
-# places come in any order. A query that sees nothing has out 0 and lse -∞.
+# **Exercise.** Go through the keys in blocks of `block` (the last may be shorter). Never hold all scores of a head,
+# neither in one tensor nor in a list of pieces; the check measures torch's memory, so compute with torch. Skip a block
+# that no query sees; places come in any order. A query that sees nothing has out 0 and lse -∞.
 
 # %%
 # %%exercise attend
@@ -174,20 +252,20 @@ def attend(
     return out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)
     ### END SOLUTION
 
-
 # %%
 check("attend")
 
 # %% [markdown]
 # ### Merge
 #
-# Now the blocks are on different ranks. Each gives its own `out`, already divided by its own sum, and that sum's
-# logarithm `lse`. Two such results make one: the sums add, and each `out` counts with its share of the new sum.
+# Now the blocks are on different ranks. Each piece has its own `out`, already divided by its own sum, and `lse`, the
+# logarithm of that sum. Two such results make one: the sums add, and each `out` counts with its share of the new sum.
+# A piece with sum 2 and out 4, and a piece with sum 6 and out 8: the new sum is 8, the new out 2/8·4 + 6/8·8 = 7.
 #
 # $$\text{lse}' = \log(e^{\text{lse}_1} + e^{\text{lse}_2}) \qquad
 # \text{out}' = e^{\text{lse}_1-\text{lse}'}\,\text{out}_1 + e^{\text{lse}_2-\text{lse}'}\,\text{out}_2$$
 #
-# **Exercise.** That, without overflow. Either piece, or both, may have seen nothing (lse = -∞).
+# **Exercise.** Merge two pieces without overflow. Either piece, or both, may have seen nothing (lse = -∞).
 
 # %%
 # %%exercise merge
@@ -203,7 +281,6 @@ def merge(
     finite = total.masked_fill(total == -torch.inf, 0.0)
     return torch.exp(lse - finite)[..., None] * out + torch.exp(more_lse - finite)[..., None] * more, total
     ### END SOLUTION
-
 
 # %%
 check("merge")
@@ -223,13 +300,14 @@ want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 print("two pieces, merged, are the whole attention:", torch.allclose(out, want, atol=1e-6))
 
 # %% [markdown]
+# *A good place to stop: part I ends here.*
+#
 # ### Zigzag
 #
 # **Exercise.** The places of a rank's tokens, ascending: chunk r and chunk 2C-1-r of 2C.
 #
-# Everything that depends on a place uses them: tokens and labels are picked by them, the mask compares them, and RoPE
-# turns by *their* angles. A rank that numbers its tokens 0, 1, 2, ... instead trains a model whose positions depend
-# on C.
+# All that depends on a place uses them: tokens and labels are picked by them, the mask compares them, and RoPE turns by
+# *their* angles. A rank that numbers its tokens 0, 1, 2, ... instead trains a model whose positions depend on C.
 
 # %%
 # %%exercise positions
@@ -243,34 +321,48 @@ def positions(s: int, cp: int, rank: int) -> torch.Tensor:
     return torch.cat((chunks[rank], chunks[2 * cp - 1 - rank]))
     ### END SOLUTION
 
-
 # %%
 check("positions")
 
 # %%
 # %%needs positions
+from minimegatron.viz.sequence import causal_map
+
 display(causal_map({"your zigzag: who holds which tokens": [positions(24, 3, r).tolist() for r in range(3)]}))
 
 # %% [markdown]
 # ### The ring, forward
 #
-# At step i rank r holds the block of rank (r-i) mod C. Three cases. In each, about half of the pairs are visible:
+# Each rank starts with its own block of K and V. At every step it computes with the block that it has, and the blocks
+# move on by one rank. At step i rank r has the block of rank (r-i) mod C:
+
+# %%
+from minimegatron.viz.ring import ring_steps
+
+contiguous = [range(4 * r, 4 * r + 4) for r in range(4)]
+zigzag = [[2 * r, 2 * r + 1, 14 - 2 * r, 15 - 2 * r] for r in range(4)]
+ring_steps({"contiguous": contiguous, "zigzag": zigzag})
+
+# %% [markdown]
+# With the contiguous cut, rank 0 has nothing to do from step 1 on. With zigzag every rank computes half of a block at
+# every step. Why half? There are three cases:
 #
-# | owner | your early half sees | your late half sees |
+# | owner of the block | your early half sees | your late half sees |
 # |---|---|---|
 # | you | itself | your early half, itself |
 # | an earlier rank | its early half | its early half |
 # | a later rank | nothing | both its halves |
 #
-# The places decide all that by themselves, if you attend with *each half of q apart* and in blocks of half a block:
-# `attend` skips what is hidden. (Python knows the places; no rank asks another.)
+# You need not tell the cases apart. Call `attend` *for each half of q separately*, and with `block` = n/2, half of what
+# a rank holds: `attend` compares places and skips what is hidden. No places are sent: `at` holds those of all ranks.
 #
-# A block leaves before the work on it begins, and is waited for after. `Shift(x, cp)` starts to send x to the next rank
-# and to receive from the one before; `.wait()` returns what has come.
+# **Send first, then compute.** Start to send a block before you compute with it, and wait for the next block after.
+# `Shift(x, cp)` starts to send x to the next rank and to receive from the rank before; `.wait()` returns what has come.
 #
-# `cp` is the axis of ranks that share the sequence: `cp.rank`, `cp.size`, `cp.group`. They may be a part of the world:
-# `cp.ranks[j]` is the rank in the world of rank j of `cp`. `Shift` knows that; with `dist.isend` of your own say
-# `group=cp.group`. Inputs may be views that are not contiguous; what travels must be contiguous.
+# `cp` describes the ranks that share the sequence: `cp.rank` is this rank's number among them, `cp.size` how many they
+# are, `cp.group` their process group. They may be a part of all ranks: `cp.ranks[j]` is the number in the world of rank
+# j of `cp`. `Shift` knows that. If you use `dist.isend` yourself, pass `group=cp.group`. Inputs may be views that are
+# not contiguous; what is sent must be contiguous.
 #
 # **Exercise.** `at[j]` are the places of rank j's tokens. Let K and V travel in one tensor. The check looks at bytes
 # and at the order of events.
@@ -303,20 +395,177 @@ def ring_forward(
     return out, lse
     ### END SOLUTION
 
-
 # %%
 check("ring_forward")
 
 # %% [markdown]
+# ### Is zigzag faster, and are the messages hidden?
+#
+# The folded cell times your ring on four ranks in four ways: with the contiguous cut and with zigzag; and with zigzag
+# on a slow link, once waiting for each block at once and once as you wrote it. Each way runs seven times, in turns, and
+# the fastest run counts.
+#
+# Your machine may have fewer than four cores, and ranks on one machine send through its memory, far faster than through
+# a network. So the cell simulates: a rank's clock runs only while a core works for it, and each block is delivered a
+# fixed time after both ranks started the exchange: on the slow link 0.8 times the work of a step. What is computed
+# between sending and waiting is decided by your code.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --needs attend,merge,positions,ring_forward --name timelines --out timelines
+import time
+
+import exercises.ring_forward as ring
+import torch
+import torch.distributed as dist
+from exercises.positions import positions
+
+from labkit.evidence import Witness
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+
+HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 7  # tokens of a rank
+cp = Mesh.build(ParallelConfig(context_parallel_size=world)).cp
+contiguous = list(torch.arange(TOKENS * world).chunk(world))
+zigzag = [positions(TOKENS * world, world, r) for r in range(world)]
+q, k, v = torch.randn(3, HEADS, TOKENS, WIDTH).unbind()
+attend, shift = ring.attend, ring.Shift
+
+
+class Clock:
+    """Seconds of this rank: those in which a core works for it, and those that it waits for the link."""
+
+    def restart(self):
+        self.zero, self.bars = time.thread_time(), []
+
+    def now(self):
+        return time.thread_time() - self.zero
+
+    def wait_until(self, moment):
+        self.zero -= max(0.0, moment - self.now())
+
+
+class Link:
+    """A Shift whose block arrives `seconds` after both ranks have started; the sender's clock travels along."""
+
+    seconds, at_once = 0.0, False
+
+    def __init__(self, x, cp, tag=0):
+        self.start, self.got = clock.now(), None
+        self.block = shift(x, cp, tag)
+        self.sender = shift(torch.tensor([self.start], dtype=torch.float64), cp, tag + 10)
+        if self.at_once:
+            self.got = self.wait()
+
+    def wait(self):
+        if self.got is not None:
+            return self.got
+        block, there = self.block.wait(), self.sender.wait().item()
+        arrived = max(self.start, there) + self.seconds
+        clock.wait_until(arrived)
+        clock.bars.append(("comm", self.start, arrived))
+        return block
+
+
+def timed(*inputs):
+    start = clock.now()
+    found = attend(*inputs)
+    clock.bars.append(("compute", start, clock.now()))
+    return found
+
+
+def run(at, seconds, at_once):
+    """Seconds of the slowest rank, and this rank's bars."""
+    Link.seconds, Link.at_once = seconds, at_once
+    dist.barrier()
+    clock.restart()
+    ring.ring_forward(q, k, v, at, cp)
+    last = torch.tensor(clock.now())
+    dist.all_reduce(last, dist.ReduceOp.MAX)
+    return last.item(), clock.bars
+
+
+def multiply_adds(at):
+    """In the matrix products of this rank."""
+    with Witness(rank) as witness:
+        ring.ring_forward(q, k, v, at, cp)
+    return sum(much for what, much in witness.evidence().order if what == "matmul")
+
+
+counted = {"contiguous": multiply_adds(contiguous), "zigzag": multiply_adds(zigzag)}
+clock = Clock()
+ring.attend, ring.Shift = timed, Link
+alone = [sum(b - a for kind, a, b in run(zigzag, 0.0, False)[1] if kind == "compute") for _ in range(RUNS)]
+step = torch.tensor(min(alone) / world)
+dist.broadcast(step, 0)
+ways = {
+    "contiguous": (contiguous, 0.0, False),
+    "zigzag": (zigzag, 0.0, False),
+    "wait": (zigzag, 0.8 * step.item(), True),
+    "yours": (zigzag, 0.8 * step.item(), False),
+}
+runs = [{name: run(*how) for name, how in ways.items()} for _ in range(RUNS)]
+ring.attend, ring.Shift = attend, shift
+report(({name: min(one[name] for one in runs) for name in ways}, counted))
+
+# %%
+# %%needs attend merge positions ring_forward
+from minimegatron.trace import Event
+from minimegatron.viz.timeline import beside
+
+
+def drawn(titles, kinds, title):
+    """The fastest runs below each other: {name: title}, and the kinds of bars to draw."""
+    panels = {}
+    for name, said in titles.items():
+        bars = [(r, *bar) for r, (fastest, _) in enumerate(timelines) for bar in fastest[name][1] if bar[0] in kinds]
+        seconds = timelines[0][0][name][0]
+        panels[f"{said}, {1000 * seconds:.0f} ms"] = [Event(k, k, r, a, b) for r, k, a, b in bars]
+    figure = beside(panels, labels=False, title=title)
+    figure.axes[0].set_xlim(right=1.005 * figure.axes[0].get_xlim()[1])
+    return figure
+
+
+most = {name: max(counted[name] for _, counted in timelines) for name in ("contiguous", "zigzag")}
+for name, much in most.items():
+    print(f"{name:10}  multiply-adds of the slowest rank: {much / most['zigzag']:.2f} times those of zigzag")
+both = {name: f"{name}: {much / 1e6:,.0f} million multiply-adds on the slowest rank" for name, much in most.items()}
+display(drawn(both, ("compute",), "Four ranks; a bar: one call of your attend; a sliver: all of it hidden, skipped"))
+
+# %% [markdown]
+# By pairs, the last of four contiguous ranks has 1.75 times the mean. Your code computes a little more: cut each rank's
+# scores with a block into four quarters, as in the ring picture, and count those computed: the last contiguous rank
+# 3 + 4·3 = 15, a zigzag rank 3 + 2·3 = 9, because a quarter on the diagonal is computed whole and then masked. The
+# titles give the multiply-adds of the slowest rank: 15 to 9, 1.67, on every machine.
+#
+# The ratio of the times is smaller: masking, merging and the handling of messages cost time with both cuts, and the
+# last contiguous rank computes while others rest, so it has the caches and the memory for itself. Expect 1.0 to 1.5. On
+# a busy machine the difference can vanish: run the cell again.
+
+# %%
+# %%needs attend merge positions ring_forward
+both = {"wait": "wait at once, then compute", "yours": "yours"}
+display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
+
+# %% [markdown]
+# A dark bar is a block on its way. In the upper picture the cores rest meanwhile. In yours they compute, and the
+# message costs only the time by which it is longer than the work beside it.
+#
+# *A good place to stop: part II ends here.*
+#
 # ### A piece, backward
 #
 # Nothing was kept of the scores. The backward pass computes P again, and here lse pays off: `P = exp(S - lse)`, with
-# the *final* lse, is right for any piece of the keys by itself. Nothing has to be merged. The gradients are plain
-# sums over pieces.
+# the *final* lse of the whole row, is right for any piece of the keys by itself. Nothing has to be merged. The
+# gradients are plain sums over pieces.
 #
 # $$dV = P^T\,dout \qquad dP = dout\,V^T \qquad dS = P\,(dP - D)/\sqrt d \qquad dQ = dS\,K \qquad dK = dS^T Q$$
 #
 # where D = rowsum(dout · out), with the final out.
+#
+# By hand: one query sees four keys and every score is 0, so P = 1/4 for each and lse = log 4. Let d = 4, and let only
+# the first number of the values and of dout differ from 0: values 2, 4, 9, 1, so out = 4, and dout = 8. Then dV = 2 for
+# every key; dP = 16, 32, 72, 8; D = 8·4 = 32; dS = (dP - 32)/4/2 = -2, 0, 5, -3. The sum of dS is 0: adding the same
+# number to all scores changes no softmax. The check's first case has these numbers.
 #
 # **Exercise.** One piece's terms. You may hold this piece's scores whole.
 
@@ -338,7 +587,6 @@ def piece_backward(
     return ds @ k, ds.mT @ q, p.mT @ dout
     ### END SOLUTION
 
-
 # %%
 check("piece_backward")
 
@@ -346,8 +594,17 @@ check("piece_backward")
 # ### The ring, backward
 #
 # K and V go round again. dQ stays here: add up the pieces. dK and dV belong to the block's *owner*, but every rank
-# has a part of them. So they travel too, one step behind their block: add your part to what has come, send the sum
-# on. After C hops the gradient is home.
+# computes a part of them. So they travel too, one step behind their block: add your part to what has come, and send the
+# sum on. The gradient of the block of rank 0, on three ranks:
+#
+# | step | the block of rank 0 is on | its gradient, after this rank has added its part |
+# |---|---|---|
+# | 0 | rank 0 | part of rank 0; sent to rank 1 |
+# | 1 | rank 1 | parts of ranks 0 and 1; sent to rank 2 |
+# | 2 | rank 2 | parts of ranks 0, 1 and 2; sent to rank 0 |
+# | after | | complete, on rank 0 |
+#
+# After C hops every gradient is back at its owner.
 #
 # **Exercise.** `Shift(x, cp, tag=1)` keeps the second stream apart from the first. There are at least two ranks. (For
 # brevity you may compute hidden halves here; the package does not.)
@@ -382,19 +639,29 @@ def ring_backward(
     return dq, dk, dv
     ### END SOLUTION
 
-
 # %%
 check("ring_backward")
 
 # %% [markdown]
 # ### Ulysses
 #
-# `all_to_all_single` cuts dim 0 into C pieces, sends piece j to rank j, and stacks what comes, by rank. Let dim 0 be
-# the heads: rank r gets its a/C heads of everybody's tokens. But they arrive rank by rank, and rank r holds chunks r
-# and 2C-1-r. Four ranks: chunks 0 7 1 6 2 5 3 4. Ordinary attention wants them in order.
+# Before the exchange a rank has some tokens of all heads, afterwards all tokens of some heads. Four ranks, four heads,
+# eight chunks in zigzag:
+
+# %%
+from minimegatron.viz.sequence import heads_for_tokens as exchange
+
+exchange(heads=4, held=[[r, 7 - r] for r in range(4)])
+
+# %% [markdown]
+# `all_to_all_single(output, input, group=cp.group)` cuts dim 0 of `input` into C pieces, sends piece j to rank j, and
+# stacks what arrives in `output`, in the order of the ranks. Let dim 0 be the heads: rank r gets its a/C heads of all
+# ranks' tokens. They arrive rank by rank, as in the second drawing: chunks 0 7 1 6 2 5 3 4. Ordinary attention wants
+# them in the order of the sequence, as in the third.
 #
-# It copies memory as it lies: both of its tensors must be contiguous, and x need not be. (`torch.empty_like` of a view
-# that is not contiguous is not contiguous either.) Say `group=cp.group`.
+# `all_to_all_single` copies memory as it lies: both of its tensors must be contiguous, and x need not be.
+# (`torch.empty_like` of a view that is not contiguous is not contiguous either.) `cp` is the same object as in the
+# ring; without `group=cp.group` the call would go to all ranks of the world.
 #
 # **Exercise.** Both ways. The second undoes the first; it is also its backward pass, since both only move numbers.
 
@@ -425,16 +692,17 @@ def tokens_for_heads(y: torch.Tensor, cp) -> torch.Tensor:
     return arrived
     ### END SOLUTION
 
-
 # %%
 check("ulysses")
 
 # %% [markdown]
+# *A good place to stop: part III ends here.*
+#
 # ## 4 · Run
 #
 # ### Four ranks, one attention
 #
-# Beside the serial twin: one process with the whole sequence and torch's own attention.
+# The four ranks are compared with a *serial twin*: one process with the whole sequence and torch's own attention.
 
 # %%
 # %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses
@@ -469,10 +737,11 @@ print("ulysses: out as in one process:", torch.allclose(tokens_for_heads(y, cp),
 # %% [markdown]
 # ### In a GPT
 #
-# The package builds its attention from a class that you can name. Here are two, made of your functions. Batch and heads
-# fold into one dim: attention treats them alike.
+# The package builds its attention from a class that you can name. The folded cell makes two such classes of your
+# functions: `RingCore` calls `ring_forward` and `ring_backward`, `UlyssesCore` exchanges heads, attends, and exchanges
+# back. Batch and heads fold into one dim, because attention treats them alike.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 1 --needs positions,ring_forward,ring_backward,ulysses --name context_cores
 import torch
 import torch.nn.functional as F
@@ -548,10 +817,14 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Now a Llama of two layers. Each rank embeds its tokens, turns queries and keys by the angles of *its* places, and
-# has its tokens' losses. The loss is a sum over all tokens divided by their number; a rank has some terms of the sum.
-# So its gradient is a part as well: **sum the gradients over cp**. Forget that and nothing crashes.
+# computes the losses of its tokens. The loss is a sum over all tokens divided by their number; a rank has some terms of
+# the sum. So its gradient is a part as well: **sum the gradients over cp**. Forget that and nothing crashes.
+#
+# The folded cell compares loss and every gradient of one step with the serial twin, for both cores and for 2 and 4
+# ranks. Its last run makes a mistake on purpose: each rank turns its queries and keys as if its tokens stood at places
+# 0, 1, 2, ...
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name gpt
 import torch
 from context_cores import RingCore, UlyssesCore, layer_with
@@ -605,17 +878,16 @@ loss, grads = step(mesh, RingCore, torch.arange(s // 4))
 print(f"{'RoPE by places on the rank':30} loss {loss:.3f}   gradient norm {norm(grads):.3f}")
 
 # %% [markdown]
-# The last line is the mistake from above: each rank turns by 0, 1, 2, ... It is a fine loss, of another model. Only the
-# twin can tell.
-
-# %% [markdown]
+# The last line is the mistake: RoPE by places on the rank. The loss looks fine, but it is that of another model. Only
+# the twin shows the difference.
+#
 # ## 5 · See
 #
 # ### Bytes: predicted and counted
 #
-# One attention, forward, on four ranks: your functions and the package's.
+# One attention, forward, on two and on four ranks. The folded cell counts what your functions and the package's send.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,positions,ring_forward,ring_backward,ulysses --out moved
 import torch
 from exercises.bytes_per_layer import bytes_per_layer
@@ -633,57 +905,67 @@ from minimegatron.models.zoo import family_config
 s, heads, d = 128, 8, 16
 config = family_config("llama", num_layers=1, hidden_size=heads * d, num_attention_heads=heads, num_query_groups=heads,
                        vocab_size=256)  # fmt: skip
-at = [positions(s, world, r) for r in range(world)]
-q, k, v = torch.randn(3, heads, s // world, d).unbind()
 
 
-def counted(function):
+def counted(function, size):
     """Bytes that this rank sends."""
     with Witness(rank) as witness:
         function()
     seen = witness.evidence()
-    return seen.nbytes("send") + seen.nbytes("all_to_all") * (world - 1) / world
+    return seen.nbytes("send") + seen.nbytes("all_to_all") * (size - 1) / size
 
 
-def ulysses():
-    tokens_for_heads([heads_for_tokens(t, cp) for t in (q, k, v)][0], cp)
-
-
-predicted = bytes_per_layer(s, 1, heads, heads, d, world, 4)
 rows = {}
-for way, kind in (("ring", "p2p"), ("ulysses", "a2a")):
-    mesh = Mesh.build(ParallelConfig(context_parallel_size=world, cp_comm_type=kind))
-    cp, core = mesh.cp, CoreAttention(config, mesh)
-    there = [t.transpose(0, 1).unsqueeze(1) for t in (q, k, v)]  # [n, b, heads, d]
-    yours = counted((lambda: ring_forward(q, k, v, at, cp)) if way == "ring" else ulysses)
-    rows[f"{way}, yours"] = predicted[way], yours
-    rows[f"{way}, the package's"] = predicted[way], counted(lambda: core(*there))
-out, lse = ring_forward(q, k, v, at, cp)
-back = counted(lambda: ring_backward(out, q, k, v, out, lse, at, cp))
-for name, (want, got) in rows.items():
-    print(f"{name:22} predicted {want / 1024:.0f} KiB   counted {got / 1024:.0f} KiB")
-print(f"{'ring, your backward':22} {back / predicted['ring']:.2f} times the forward")
+for size in (2, 4):
+    at = [positions(s, size, r) for r in range(size)]
+    q, k, v = torch.randn(3, heads, s // size, d).unbind()
+    predicted = bytes_per_layer(s, 1, heads, heads, d, size, 4)
+    for way, kind in (("ring", "p2p"), ("ulysses", "a2a")):
+        mesh = Mesh.build(ParallelConfig(context_parallel_size=size, cp_comm_type=kind))
+        cp, core = mesh.cp, CoreAttention(config, mesh)
+        there = [t.transpose(0, 1).unsqueeze(1) for t in (q, k, v)]  # [n, b, heads, d]
+        if way == "ring":
+            yours = counted(lambda: ring_forward(q, k, v, at, cp), size)
+        else:
+            yours = counted(lambda: tokens_for_heads([heads_for_tokens(t, cp) for t in (q, k, v)][0], cp), size)
+        rows[way, size] = predicted[way], yours, counted(lambda: core(*there), size)
+        print(f"{way:7} cp {size}   predicted {predicted[way] / 1024:.0f} KiB   yours {yours / 1024:.0f} KiB   "
+              f"the package {rows[way, size][2] / 1024:.0f} KiB")  # fmt: skip
+    if size == 4:
+        out, lse = q.clone(), q.new_zeros(q.shape[:2])
+        back = counted(lambda: ring_backward(out, q, k, v, out, lse, at, cp), size)
+        print(f"ring, your backward on 4 ranks: {back / predicted['ring']:.2f} times the forward")
 report(rows)
 
 # %%
 # %%needs bytes_per_layer positions ring_forward ring_backward ulysses
-from minimegatron.viz.volume import bars
+from minimegatron.viz.growth import against_ranks
 
-predicted, measured = ({name: row[i] for name, row in moved[0].items()} for i in (0, 1))
-display(bars(predicted, measured, title="One attention, forward, four ranks"))
+
+def kib(way):
+    return lambda cp: bytes_per_layer(128, 1, 8, 8, 16, cp, 4)[way] / 1024
+
+
+yours = {way: {c: got[1] / 1024 for (of, c), got in moved[0].items() if of == way} for way in ("ring", "ulysses")}
+display(against_ranks({way: kib(way) for way in ("ring", "ulysses")}, yours, ranks=(2, 4, 8), ylabel="KiB of one rank",
+                      title="Bytes that a rank sends in one attention, forward"))  # fmt: skip
 
 # %% [markdown]
-# Your backward makes C-1 hops with K, V and C with their gradients: 7 for 3. The package saves one: the gradient of a
-# rank's own part never leaves, so C-1 are enough.
+# Here there are as many key/value heads as query heads. On two ranks both ways send the same; then the ring's bytes
+# grow towards all keys and values, and those of Ulysses fall.
+#
+# If your backward makes C-1 hops with K and V and C with their gradients, it sends 7 blocks for 3 on four ranks, 2.33
+# times the forward's bytes. The package saves one hop: the gradient of a rank's own part never leaves, so C-1 are
+# enough.
 #
 # ### Memory
 #
-# What does a whole layer keep for its backward pass, on one rank, with your ring inside? Count as in lab 02: each piece
-# of memory that autograd saves, once, parameters left out. Then fit the slope of log(bytes) against log(cp): 1/cp is a
-# slope of -1.
+# What does a whole layer keep for its backward pass, on one rank, with your ring inside? The folded cell counts as in
+# lab 02: each piece of memory that autograd saves, once, parameters left out. It does so for 1, 2 and 4 ranks and three
+# lengths, and fits the slope of log(bytes) against log(cp): bytes that fall as 1/cp have slope -1.
 
-# %%
-# %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name memory --out kept
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --needs positions,ring_forward,ring_backward,ulysses --name memory --out layer_bytes
 import math
 
 import torch
@@ -738,17 +1020,20 @@ report([[s, c, nbytes] for (s, c), nbytes in table.items()])
 
 # %%
 # %%needs positions ring_forward ring_backward ulysses
+import matplotlib.pyplot as plt
+from minimegatron.viz.picture import INK
+
 fig, ax = plt.subplots(figsize=(7, 2.8))
 for c, style in ((1, "o-"), (2, "s--"), (4, "^:")):
-    points = [(s, nbytes / 1024) for s, of, nbytes in kept[0] if of == c]
-    ax.plot(*zip(*points), style, color="black", label=f"cp {c}")
+    points = [(s, nbytes / 1024) for s, of, nbytes in layer_bytes[0] if of == c]
+    ax.plot(*zip(*points), style, color=INK, label=f"cp {c}")
 ax.set(xlabel="tokens of the sequence", ylabel="KiB kept by one rank", title="Activations of one layer")
 ax.set_xticks([128, 256, 512])
 ax.legend()
 plt.show()
 
 # %% [markdown]
-# Twice the ranks, twice the sequence, the same memory. Nothing of s × s is left.
+# Twice the ranks, twice the sequence, the same memory. Nothing of size s × s is left.
 #
 # On a machine with GPUs the next cell runs the package's attention over 128 k tokens on all of them.
 
@@ -782,7 +1067,8 @@ if long_sequence:
 # %% [markdown]
 # ## 6 · Break it
 #
-# Somebody simplified the ring: "`block` is at hand when the forward ends, so save that". Read the class, then the run.
+# A colleague has simplified the ring: "`block` is at hand when the forward pass ends, so save that." Read the class.
+# Where is the mistake? If you do not see it, go on: the runs below show what it does.
 
 # %%
 # %%ranks 1 --needs positions,attend,merge,ring_forward,ring_backward,ulysses --name simplified
@@ -820,11 +1106,11 @@ class SimplerRing(torch.autograd.Function):
 class SimplerCore(RingCore):
     function = SimplerRing
 
+# %% [markdown]
+# The folded cell trains two small Llamas for 41 steps on the same data: one on two ranks with `SimplerCore`, one in a
+# single process. It prints the losses, the norm of the first gradient, and which gradients of the last layer are right.
 
-if __name__ == "__main__":
-    print("one core:", SimplerCore.__name__)
-
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs positions,attend,merge,ring_forward,ring_backward,ulysses --name suspect
 import torch
 from context_cores import layer_with
@@ -882,15 +1168,15 @@ for name, got, want in pairs:
         print(f"  {name.removeprefix('decoder.layers.1.'):40} {'right' if right else 'wrong'}")
 
 # %% [markdown]
-# The loss of step 0 is right to the last digit, and then it falls. The gradient norm is off at the first step. And
-# the list says where to look: in the last layer everything *after* the core of attention is right, `linear_qkv` and
-# the norm before it are wrong. So the forward pass is right and the core's backward is not.
+# The loss of step 0 equals that of the twin, and then it falls. But the gradient norm is off at the first step. And the
+# list says where to look: in the last layer everything *after* the core of attention is right, `linear_qkv` and the
+# norm before it are wrong. So the forward pass is right and the core's backward pass is not.
 #
 # Look at each step of it. Below, four ranks walk the ring with what `SimplerRing` saves and keep every step's share of
-# dq. At step i rank r *should* use the block of rank (r-i) mod C, and it does use those places.
+# dq. At step i rank r *should* use the block of rank (r-i) mod C, and it does use the places of that rank.
 #
 # **Exercise.** Whose keys and values did it really use? `dqs[i]` is step i's share; `ks[j]`, `vs[j]` are the blocks
-# of all ranks. Return a list of ranks, one a step. Your `piece_backward` is the tool.
+# of all ranks. Return a list of ranks, one for each step. Your `piece_backward` is the tool.
 
 # %%
 # %%exercise blocks_used
@@ -911,7 +1197,6 @@ def blocks_used(
         used.append(int(torch.stack(apart).argmin()))
     return used
     ### END SOLUTION
-
 
 # %%
 check("blocks_used")
@@ -943,9 +1228,9 @@ used = blocks_used(dqs, dout[rank], q[rank], out.detach(), lse.detach(), list(k)
 print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, used {used}")
 
 # %% [markdown]
-# Every rank is one ahead. After the forward's last step `block` is the last block *received*, that of the next rank;
-# the backward takes it for its own. With its places, its mask and its way home it does everything right, with another
-# rank's keys. The cure is to save `k, v`, as `Ring` does above.
+# Every rank is one ahead. After the forward pass `block` is the last block *received*, that of the next rank; the
+# backward pass takes it for its own. Places, mask and the way home are right; the keys and values are another rank's.
+# The cure is to save `k, v`, as `Ring` does above.
 #
 # It is a natural mistake: the variable was right when the loop began. And no shape, no error, no NaN and no loss curve
 # tells.
@@ -959,23 +1244,29 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 #    its unfinished output along.
 # 2. *Why is the gradient of K and V summed and the output merged?* The output is divided by a sum over all keys. The
 #    backward pass has that sum already (lse); each piece's gradient is a term.
-# 3. *Can dropout or a sliding window break the balance?* Dropout no. A window does: both chunks of a rank then cost the
-#    same, and a contiguous cut would do.
+# 3. *Do dropout or a sliding window break the balance?* Dropout does not. With a window of w tokens nearly every token
+#    sees w keys, wherever it stands, so nearly all tokens cost the same and every cut is balanced. Only the first w
+#    tokens see fewer: for 1,024 tokens, 8 ranks and w = 128 the slowest rank has 1.066 times the mean, with either cut.
+#    Zigzag is not needed there, and the contiguous cut needs the blocks of fewer other ranks.
 # 4. *Ring or Ulysses?* Ulysses inside a machine, up to as many ranks as there are key/value heads; the ring across
-#    machines, where it hides. Or both: all-to-all inside, a ring outside.
+#    machines, where its messages are hidden behind the work. Or both: all-to-all inside, a ring outside.
 # 5. *What else must know about cp?* Data loading (cut by places, labels shifted before), RoPE, the loss (divide by all
 #    tokens), and the gradient sum: over dp *and* cp.
+# 6. *Why not recompute instead?* It saves memory for a third more arithmetic, and one GPU still does all of it. The two
+#    go together well: context parallelism first, then recompute for what still does not fit.
 #
 # **Exercise.** Numbers for any run. Return a dict:
 #
-# * `slowest_over_mean`: with a contiguous cut, the work of the slowest rank over the mean;
+# * `slowest_over_mean`: with a contiguous cut, the work of the slowest rank over the mean, in the limit of a long
+#   sequence;
 # * `ring_over_ulysses`: bytes of the ring over bytes of Ulysses, forward;
 # * `largest_ulysses`: the largest cp for Ulysses without copies, when tp has already shared the heads (tp divides
 #   `groups`);
-# * `sequence_multiple`: what s must be a multiple of, with zigzag over cp, when sequence parallelism over tp cuts each
-#   *chunk* evenly, as Megatron asks;
-# * `tokens_to_hide`: tokens *per rank* from which the forward ring is hidden: a step of zigzag computes for as long
-#   as a block travels. `flops` a second, `bandwidth` in bytes a second; a multiply-add is two operations.
+# * `sequence_multiple`: s must be a multiple of this number, so that zigzag over cp gives 2·cp equal chunks *and* each
+#   chunk can be cut into tp equal pieces for sequence parallelism;
+# * `tokens_to_hide`: tokens *of one rank* from which the forward ring is hidden: a step of zigzag computes for as long
+#   as a block travels. A rank does `flops` operations a second and sends `bandwidth` bytes a second; a multiply-add is
+#   two operations. Not rounded.
 
 # %%
 # %%exercise answers
@@ -994,9 +1285,30 @@ def answers(
     }
     ### END SOLUTION
 
-
 # %%
 check("answers")
+
+# %% [markdown]
+# ### What you guessed
+#
+# The last number for real links: heads and groups of Llama-3 8B in bf16, on an H100 at its peak of 989 TFLOP/s and on
+# one that reaches 400.
+
+# %%
+# %%needs answers
+links = {"NVLink, 450 GB/s": 450e9, "InfiniBand, 50 GB/s": 50e9, "Ethernet, 12.5 GB/s": 12.5e9}
+llama = dict(s=131072, cp=8, tp=1, heads=32, groups=8, element_size=2)
+print(f"{'tokens of a rank':20} {'at peak':>8} {'at 400 TFLOP/s':>16}")
+for link, speed in links.items():
+    at_peak, at_400 = (answers(**llama, flops=f, bandwidth=speed)["tokens_to_hide"] for f in (989e12, 400e12))
+    print(f"{link:20} {at_peak:8,.0f} {at_400:16,.0f}")
+guessed("tokens", round(answers(**llama, flops=989e12, bandwidth=50e9)["tokens_to_hide"]),
+        "tokens on each GPU, by your formula")
+guessed("gpus", round(34 * 131072 * 4096 * 32 / 80e9, 1), "GPUs, by the formula of lab 02")
+
+# %% [markdown]
+# 128 k tokens on 8 ranks are 16,384 tokens for each: the ring hides at 50 GB/s, and on 16 ranks, with 8,192 tokens for
+# each, not quite. A slower GPU is easier to hide behind. Inside a machine about 1,100 tokens are enough.
 
 # %%
 progress()

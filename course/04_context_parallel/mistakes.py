@@ -34,10 +34,45 @@ WRONG: dict[str, list[Edit]] = {
             told="not computed and masked",
         ),
         Edit("total.masked_fill(total == 0, 1.0)", "total", told="A query that sees nothing"),
+        Edit(
+            "    top = q.new_full",
+            """    block = 3
+    top = q.new_full""",
+            told="which is `block` here",
+        ),
+        # row by row, all keys of a row at once
+        Edit(
+            "    top = q.new_full",
+            """    if len(q_at) > 1:
+        rows = [attend(q[:, i : i + 1], k, v, q_at[i : i + 1], k_at, block * len(q_at)) for i in range(len(q_at))]
+        return torch.cat([out for out, _ in rows], 1), torch.cat([lse for _, lse in rows], 1)
+    top = q.new_full""",
+            told="which is `block` here",
+        ),
+        # float32 inside, whatever came
+        Edit(
+            "    top = q.new_full",
+            """    dtype, q, k, v = q.dtype, q.float(), k.float(), v.float()
+    top = q.new_full""",
+            (
+                "return out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)",
+                """out = out / total.masked_fill(total == 0, 1.0)
+    return out.to(dtype), (top + total.log()).squeeze(-1).to(dtype)""",
+            ),
+            told="out is wrong",
+        ),
+        Edit("q_at[:, None], -torch.inf)", "q_at[:, None], -1e9)", told="-1e9 is a score"),
     ],
     "merge": [
         Edit("more, total", "more, lse + more_lse", told="not their logarithms"),
         Edit("total.masked_fill(total == -torch.inf, 0.0)", "total", told="take 0 in its place"),
+        Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", told="exp(lse) overflows"),
+        Edit(
+            "torch.logaddexp(lse, more_lse)",
+            "(lse.exp() + more_lse.exp()).log()",
+            ("total.masked_fill(total == -torch.inf, 0.0)", "total"),
+            told="exp(lse) overflows",
+        ),
     ],
     "positions": [
         Edit(
@@ -63,17 +98,19 @@ WRONG: dict[str, list[Edit]] = {
             """        new = shift.wait() if shift else None
         owner = (cp.rank""",
             ("block = shift.wait()", "block = new"),
-            told="while send travels",
+            told="You wait before you compute",
         ),
         # all of q against all of the block
         Edit(
             "(slice(0, half), slice(half, None))",
             "(slice(None),)",
             (", half)\n", ", 2 * half)\n"),
-            told="without the hidden halves",
+            told="cut q in halves and the keys in blocks",
         ),
+        Edit("(slice(0, half), slice(half, None))", "(slice(None),)", told="each half of q by itself"),
+        Edit(", half)\n", ", 2 * half)\n", told="blocks of n/2 keys"),
         # a block further than needed
-        Edit("if step < cp.size - 1 else None", "if True else None", told="(C-1) blocks"),
+        Edit("if step < cp.size - 1 else None", "if True else None", told="C hops"),
     ],
     "piece_backward": [
         Edit(" - (dout * out).sum(-1, keepdim=True)", "", told="P (dP - D)"),
@@ -158,6 +195,27 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("2 * cp * tp", "2 * cp", told="again, over tp"),
         Edit("groups // tp", "heads // tp", told="fewer heads than queries"),
+        Edit("groups // tp", "groups", told="tp has already shared the groups"),
+        Edit(
+            "groups * element_size * flops / (heads * bandwidth)",
+            "-(-groups * element_size * flops // (heads * bandwidth))",
+            told="not rounded",
+        ),
+        Edit(
+            "groups * element_size * flops / (heads * bandwidth)",
+            "int(groups * element_size * flops / (heads * bandwidth))",
+            told="not rounded",
+        ),
+        Edit(
+            "groups * element_size * flops / (heads",
+            "tp * groups * element_size * flops / (heads",
+            told="tp cuts the work and the messages alike",
+        ),
+        Edit(
+            "groups * element_size * flops / (heads",
+            "groups / tp * element_size * flops / (heads",
+            told="tp cuts the work and the messages alike",
+        ),
         Edit("cp * groups / (heads + groups)", "cp", told="the ring 2 groups"),
         Edit("(2 * cp - 1) / cp", "cp", told="the mean is 1/C"),
     ],

@@ -8,53 +8,85 @@
 # %% [markdown]
 # # Lab 05 · Mixture of experts, expert parallelism
 #
-# So far every token met every weight, and ranks differed in which part of them they held. Now a token meets a few
-# weights of many, and which ones is learned. The weights stay where they are. The tokens travel. You build the router,
-# what keeps it even, and the journey there and back, and put them into a GPT.
+# In the labs before, every token met every weight, and the ranks differed in which part of the weights they held. Now
+# a token meets a few weights of many, and which ones is learned. The weights stay where they are, and the tokens
+# travel.
+#
+# **You build** a router; a loss and a bias that keep its load even; the way of a token to experts on other ranks and
+# back; a capacity; the right sums of gradients. At the end they run inside a GPT, on four ranks, and match one process
+# that holds everything.
+#
+# **You need** lab 01 (groups, all-reduce, all-to-all); for section 7 also labs 02 (tp, sequence parallelism) and 04
+# (cp); the gradient of a softmax; the binomial distribution.
+#
+# | part | sections | time |
+# |---|---|---|
+# | A | 1 The problem · 2 Predict | 1 h |
+# | B | 3 Implement | 2 h |
+# | C | 4 Run · 5 See | 1 h |
+# | D | 6 Break it · 7 Explain | 45 min |
+#
+# Together 4–5 hours. Each part ends at a place to stop.
+# After a kernel restart: run the first cell, then go on where you were.
 
 # %%
 # %load_ext course
 # %lab 05_moe_ep
 
 # %% [markdown]
+# One number from the gut, before anything is explained. The last section shows it again, beside the right one.
+# DeepSeek-V3 has 256 experts in each layer, and sends each token to 8 of them. Spread the experts over eight ranks,
+# each a GPU in another machine. A *row* is one token on its way to one expert: it travels to the expert's rank, is
+# computed there, and travels back. The GPUs compute at 400 TFLOP/s, and the network gives each of them 50 GB/s.
+
+# %%
+guess("travel", None, "For each second that a rank computes its rows, how many seconds do these rows travel?")
+
+# %% [markdown]
 # ## 1 · The problem
 #
-# What a model knows is in its parameters. What a token costs is the arithmetic with them. An ordinary model uses all
-# of its parameters for every token, so the two grow together. A **mixture of experts** replaces each MLP by E of them,
-# the *experts*, and sends a token through k.
+# A model stores what it has learned in its parameters. A token costs arithmetic with every parameter that it meets. In
+# a *dense* model a token meets all of them: ten times the parameters are ten times the arithmetic. A **mixture of
+# experts** (MoE) replaces each MLP by E of them, the *experts*, and a *router* sends each token through only k.
 
 # %%
 import matplotlib.pyplot as plt
 
 from minimegatron.config import TransformerConfig
 from minimegatron.models.zoo import count_parameters, preset
+from minimegatron.viz.picture import INK, MEASURED, REFERENCE
 
-names = ["llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"]
-configs = {name: TransformerConfig.from_dict(preset(name)) for name in names}
-total = {name: count_parameters(config) / 1e9 for name, config in configs.items()}
-active = {name: count_parameters(config, active=True) / 1e9 for name, config in configs.items()}
+total, used = {}, {}
+for name in ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"):
+    config = TransformerConfig.from_dict(preset(name))
+    table = config.vocab_size * config.hidden_size  # of a table of embeddings a token reads one row
+    total[name] = count_parameters(config) / 1e9
+    used[name] = (count_parameters(config, active=True) - table) / 1e9
 
 fig, ax = plt.subplots(figsize=(7, 2.6))
-ax.barh(names, total.values(), color="0.85", edgecolor="black", label="parameters")
-ax.barh(names, active.values(), color="0.3", edgecolor="black", label="that a token uses")
-for i, name in enumerate(names):
-    ax.text(total[name] + 8, i, f"{active[name]:.0f} of {total[name]:.0f}", va="center")
-ax.set(xlabel="billions", xlim=(0, 780), title="What a model holds, and what a token uses")
+for label, numbers, (colour, _) in (("held", total, REFERENCE), ("used by a token (the input table is not counted)", used, MEASURED)):
+    ax.barh(list(numbers), numbers.values(), color=colour, edgecolor=INK, label=label)
+for i, name in enumerate(total):
+    ax.text(total[name] + 8, i, f"{used[name]:.1f} of {total[name]:.1f}", va="center")
+ax.set(xlabel="billions of parameters", xlim=(0, 800), title="Parameters that a model holds, and that a token uses")
 ax.invert_yaxis()
 ax.grid(axis="y", visible=False)
 ax.legend(loc="upper right")
 plt.show()
-print(f"deepseek-v3: a token uses {active['deepseek-v3'] / total['deepseek-v3']:.1%} of the parameters;")
+print(f"deepseek-v3: a token uses {used['deepseek-v3'] / total['deepseek-v3']:.1%} of the parameters;")
 print(f"the weights alone, in bf16, fill {total['deepseek-v3'] * 2 / 80:.0f} GPUs of 80 GB")
 
 # %% [markdown]
-# (Both tables of embeddings are counted, all rows of both.) So the arithmetic of a small model needs the memory of a large cluster.
-# Cutting every matrix over that many ranks would leave slivers: an expert of DeepSeek-V3 is only 2048 wide. But experts
-# have nothing to do with each other. **Expert parallelism** gives each of P ranks E/P whole experts. The price: a token
-# must go where its experts are.
+# What is counted as used: everything but the table of input embeddings, of which a token reads one row. DeepSeek's own
+# number is 37 billion; with the whole table it would be 37.6.
 #
-# Below, twelve tokens choose two of eight experts each; the experts live on four ranks. A square is a *row*: one token
-# on its way to one expert.
+# So a model with the arithmetic of a small one needs the memory of a cluster. Tensor parallelism would cut every
+# matrix over all ranks. An expert of DeepSeek-V3 is 2048 wide; over 64 ranks that leaves 32 columns, too few to keep a
+# GPU busy. But one expert never needs another. **Expert parallelism** gives each of P ranks E/P whole experts. The
+# price: a token must go where its experts are.
+#
+# Below, twelve tokens choose two of eight experts each, and the experts live on four ranks. A filled square is a
+# *row*: one token on its way to one expert.
 
 # %%
 import torch
@@ -63,7 +95,7 @@ from minimegatron.viz.experts import routing_grid
 
 
 def some_routing(tokens, experts, k, favour=0.0, seed=0):
-    """Made-up logits, with one expert that everybody likes, if you want."""
+    """Made-up logits; `favour` is added to those of expert 2."""
     logits = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(seed))
     logits[:, 2] += favour
     return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, logits.topk(k).indices, True)
@@ -73,27 +105,37 @@ even, skewed = some_routing(12, 8, 2), some_routing(12, 8, 2, favour=2.5)
 routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tolist()}, ranks=4)
 
 # %% [markdown]
-# Three things make this hard, and they are this lab:
+# Each side has 24 rows, 6 for each rank on average. A layer takes as long as its busiest rank. On the left that is
+# rank 2, with 9 rows, and this router has no favourite at all: chance is not even. On the right it is rank 1, with 12:
+# the layer takes twice as long as it should.
 #
-# * **Who goes where is known only at run time.** Message sizes change at every layer of every step.
-# * **Nothing in the loss wants the load to be even.** On the right, rank 1 works and the others wait.
+# Three things make mixtures of experts hard, and this lab is about them:
+#
+# * **Who goes where is known only at run time.** The sizes of messages change at every layer of every step.
+# * **Nothing in the loss wants the load to be even.** And the ranks with few rows wait for the busiest.
 # * **An expert sees tokens of all ranks.** So its gradient is summed over other ranks than all other gradients are.
 #
 # ## 2 · Predict
 #
 # ### Bytes
 #
-# Each of P ranks has T tokens, h wide. Two ways to bring rows to experts:
+# Each of P ranks has T tokens; a token is h numbers. Two ways to bring rows to experts:
 #
 # | way | there | back |
 # |---|---|---|
 # | **all-to-all** | each of the k·T rows to the rank of its expert, with its weight (4 bytes) | each row |
-# | **all-gather** | each token to all ranks, with E weights (4 bytes) and flags (1 byte) | reduce-scatter of [P·T, h] |
+# | **all-gather** | each token to all ranks, with E weights (4 bytes), E flags (1 byte) | reduce-scatter of [P·T, h] |
 #
-# **Exercise.** Bytes that *one rank* sends in the forward pass of one layer. The load is even: as many rows go to each
-# rank. What is for yourself does not travel. An all-gather to which each rank gives n bytes
-# sends (P-1)·n, and so does a reduce-scatter of which each rank keeps n. Two numbers are asked for, each of them there
-# and back together.
+# A tiny example, P = 2 ranks, T = 4 tokens, k = 2, E = 4, h = 3 numbers of 4 bytes: a row has 12 bytes.
+#
+# * *All-to-all.* A rank has k·T = 8 rows. The load is even, so 4 of them stay on this rank and 4 leave. There: 4 rows
+#   of 12 + 4 bytes. Back: 4 rows of 12. Together 112 bytes.
+# * *All-gather.* The 4 tokens go to the other rank, each with 4 weights and 4 flags: 4 · (12 + 16 + 4) bytes. Back
+#   come 4 · 12. Together 176 bytes.
+#
+# **Exercise.** Bytes that *one rank* sends in the forward pass of one layer, there and back together, for each of the
+# two ways. The load is even: the same number of rows goes to each rank. What a rank keeps does not travel. An all-gather to which
+# each rank gives n bytes sends (P-1)·n, and so does a reduce-scatter of which each rank keeps n.
 
 # %%
 # %%exercise bytes_per_layer
@@ -113,28 +155,44 @@ check("bytes_per_layer")
 
 # %%
 # %%needs bytes_per_layer
+from minimegatron.config import TransformerConfig
+from minimegatron.models.zoo import preset
+
 for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), ("deepseek-v3", 64)):
-    c = configs[name]
+    c = TransformerConfig.from_dict(preset(name))
     sent = bytes_per_layer(4096, c.hidden_size, c.num_experts, c.moe_router_topk, ep, 2)
     print(f"{name:13} k {c.moe_router_topk} ep {ep:2}:  all-to-all {sent['alltoall'] / 2**20:5.0f} MiB   "
           f"all-gather {sent['allgather'] / 2**20:6.0f} MiB")  # fmt: skip
 
 # %% [markdown]
-# The all-to-all sends k·T rows however many ranks there are. The all-gather grows with P. So the first wins as soon as
-# k is smaller than P.
+# The all-to-all sends at most k·T rows, however many ranks there are. The all-gather sends (P-1)·T, and so grows with
+# P. Counting rows only, the all-gather sends P/k times what the all-to-all sends. As soon as P is larger than k, the
+# all-to-all sends less.
 #
 # ### Dropped tokens
 #
-# Messages of a size that nobody knows beforehand are a nuisance. The older way out is a **capacity**: an expert takes
-# at most
+# The size of a message is not known until the router has run. The older way out is a **capacity**. With T tokens on a
+# rank, an expert takes at most
 #
 # $$C = \lceil\, T k / E \cdot \text{factor} \,\rceil$$
 #
-# tokens of a rank. What is too much is *dropped*: the expert adds nothing for those tokens, the residual connection
+# of that rank's tokens. The rest is *dropped*: the expert adds nothing for those tokens, and the residual connection
 # carries them past.
 #
-# How many is that with a *perfectly fair* router, to which all experts are alike? A token chooses k of E, so the number
-# n of tokens that want an expert is binomial: T trials with probability k/E.
+# How many are dropped with a *perfectly fair* router, which chooses by chance? A tiny example: 2 tokens, 2 experts,
+# k = 1, factor 1, so C = 1. The two tokens choose (0, 0), (0, 1), (1, 0) or (1, 1), each as likely. In two of the four
+# cases one of the two rows is dropped. So the expected share is 1/4.
+#
+# First your gut: 64 tokens, 2 of 8 experts each, factor 1.
+
+# %%
+guess("drops", None, "What percentage of the rows does a perfectly fair router drop?")
+
+# %% [markdown]
+# Now exactly. Let n be the number of tokens that choose a given expert. A token chooses it with probability k/E, and
+# at most once, because its k experts are different; the T tokens choose independently. So n is binomial: T trials with
+# probability k/E. (The choices of one token for *different* experts do depend on each other. But a mean of a sum is
+# the sum of the means, whether the terms depend on each other or not.)
 #
 # **Exercise.** The capacity, and the expected share of the k·T rows that is dropped.
 
@@ -161,35 +219,43 @@ check("expected_drops")
 
 # %%
 # %%needs expected_drops
+guessed("drops", round(100 * expected_drops(64, 8, 2, 1.0)["dropped"], 1), "% of the rows")
 for tokens in (64, 512):
     said = (f"{f}: {expected_drops(tokens, 8, 2, f)['dropped']:6.2%}" for f in (1.0, 1.25, 1.5, 2.0))
     print(f"{tokens:3} tokens, 2 of 8 experts, factor", "  ".join(said))
 
 # %% [markdown]
-# Even a fair router drops rows at factor 1: chance is not even. With more tokens it is more even, and little room is
-# enough. Real routers are not fair. You will measure one below.
+# Even a fair router drops rows at factor 1. With more tokens the load comes out more even, and a little room is
+# enough. Real routers are not fair. You will measure one in part C.
+#
+# *This is a good place to stop: the end of part A.*
 #
 # ## 3 · Implement
 #
 # A token is a row of x, [T, h]. A routing is two tensors [T, E]: `probs`, the weight of each expert for each token, 0
-# where it does not go; and `map`, bool, where it goes.
+# where the token does not go; and `map`, bool, where it goes.
 #
 # ### The router
 #
-# One matrix, [E, h]. Its products with a token are logits; the k largest win; a softmax *over those k* gives their
-# weights:
+# The router is one matrix, [E, h]. Its product with a token gives a logit for each expert. The k largest are chosen,
+# and a softmax *over those k* gives their weights. A tiny example, k = 2: logits [2, 0, 1] choose experts 0 and 2,
+# with weights softmax(2, 1) = 0.73 and 0.27. In a formula:
 #
 # $$y = \sum_{e\,\in\,\text{top-}k} p_e\, \text{expert}_e(x) \qquad
 # p = \text{softmax}(\text{the } k \text{ largest logits})$$
 #
-# The choice itself has no gradient. What teaches the router are the weights: an expert that helped is turned up.
+# The choice itself has no gradient. The weights have one, and they teach the router: the weight of an expert that
+# helped goes up.
 #
-# The choice is a comparison, and a comparison has no tolerance. Models compute in bf16, whose numbers have eight
-# binary digits, two to three decimal ones. So
-# routers compute in fp32, the product included.
+# The choice is a comparison. A weight that is slightly off matters little; a comparison that comes out the other way
+# sends the token to another expert. Models compute in bf16, which keeps 8 significant bits (7 mantissa bits and a
+# leading 1), two to three decimal digits: 3.14 and 3.145 are the same number in bf16. So routers should compute in
+# fp32, the product included. (Megatron-LM leaves it to `moe_router_dtype`, whose default, None, is the dtype of the
+# model.)
 #
-# **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where several are equally
-# good, as in a router whose weight is still zero, any k of the best will do.
+# **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where experts
+# tie, as in a router whose weight is still zero, any of the tied may be taken. A chosen expert may weigh 0 after
+# rounding: `map` says who was chosen, all the same.
 
 # %%
 # %%exercise route
@@ -211,6 +277,8 @@ check("route")
 
 # %%
 # %%needs route
+import torch
+
 g = torch.Generator().manual_seed(0)
 x, weight = torch.randn(4096, 512, generator=g).bfloat16(), torch.randn(64, 512, generator=g).bfloat16()
 _, right = route(x, weight, 8)
@@ -219,28 +287,37 @@ moved = (right != rounded).any(-1).float().mean().item()
 print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundred goes elsewhere: {moved > 0.01}")
 
 # %% [markdown]
-# Nothing crashes, and no loss tells. But a run that computes the forward pass again (recompute, or a rollout on another
-# machine) may route a token otherwise the second time.
+# Nothing crashes, and the loss does not show it. But a run that computes the forward pass a second time (recompute, or
+# inference on another machine) may route a token to other experts than the first time.
 #
 # ### The balancing loss
 #
-# An expert that is a little better gets more tokens, learns more, gets better. Nothing stops that. So one adds a
-# penalty. With p the softmax over *all* experts and n_e the number of tokens that chose e:
+# An expert that is a little better gets more tokens, learns more, and becomes better still. Nothing in the loss stops
+# that. So one adds a penalty. Let $p_{te}$ be the softmax over *all* experts of token t's logits, and $n_e$ the number
+# of tokens that chose expert e:
 #
-# $$L = \text{coeff}\cdot\frac{E}{k\,T^2}\sum_e n_e \sum_x p_{xe}$$
+# $$L = \text{coeff}\cdot\frac{E}{k\,T^2}\sum_e n_e \sum_t p_{te}$$
 #
-# A count has no gradient; p has. Each expert gets a price, proportional to its load, and every token pays it in
+# A tiny example: two tokens, two experts, k = 1, and each token gives its favourite p = 0.8.
+#
+# | | n | Σ p | L |
+# |---|---|---|---|
+# | both prefer expert 0 | 2, 0 | 1.6, 0.4 | coeff · 2/4 · (2 · 1.6 + 0 · 0.4) = 1.6 coeff |
+# | one prefers each | 1, 1 | 1, 1 | coeff · 2/4 · (1 · 1 + 1 · 1) = coeff |
+#
+# A count has no gradient; p has one. Each expert gets a price, proportional to its load, and every token pays it in
 # proportion to its liking. At an even load all prices are the same, and L = coeff.
 #
-# The gradient, by hand. With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ we have $L = \sum_{xe} p_{xe} c_e$, and
-# behind the softmax
+# The gradient, by hand. With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ the loss is
+# $L = \sum_{te} p_{te} c_e$, and behind the softmax
 #
-# $$\frac{\partial L}{\partial\, \text{logit}_{xe}} = p_{xe}\,\Big(c_e - \sum_{j} p_{xj}\, c_j\Big)$$
+# $$\frac{\partial L}{\partial\, \text{logit}_{te}} = p_{te}\,\Big(c_e - \sum_{j} p_{tj}\, c_j\Big)$$
 #
-# Read it: a logit goes down if its expert costs more than what this token pays on average.
+# Read it: a step down the gradient lowers a logit if its expert costs more than what this token pays on average.
 #
-# **Exercise.** The loss and its gradient, in the dtype of the logits. The check runs this where autograd records nothing,
-# and compares with autograd on the definition.
+# **Exercise.** The loss and its gradient, in the dtype of the logits. Where experts tie, a token still counts for
+# exactly k of them. Write the formula: the check runs this where autograd records nothing, so `.backward()` fails.
+# (`torch.func.grad` works even there, and passes. You learn more from the formula.)
 
 # %%
 # %%exercise balance
@@ -263,15 +340,20 @@ def balance(logits: torch.Tensor, k: int, coeff: float) -> tuple[torch.Tensor, t
 check("balance")
 
 # %% [markdown]
-# ### Balance without a loss
+# ### Balance by a bias
 #
-# The penalty pulls the router away from what the model wants. DeepSeek-V3 keeps only a very small one, within each
-# sequence, and balances in another way: each expert has a **bias**. It
-# is added to the score when experts are *chosen*, and not when they are *weighed*. After every step it moves by a fixed
-# rate: up for an expert with fewer tokens than the mean, down for one with more. No gradient is involved.
+# The penalty pulls the router away from what the model wants. DeepSeek-V3 balances mainly in another way: each expert
+# has a **bias**, which is added to the score when experts are *chosen*, and not when they are *weighed*. After every
+# step it moves by a fixed rate γ: up for an expert with fewer tokens than the mean, down for one with more. No
+# gradient is involved. (DeepSeek-V3 took γ = 0.001 for most of its training and γ = 0 at the end, and kept a small
+# balancing loss within each sequence, α = 0.0001.)
 #
-# **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the scores
-# of its k experts divided by their sum. Again there are exactly k, also where several are equally good.
+# A tiny example, k = 1: scores [0.5, 0.4] and biases [-0.2, 0]. The sums are [0.3, 0.4], so expert 1 is chosen. Its
+# weight is its own score over the sum of the chosen scores, 0.4 / 0.4 = 1. Without biases expert 0 would be chosen.
+#
+# **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the
+# scores of its k experts divided by their sum, and the scores get a gradient through them. Again there are exactly k,
+# also where several are equally good. Change none of the inputs: `move_bias` returns a new tensor.
 
 # %%
 # %%exercise expert_bias
@@ -302,11 +384,22 @@ check("expert_bias")
 # ### Rows
 #
 # Experts want matrices. So every pair (expert, token) becomes a **row**, and the rows are sorted by expert, then by
-# token: what goes to one expert lies in one piece. That is the *permutation*. Its way back adds each row to its token.
-# Each is the other's gradient: copying k times forward is adding k times backward.
+# token: what goes to one expert lies in one piece. That is the *permutation*. A tiny example with three tokens a, b, c
+# and two experts:
+#
+# | token | goes to | | row | is | source |
+# |---|---|---|---|---|---|
+# | a | 0 and 1 | | 0 | a for expert 0 | 0 |
+# | b | 1 | | 1 | c for expert 0 | 2 |
+# | c | 0 | | 2 | a for expert 1 | 0 |
+# | | | | 3 | b for expert 1 | 1 |
+#
+# The way back adds each row to its token: a gets the sum of rows 0 and 2. Each way is the other's gradient: copying a
+# token k times forward is adding k rows backward.
 #
 # **Exercise.** `weights[i]` is the weight of row i, `source[i]` (int64) its token. Use operations that autograd
-# understands: tokens, probs and rows all get gradients. `map` says where a token goes; a weight there may come to 0.
+# understands: tokens, probs and rows all get gradients. `map` says where a token goes; a weight there may happen to be
+# 0.
 
 # %%
 # %%exercise permute
@@ -336,24 +429,49 @@ check("permute")
 # %% [markdown]
 # ### The journey
 #
-# Rank r holds experts r·E/P up to (r+1)·E/P. Your rows are sorted by expert, so what goes to a rank lies in one piece,
-# too. `counts[e]` is how many rows you have for expert e. Then:
+# This is the hardest idea of the lab, so first a picture: two ranks with three tokens each, four experts, k = 2. Rank
+# 0 holds experts 0 and 1, rank 1 holds 2 and 3. Read it from the top to the bottom. Follow b3, token b on its way to
+# expert 3.
+
+# %%
+from minimegatron.viz.dispatch import dispatch_steps
+
+
+def going(*experts):
+    """A map [tokens, 4] from the experts that each token has chosen."""
+    return [[e in chosen for e in range(4)] for chosen in experts]
+
+
+of_rank_0 = going((1, 2), (1, 3), (1, 3))  # tokens a, b, c
+of_rank_1 = going((0, 1), (0, 2), (0, 1))  # tokens d, e, f
+dispatch_steps([of_rank_0, of_rank_1])
+
+# %% [markdown]
+# The same in words, as rank 0 sees it:
 #
-# 1. **Counts first.** Nobody knows how much will come. Exchange counts: `blocks[i, e]` is how many rows rank i sends to
-#    *your* e-th expert, [P, E/P].
-# 2. **Rows.** `dist.all_to_all_single(out, rows, output_splits, input_splits, group=ep.group)`. The splits are lists of
-#    numbers of rows, and may hold zeros.
-# 3. **Regroup.** Rows arrive by sender: rank 0's rows for all of your experts, then rank 1's. An expert wants its own
-#    in one piece. Sort the blocks by expert, then by sender.
+# 1. **By expert.** `permute` gives a1 b1 c1 a2 b3 c3, so `counts` is [0, 3, 1, 2]. Rows for one rank lie in one piece,
+#    because a rank's experts are consecutive: 3 rows for rank 0 itself, 3 for rank 1. These are the *input splits*.
+# 2. **Counts first.** Rank 0 cannot know how many rows will come. So the ranks exchange counts: `blocks[i, e]` is how
+#    many rows rank i sends to *this rank's* e-th expert. From itself [0, 3], from rank 1 [3, 2]. Summed over e
+#    they are the *output splits*, [3, 5].
+# 3. **All-to-all.** Eight rows arrive, by sender: a1 b1 c1, then d0 e0 f0 d1 f1.
+# 4. **Regroup.** An expert wants its rows in one piece: expert 0 gets d0 e0 f0, expert 1 gets a1 b1 c1 d1 f1. What
+#    arrived was four blocks (one of them empty), by sender, then by expert; now they stand by expert, then by sender.
 #
-# The way back is the mirror image: ungroup, all-to-all with the splits exchanged. A rank that gets nothing takes part
-# in everything, with 0 rows. If it stayed away, the others would wait for ever.
+# The way back is the same picture from the bottom to the top: ungroup, all-to-all with the splits exchanged, and
+# `unpermute` adds a1 and a2 to a.
 #
-# **Exercise.** Both ways. In `combine`, y has the shape and the order of what `dispatch` returned, and what you return
-# has the order of your rows. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in
-# `ep.group`, which need not be the whole world. A rank may hold any number of experts. Layers overlap: the rows of one
-# may be under way while another's are dispatched, so keep nothing between calls. `rows` may be a view of something
-# larger; a collective wants a tensor that is contiguous.
+# Change what one token has chosen, say at first which numbers will change, and run the cell again.
+#
+# The collective is `dist.all_to_all_single(out, rows, output_splits, input_splits, group=ep.group)`. Splits are lists
+# of numbers of rows, and may hold zeros. A rank that gets no rows takes part in everything, with 0 rows: if it stayed
+# away, the others would wait for ever.
+#
+# **Exercise.** Both ways. Rank r of P holds experts r·E/P up to (r+1)·E/P, any number of them. In `combine`, y has the
+# shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows before they
+# left. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in `ep.group`, which
+# need not be the whole world. Layers overlap: rows of one layer may be under way while another's are dispatched, so
+# keep nothing between calls. `rows` may be a view of something larger; a collective wants a tensor that is contiguous.
 
 # %%
 # %%exercise dispatch
@@ -395,11 +513,13 @@ check("dispatch")
 # %% [markdown]
 # ### Capacity
 #
-# What you have built so far is *dropless*: every row travels. With a capacity an expert keeps the C rows of a rank that
-# weigh most.
+# What you have built so far is *dropless*: every row travels. With a capacity an expert keeps, of each rank's tokens,
+# the C that weigh most. A tiny example with C = 2: three tokens give one expert the weights 0.6, 0.9 and 0.7. The 0.6
+# is dropped, although it came first.
 #
-# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest. Of tokens that weigh the same keep any; with
-# k = 1 all weigh 1. The capacity may be larger than T. The weights of those that stay do not change.
+# **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest of those that chose it. Of tokens that weigh
+# the same keep any; with k = 1 all weigh 1. A chosen token may weigh 0: it is dropped only where there is no room. The
+# capacity may be larger than T. The weights of those that stay do not change, and keep their gradient.
 
 # %%
 # %%exercise limit
@@ -420,17 +540,31 @@ check("limit")
 
 # %%
 # %%needs limit
-probs = skewed * torch.rand(12, 8, generator=torch.Generator().manual_seed(3))
-left = limit(probs, skewed, 4)[1].tolist()
-both = {"dropless": skewed.tolist(), "capacity 4": skewed.tolist()}
-display(routing_grid(both, ranks=4, kept={"capacity 4": left}))
+import torch
+
+from minimegatron.viz.experts import routing_grid
+
+logits = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+logits[:, 2] += 2.5  # the favourite of section 1
+chosen = torch.zeros(12, 8, dtype=torch.bool).scatter(1, logits.topk(2).indices, True)
+probs = logits.masked_fill(~chosen, -torch.inf).softmax(-1)
+title = "capacity 4 (crosses: dropped)"
+grids = {"dropless": chosen.tolist(), title: chosen.tolist()}
+display(routing_grid(grids, ranks=4, kept={title: limit(probs, chosen, 4)[1].tolist()}))
 
 # %% [markdown]
-# ### Whose gradient is it?
+# ### The gradient of an expert
 #
-# Four ranks, data parallel: dp = 4. With ep = 2, ranks 0 and 1 share the experts, and so do ranks 2 and 3. Rank 2 holds
-# the same experts as rank 0. The ranks that hold the same experts are **edp**: [0, 2] and [1, 3].
-#
+# Four ranks, data parallel: dp = 4. With ep = 2, ranks 0 and 1 share the experts, and so do ranks 2 and 3. Rank 2
+# holds the same experts as rank 0. The ranks that hold the same experts are **edp** (expert data parallel): [0, 2] and
+# [1, 3].
+
+# %%
+from minimegatron.viz.mesh import rank_grid
+
+rank_grid({"ep": 2, "edp": 2}, {"dp": [[0, 1, 2, 3]], "ep": [[0, 1], [2, 3]], "edp": [[0, 2], [1, 3]]})
+
+# %% [markdown]
 # | parameters | this rank's gradient comes from | sum over |
 # |---|---|---|
 # | attention, norms, router, embedding | its own tokens | dp |
@@ -439,9 +573,12 @@ display(routing_grid(both, ranks=4, kept={"capacity 4": left}))
 # The loss of a step is the sum over all tokens, divided by their number N, over *all* of dp. So both sums are divided
 # by the same N. There is no factor ep, edp or dp left to get wrong, if you count tokens instead of ranks.
 #
+# A tiny example: the four ranks have 1, 2, 3 and 4 tokens that count, so N = 10. Their gradients of one weight of
+# expert 0 are 1 on rank 0 and 3 on rank 2; ranks 1 and 3 do not hold it. The right gradient is (1 + 3) / 10 = 0.4.
+#
 # **Exercise.** `dense` and `expert` are gradients of the *sum* of this rank's losses; `tokens` is how many tokens
-# counted on this rank, and the ranks differ. `all_reduce(x, axis)` sums x over an axis, in place, and returns it; on an
-# axis of one rank it does nothing. Nothing has to travel but what these sums need.
+# counted on this rank, and the ranks differ. `all_reduce(x, axis)` sums x over an axis, in place, and returns it; on
+# an axis of one rank it does nothing. Send no more than these sums need.
 
 # %%
 # %%exercise finish
@@ -464,26 +601,18 @@ def finish(
 check("finish")
 
 # %% [markdown]
+# *This is a good place to stop: the end of part B.*
+#
 # ## 4 · Run
 #
-# The package builds its layer with experts from a class that you can name. Here is one with your router and your
-# dispatcher inside. The weights of the rows travel with them, and the experts apply them: then what comes back is
-# finished, and no rank has to keep it for the backward pass.
+# The package builds its layer with experts from a class that you can name. The next two cells put your functions into
+# one. The first is worth reading: to autograd each way is the other's gradient, so `dispatch` and `combine` are both
+# used twice.
 
 # %%
-# %%ranks 1 --needs route,permute,dispatch --name moe_parts
+# %%ranks 1 --needs dispatch --name ways
 import torch
 from exercises.dispatch import combine, dispatch
-from exercises.permute import permute, unpermute
-from exercises.route import route
-
-from minimegatron.comm.collectives import all_reduce
-from minimegatron.layers.dispatch import Dispatched
-from minimegatron.layers.moe import MoELayer
-from minimegatron.layers.param import layout_of
-from minimegatron.layers.router import Routing, TopKRouter
-from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.spec import ModuleSpec
 
 
 class There(torch.autograd.Function):
@@ -512,6 +641,28 @@ class Back(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return dispatch(dy.contiguous(), *ctx.way)[0], None, None, None
+
+# %% [markdown]
+# The second cell is folded. `YourRouter` calls your `route`. `YourDispatcher` calls `permute`, sends rows and weights
+# `There`, and gives the experts a function that brings their results `Back` and calls `unpermute`. (The weights travel
+# with the rows, and the experts apply them: then what comes back is finished, and no rank keeps it for the backward
+# pass.) `YourMoE` is the package's layer with these two inside. The other functions are for later cells: gradients
+# finished by your `finish`, their norm, and each beside that of the serial twin.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 1 --needs route,permute,dispatch --name moe_parts
+import torch
+from exercises.permute import permute, unpermute
+from exercises.route import route
+from ways import Back, There
+
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.layers.dispatch import Dispatched
+from minimegatron.layers.moe import MoELayer
+from minimegatron.layers.param import layout_of
+from minimegatron.layers.router import Routing, TopKRouter
+from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.spec import ModuleSpec
 
 
 class YourRouter(TopKRouter):
@@ -582,10 +733,12 @@ if __name__ == "__main__":
     print("one layer:", YourMoE.__name__)
 
 # %% [markdown]
-# Now a small Mixtral on four ranks, each with samples of its own and another number of tokens that count. The serial
-# twin is one process with the whole batch and all experts.
+# Now a small Mixtral on four ranks: two layers, 8 experts, k = 2. Each rank has samples of its own and another number
+# of tokens that count. The *serial twin* is one process with the whole batch and all experts. The folded cell below
+# builds both, with ep 2 and ep 4, and prints the loss, the gradient norm, and whether every gradient is that of the
+# twin to one part in ten thousand.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs route,permute,dispatch,finish --name gpt
 import torch
 from exercises.finish import finish
@@ -634,76 +787,113 @@ for ep in (2, 4):
 #
 # ### Bytes: predicted and counted
 #
-# One layer, forward, on four ranks, with a load that is exactly even: your dispatcher and the package's two.
+# One layer, forward, on four ranks, 256 tokens a rank, with a load that is exactly even: your dispatcher and the
+# package's two, with ep 2 and ep 4. The folded cell counts every byte that a rank sends. It counts again with no
+# tokens at all: what is sent even then are the row counts, which the prediction leaves out. They travel twice, once
+# with the rows and once with their weights. With ep 4 a rank has 8 counts of 8 bytes. By an all-to-all three quarters
+# of them leave, 2 × 48 = 96 bytes; by an all-gather all of them go to three ranks, 2 × 192 = 384 bytes.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,route,permute,dispatch --name volume --out moved
 import torch
 from exercises.bytes_per_layer import bytes_per_layer
 from moe_parts import YourDispatcher
 
+from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from labkit.evidence import Witness
 from minimegatron.layers.dispatch import AllGatherDispatcher, AllToAllDispatcher
 from minimegatron.layers.router import Routing
 from minimegatron.models.zoo import family_config
 
 T, h, E, k = 256, 64, 8, 2
-mesh = Mesh.build(ParallelConfig(expert_model_parallel_size=world))
 config = family_config("mixtral", num_layers=1, hidden_size=h, num_attention_heads=4, vocab_size=256, num_experts=E)
 map = torch.zeros(T, E, dtype=torch.bool)
 map[torch.arange(T).repeat_interleave(k), torch.arange(T * k) % E] = True  # experts take turns
-tokens, routing = torch.randn(T, h), Routing(map / k, map)
 
 
-def counted(dispatcher):
-    """Bytes that this rank sends, there and back; those of the counts apart."""
+def counted(dispatcher, ep, tokens):
+    """Bytes that this rank sends, there and back, for so many of its tokens."""
     with Witness(rank) as witness:
-        sent = dispatcher.dispatch(tokens, routing)()
+        sent = dispatcher.dispatch(torch.ones(tokens, h), Routing(map[:tokens] / k, map[:tokens]))()
         sent.back(sent.rows)
-    # a collective is counted with its larger side, of which the own part stays; no message of counts exceeds the table
-    calls = [(call.nbytes, 1 if call.name == "send" else (world - 1) / world) for call in witness.evidence().calls
-             if call.name != "recv"]  # fmt: skip
-    table = 8 * E * world
-    return [sum(nbytes * share for nbytes, share in calls if (nbytes > table) == rows) for rows in (True, False)]
+    # a collective is counted with its larger side, of which the own part stays
+    calls = [call for call in witness.evidence().calls if call.name != "recv"]
+    return sum(call.nbytes * (1 if call.name == "send" else (ep - 1) / ep) for call in calls)
 
 
-predicted = bytes_per_layer(T, h, E, k, world, 4)
-ways = {
-    "all-to-all, yours": ("alltoall", YourDispatcher(mesh.ep)),
-    "all-to-all, the package's": ("alltoall", AllToAllDispatcher(config, mesh)),
-    "all-gather, the package's": ("allgather", AllGatherDispatcher(config, mesh)),
-}
-rows = {name: (predicted[way], *counted(dispatcher)) for name, (way, dispatcher) in ways.items()}
-for name, (want, got, _) in rows.items():
-    print(f"{name:26} predicted {want / 1024:.2f} KiB   counted {got / 1024:.2f} KiB")
-print(f"the counts of your all-to-all: {rows['all-to-all, yours'][2]:.0f} bytes more")
+rows, counts = {}, {}
+for ep in (2, 4):
+    mesh = Mesh.build(ParallelConfig(expert_model_parallel_size=ep))
+    predicted = bytes_per_layer(T, h, E, k, ep, 4)
+    ways = {
+        "all-to-all, yours": ("alltoall", YourDispatcher(mesh.ep)),
+        "all-to-all, the package's": ("alltoall", AllToAllDispatcher(config, mesh)),
+        "all-gather, the package's": ("allgather", AllGatherDispatcher(config, mesh)),
+    }
+    for name, (way, dispatcher) in ways.items():
+        counts[name, ep] = counted(dispatcher, ep, 0)
+        rows[name, ep] = counted(dispatcher, ep, T) - counts[name, ep]
+        print(f"ep {ep}  {name:26} predicted {predicted[way] / 1024:.2f} KiB   counted {rows[name, ep] / 1024:.2f} KiB")
+print(f"row counts, sent in addition: yours {counts['all-to-all, yours', 4]:.0f} bytes with ep 4")
 report(rows)
+
+# %% [markdown]
+# As a picture, with the curves drawn on to eight ranks, one expert on each.
 
 # %%
 # %%needs bytes_per_layer route permute dispatch
-from minimegatron.viz.volume import bars
+import matplotlib.pyplot as plt
 
-predicted, measured = ({name: row[i] for name, row in moved[0].items()} for i in (0, 1))
-display(bars(predicted, measured, title="One layer, forward, 2 of 8 experts on four ranks"))
+from minimegatron.viz.picture import INK, PREDICTED_LINE
+
+sizes = (1, 2, 4, 8)
+fig, ax = plt.subplots(figsize=(7, 3))
+for way, name, marker in (("alltoall", "all-to-all", "o"), ("allgather", "all-gather", "s")):
+    curve = [bytes_per_layer(256, 64, 8, 2, ep, 4)[way] / 1024 for ep in sizes]
+    here = [(ep, nbytes / 1024) for (of, ep), nbytes in moved[0].items() if name in of]
+    ax.plot(sizes, curve, **PREDICTED_LINE)
+    ax.text(8.1, curve[-1], f"{name},\npredicted", va="center")
+    ax.plot(*zip(*here), marker, color=INK, label=f"{name}, counted")
+ax.set(xlabel="P, ranks of an ep group", ylabel="KiB sent by one rank", title="One layer, forward, k = 2")
+ax.set(xlim=(0.7, 9.6), xticks=range(1, 9))
+ax.legend()
+plt.show()
 
 # %% [markdown]
-# The backward pass sends as much again: the gradient of an all-to-all is an all-to-all.
+# At P = k = 2 the two ways cost nearly the same. From there on the all-to-all levels off, because a rank has only k·T
+# rows to send; the all-gather rises with every rank. The backward pass sends as much again: the gradient of an
+# all-to-all is an all-to-all.
 #
 # ### A router left alone
 #
 # Now train: two ranks, ep 2, on the sources of Python's standard library, byte by byte. Two layers, 8 experts, k = 2,
-# AdamW with a learning rate of 3e-3, the default initial weights. The router starts at random; nothing in it is skewed.
+# 100 steps. The router starts at random; nothing in it favours an expert.
 #
-# The same model with no balancing, with your loss (coeff 0.03), and with your bias (rate 0.01). And twice more with no
-# balancing, from other initial weights and on other pieces of the text: is what you see an accident? Scores are the
-# softmax over all experts; with a bias of zero `choose` on them is `route`. (Why?) Each rank's loss is about its own
-# tokens; the bias moves by the counts of both.
+# | run | balancing | initial weights and pieces of text |
+# |---|---|---|
+# | left alone | none | first |
+# | another seed, a third seed | none | others |
+# | with a loss | your loss, coeff 0.03 | first |
+# | with a bias | your bias, rate 0.01 | first |
 #
-# What do you expect, after 100 steps?
+# An even share is an eighth of the rows. Look at layer 1, the second, over the last 20 steps. In how many of the three
+# runs without any balancing does an expert get *more than twice* its share there: 0, 1, 2 or 3?
 
 # %%
+guess("favourites", None, "In how many of the three runs does some expert of layer 1 end above twice its share?")
+
+# %% [markdown]
+# The folded cell trains the five runs, which takes 15 to 30 seconds. Three things in it are about this lab:
+#
+# * `Push` is the identity forward. Backward it adds the gradient of your `balance` to that of the logits. It is
+#   multiplied by the number of tokens, because gradients here are sums over tokens until `finish` divides them.
+# * Scores are the softmax over all experts, and your `choose` takes the experts. With a bias of zero that is what
+#   `route` does: divided by the sum of the chosen, the denominator of the softmax over all experts cancels, and the
+#   softmax over the chosen ones is left.
+# * Each rank's loss is about its own tokens; `move_bias` gets the counts of both ranks.
+
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs route,balance,expert_bias,permute,dispatch,finish --name balancing --timeout 240 --out trained
 import itertools
 
@@ -802,55 +992,69 @@ if rank == 0:
 
 # %%
 # %%needs route balance expert_bias permute dispatch finish
-from minimegatron.viz.experts import load_bands
+from minimegatron.viz.experts import imbalance, load_bands
 
 runs = trained[0]
 layer1 = {way: [step[1] for step in run["loads"]] for way, run in runs.items()}
 ways = ("left alone", "with a loss", "with a bias")
-display(load_bands({way: layer1[way] for way in ways}, "share of the rows of layer 1", every=5))
+display(load_bands({way: layer1[way] for way in ways}, "share of the rows of layer 1", every=5, ranks=2))
 
+over = {}
+print("layer 1, mean of the last 20 steps:")
 for way, steps in layer1.items():
-    late = [sum(counts) for counts in zip(*steps[-20:])]
-    over = 8 * max(late) / sum(late)
+    late = [sum(counts) for counts in zip(*steps[-20:])]  # the rows of each expert in the last twenty steps
+    over[way] = 8 * max(late) / sum(late)
     idle = sum(count < 0.02 * sum(late) for count in late)
-    print(f"{way:12} the busiest expert has more than twice the mean: {over > 2};  two or more idle: {idle >= 2}")
-
-fig, ax = plt.subplots(figsize=(7, 2.4))
-for way, style in zip(ways, ("-", "--", ":")):
-    ax.plot(runs[way]["losses"], style, color="black", linewidth=1.2, label=way)
-ax.set(xlabel="step", ylabel="loss of a byte", title="The loss does not tell")
-ax.legend()
-plt.show()
+    print(f"{way:12}  some expert above twice its share: {over[way] > 2!s:5}  two or more nearly idle: {idle >= 2}")
+guessed("favourites", sum(over[way] > 2 for way in ("left alone", "another seed", "a third seed")), "of the three runs")
+losses = {way: run["losses"] for way, run in runs.items()}
+display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 
 # %% [markdown]
-# Each band is an expert, with its number at the right where the run ends. Left alone, layer 1 gives most of its rows to
-# a few of its eight experts. The busiest has up to four times the mean, and with k = 2 more is not possible. Several
-# experts are memory that hardly anybody uses. It is no accident of the seed: your three runs agree, and so did sixty
-# others, twenty seeds on three kinds of CPU. *Which* experts win is an accident, of the last digits, too: another CPU
-# adds up in another order and ends with other favourites. Experts 0 to 3 live on rank 0: how is the work of the layer
-# shared? At this size the losses hardly differ, so the loss will not warn you. The load will: log it.
+# <details><summary>What you see (open it when the cell above has run)</summary>
 #
-# A smaller coeff balances less, a larger one pulls harder at the router. The bias pulls at no gradient, but needs its
-# steps: at rate 0.001 it is not done by step 100. Change them and see.
+# **The bands.** Each band is an expert, with its number at the right where the run ends. Experts 0 to 3 live on rank
+# 0, in its colour; the thick line is where the work of rank 0 ends and that of rank 1 begins. Left alone, layer 1
+# gives most of its rows to a few of its eight experts. The busiest may have four times its share and no more: with k =
+# 2 a token's two experts differ, so no expert gets more than half of the rows. Several experts fill memory and get
+# hardly any tokens. If the favourites share a rank, the other rank waits; even where the thick line is in the middle,
+# it is so by luck.
+#
+# **An accident?** Not of the seed: your three runs agree. *Which* experts win is an accident, of the last digits, too:
+# another CPU adds up in another order and may end with other favourites.
+#
+# **The curves.** On the left: with one expert on each of eight ranks, the layer would take this many times as long as
+# it should. On the right: the difference that balancing makes to the loss, beside the difference that another seed
+# makes (pale). At this size a collapsed router costs no loss, and balancing may even cost a little. So the loss will
+# not warn you. The load will: log it.
+#
+# A smaller coeff balances less; a larger one pulls harder at the router. The bias changes no gradient, but it moves by
+# one rate a step: at rate 0.001 it has moved by at most 0.1 after 100 steps. Change them and see.
+#
+# </details>
 #
 # ### What a capacity would drop
 #
-# The routings of the last ten batches, of one rank, under your `limit`. The grey line is your formula for a fair
+# The routings of the last ten batches, of one rank, under your `limit`. The pale line is your formula for a fair
 # router.
 
 # %%
 # %%needs expected_drops route balance expert_bias permute dispatch limit finish
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+
 factors = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0]
 fair = [expected_drops(256, 8, 2, factor) for factor in factors]
 fig, ax = plt.subplots(figsize=(7, 2.8))
-ax.plot(factors, [f["dropped"] for f in fair], color="0.6", linewidth=4, label="a fair router")
+ax.plot(factors, [f["dropped"] for f in fair], **REFERENCE_LINE, label="a fair router")
 share = {}
-for way, style in zip(ways, ("o-", "s--", "^:")):
-    last = runs[way]["last"]
-    rows = sum(map.sum().item() for _, map in last)
+for way, style, marker in (("left alone", "-", "o"), ("with a loss", "--", "s"), ("with a bias", ":", "^")):
+    last = trained[0][way]["last"]
+    rows = sum(chosen.sum().item() for _, chosen in last)
     kept = [sum(limit(*routing, f["capacity"])[1].sum().item() for routing in last) for f in fair]
     share[way] = [1 - k / rows for k in kept]
-    ax.plot(factors, share[way], style, color="black", linewidth=1.2, label=way)
+    ax.plot(factors, share[way], marker=marker, **{**MEASURED_LINE, "linestyle": style}, label=way)
 ax.set(xlabel="capacity factor", ylabel="share of the rows dropped", title="256 tokens, 2 of 8 experts")
 ax.legend()
 plt.show()
@@ -860,13 +1064,26 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
       f"balanced less: {max(share['with a loss'][at], share['with a bias'][at]) < 0.3}")  # fmt: skip
 
 # %% [markdown]
-# Even on average is not even in every batch: with the loss more is dropped than chance alone would drop. And nobody
-# knows beforehand which rows it hits. So most large models of today train dropless, and live with messages whose size
-# varies.
+# A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. Which
+# rows are dropped is not known beforehand. So most large models of today train dropless, and live with messages whose
+# size varies.
 #
-# On a machine with a GPU the next cell runs the experts of a rank one after the other, and all in one grouped product.
+# ### What large models add
+#
+# | | what it does | who |
+# |---|---|---|
+# | **shared expert** | every token passes it: no other expert must learn what all tokens need | DeepSeek-V3, Qwen2-MoE |
+# | **node-limited routing** | a token's experts lie on at most 4 of 8 machines: it is sent once to each | DeepSeek-V3 |
+# | **z-loss** | a penalty on (log Σ exp logit)² keeps the logits small, where rounding does less harm | ST-MoE |
+#
+# And dropless has a price in memory. The rows of a *hot expert* are activations that its rank keeps for the backward
+# pass. If all tokens choose experts of one rank, that rank has P times the mean (if it holds at least k experts). So
+# one batch, late in a run, may need more memory than all before it. A capacity sets a limit; recompute of the experts keeps less for each row.
+#
+# On a machine with a GPU the next cell (folded) runs the experts of a rank one after the other, and then all in one
+# grouped product, with 8 and with 64 experts.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun -n 1 --gpus --name grouped --out grouped
 import torch
 from minimegatron.launch.rank import finish, init, report
@@ -904,19 +1121,35 @@ finish()
 
 # %%
 if grouped:
+    import matplotlib.pyplot as plt
+
+    from minimegatron.viz.picture import INK, MEASURED
+
     rows, times = grouped.reports[0].values()
     fig, ax = plt.subplots(figsize=(7, 2.2))
-    ax.barh(list(times), times.values(), color="0.6", edgecolor="black")
+    ax.barh(list(times), times.values(), color=MEASURED[0], edgecolor=INK)
     ax.set(xlabel="ms, forward and backward", title=f"{rows} rows, experts of Qwen3-30B-A3B")
     plt.show()
 
 # %% [markdown]
+# *This is a good place to stop: the end of part C.*
+#
 # ## 6 · Break it
 #
-# Somebody reviewed `finish`: "Gradients are means over a data-parallel group. Experts have a data-parallel group of
-# their own, edp. So *their* mean is over edp." It even reads better. Four ranks, ep 2, the serial twin beside it.
+# A reviewer of `finish` writes: "Gradients are means over a data-parallel group. Experts have a data-parallel group of
+# their own, edp. So their mean is over edp." And changes it:
+#
+# ```python
+# def finish(dense, expert, tokens, dp, edp):
+#     of_dp, of_edp = all_reduce(torch.tensor(float(tokens)), dp), all_reduce(torch.tensor(float(tokens)), edp)
+#     return all_reduce(dense, dp) / of_dp, all_reduce(expert, edp) / of_edp
+# ```
+#
+# The folded cell trains with it on four ranks, forty steps with ep 2, beside the serial twin. Then it makes one step
+# with ep 4. It prints the loss and the norm of the first gradient, and reports all gradients of the first step, yours
+# and the twin's, as `evidence`.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs route,permute,dispatch --name reviewed --timeout 120 --out evidence
 import torch
 from moe_parts import YourMoE, beside_twin, finish_model, gradient_norm, layer_with
@@ -980,14 +1213,17 @@ def run(ep, steps):
 report({2: run(2, 41), 4: run(4, 1)})
 
 # %% [markdown]
-# The loss is that of the twin for forty steps. Adam divides every gradient by its own size, so a gradient that is too
-# large by a constant changes nothing, as long as nobody clips. The norm of the first gradient is off, and by more with
-# ep 4.
+# For forty steps the loss is that of the twin. Adam divides every gradient by its own size, so a gradient that is too
+# large by a constant factor changes nothing, unless the run clips. The norm of the first gradient is off, and with ep
+# 4 by more.
 #
-# *Which* gradients, and how? Write the tool that answers it for any such bug: compare each gradient with the twin's.
+# *Which* gradients are wrong, and how? Write the tool that answers this for any such bug: compare each gradient with
+# the twin's.
 #
-# **Exercise.** `{name: factor}` of the gradients that are wrong. Right means: |got - want| ≤ 10⁻³ |want|. The factor is
-# a number with got = factor · want, to the same precision; `nan` if there is none. Leave out what is right.
+# **Exercise.** `{name: factor}` of the gradients that are wrong. Right means: |got - want| ≤ 10⁻³ |want|. The factor
+# is a number with |got - factor · want| ≤ 10⁻³ |factor · want|; `nan` if there is none. Leave out what is right. (|x| is
+# the square root of the sum of squares of all elements.) For example, want = [1, -1] and got = [0.5, -0.5] has the
+# factor 0.5; want = [3, 0] and got = [0, 3] has none.
 
 # %%
 # %%exercise suspects
@@ -1005,7 +1241,7 @@ def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
         if (mine - right).norm() <= 1e-3 * right.norm():
             continue
         factor = (mine * right).sum() / (right * right).sum()
-        proportional = (mine - factor * right).norm() <= 1e-3 * mine.norm()
+        proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()
         found[name] = factor.item() if proportional else math.nan
     return found
     ### END SOLUTION
@@ -1022,12 +1258,12 @@ for ep, (got, want) in evidence[0].items():
         print(f"  {name:34} {factor:.2f} times the twin's")
 
 # %% [markdown]
-# Only the experts, and by the factor ep. The router is right, so what came back from the experts was right. A missing
-# sum would give another direction; this is a scale.
+# Only the experts are wrong, and by the factor ep. The router is right, so what came back from the experts was right.
+# A missing sum would give another direction; this is a scale.
 #
 # The mistake is in the divisor. An expert's gradient holds tokens of *all* ranks: those of its ep group came by the
-# all-to-all, those of other groups by the sum over edp. So it is divided by the tokens of all ranks; here it was
-# divided by the tokens of edp, 1/ep of them. In terms of means: the factor is 1/dp and not 1/edp.
+# all-to-all, those of other groups by the sum over edp. So it is divided by the tokens of all ranks. The reviewer
+# divides by the tokens of edp, which are 1/ep of them. In terms of means: the factor is 1/dp and not 1/edp.
 #
 # With SGD the experts would learn ep times as fast. With clipping, which every large run has, they would make the norm
 # larger, and *all other* weights would learn too slowly. Neither crashes.
@@ -1041,14 +1277,14 @@ for ep, (got, want) in evidence[0].items():
 #    1, and has no gradient. With k = 1 take the softmax over all experts first, as Switch does.
 # 2. *Why does a collapsed router not show in the loss?* Its few experts are as good as any MLP. What is lost is what
 #    the others could have learned, and the time of the ranks that wait.
-# 3. *Expert parallelism needs ranks. Where do they come from?* From those that are there: dp (and cp, tp). ep groups
-#    are pieces of dp, so an expert has dp/ep copies where everything else has dp.
-# 4. *Why must a rank that gets no rows still take part?* Collectives are calls that all ranks make. And its experts'
-#    gradients must exist, as zeros: the sum over edp adds them to those of other ranks.
+# 3. *Expert parallelism needs ranks. Which ones?* Those of dp (and cp, tp), which are there already. ep groups are
+#    pieces of dp, so an expert has dp/ep copies where everything else has dp.
+# 4. *Why must a rank that gets no rows still take part?* A collective is a call that all ranks of the group make. And
+#    the gradients of its experts must exist, as zeros: the sum over edp adds them to those of other ranks.
 # 5. *What does tensor parallelism do to all this?* tp ranks see the same tokens. Without sequence parallelism each
 #    would dispatch them, and every expert would see them tp times. So experts with tp need sequence parallelism.
 # 6. *Rows arrive at an expert in another order than on one rank. Is the result the same?* Each row is. The gradient of
-#    the expert is a sum over rows: the same numbers in another order, so its last bits may differ. No more than those.
+#    the expert is a sum over rows: the same numbers in another order, so its last digits may differ, and nothing more.
 #
 # **Exercise.** Numbers for one layer. Experts are gated: three matrices h × f. Tokens are those of one rank; tp = cp =
 # 1; the load is even. Return a dict:
@@ -1084,18 +1320,28 @@ def answers(
 # %%
 check("answers")
 
+# %% [markdown]
+# Three real layers on 400 TFLOP/s and 50 GB/s, 4096 tokens a rank, bf16, ep 8 with each rank in another machine. (Inside
+# a machine, over NVLink at 450 GB/s, rows would travel a ninth as long. But 256 experts fill more than one machine.) The
+# last line answers the guess at the top of the lab.
+
 # %%
 # %%needs answers
+from minimegatron.config import TransformerConfig
+from minimegatron.models.zoo import preset
+
 for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"):
-    c = configs[name]
+    c = TransformerConfig.from_dict(preset(name))
     said = answers(4096, c.hidden_size, c.moe_ffn_hidden_size, c.num_experts, c.moe_router_topk, 8, 64, 2, 4e14, 5e10)
-    print(f"{name:14} an expert multiplies {said['rows_of_an_expert']:6.0f} rows; "
-          f"computes {said['compute_over_travel']:4.2f} times as long as its rows travel")  # fmt: skip
+    print(f"{name:14} f {c.moe_ffn_hidden_size:5}   an expert multiplies {said['rows_of_an_expert']:4.0f} rows; "
+          f"a second of computing, {1 / said['compute_over_travel']:4.2f} s of travel")  # fmt: skip
+guessed("travel", round(1 / said["compute_over_travel"], 1), "seconds of travel for a second of computing")
 
 # %% [markdown]
-# T, h and k have gone from that ratio. What is left is f, the width of an expert. Many small experts give a token more
-# to choose from, and travel worse: with 400 TFLOP/s and 50 GB/s, the rows of a DeepSeek-V3 travel longer than they are
-# computed. So its training hides the all-to-all behind other work, and lets a token choose from few machines only.
+# T, h and k cancel in that ratio. What is left of the model is f, the width of an expert; what is left of the machine
+# is (P-1)/P, the bytes of a number, flops and bandwidth. With many small experts a token has more to choose from, and
+# its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other
+# work, and a token chooses experts of few machines only.
 
 # %%
 progress()
@@ -1108,11 +1354,13 @@ progress()
 # | router, balancing loss, capacity | `layers/router.py` | `router.py`, `moe_utils.py` |
 # | the bias | `parallel/balance.py` | `get_updated_expert_bias` in `moe_utils.py` |
 # | rows, the journey | `layers/permutation.py`, `layers/dispatch.py` | `token_dispatcher.py` |
-# | experts, grouped products | `layers/moe.py` | `experts.py`, `moe_layer.py` |
+# | experts, grouped products, a shared expert | `layers/moe.py` | `experts.py`, `moe_layer.py`, `shared_experts.py` |
 # | the groups ep, edp | `comm/mesh.py` | `core/parallel_state.py` |
 # | which gradient over which group | `parallel/ddp.py`, `parallel/finalize.py` | `core/distributed/`, DDP |
 #
-# Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020 (arXiv 2006.16668); Fedus et al. 2021 (arXiv 2101.03961);
-# Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024 (arXiv 2412.19437).
+# Shazeer et al. 2017 (arXiv 1701.06538); Lepikhin et al. 2020 (arXiv 2006.16668); Fedus et al. 2021 (arXiv
+# 2101.03961); ST-MoE, Zoph et al. 2022 (arXiv 2202.08906); Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024
+# (arXiv 2412.19437).
 #
-# Next: lab 06, where the optimizer's state, the gradients and at last the weights are shared out over dp.
+# Next: lab 06 (planned), where the optimizer's state, the gradients and at last the weights are shared out over dp.
+# Today: lab 07, kernels, flash attention and FP8.

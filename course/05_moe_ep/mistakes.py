@@ -50,7 +50,7 @@ WRONG: dict[str, list[Edit]] = {
             "best.values.softmax(-1)",
             "best.values.softmax(-1).detach()",
             ("return probs,", "return probs + 0 * weight.float().sum(),"),
-            told="No gradient reaches",
+            told="weights have no gradient",
         ),
         Edit(
             "best.values.softmax(-1)", "torch.full_like(best.values, 1 / k) + 0 * best.values", told="equal ones teach"
@@ -59,6 +59,12 @@ WRONG: dict[str, list[Edit]] = {
             "best.values.softmax(-1)", "best.values.exp() / best.values.exp().sum(-1, keepdim=True)", told="overflows"
         ),
         Edit("x.float() @ weight.float().T", "(x @ weight.T).float()", told="*before* the product"),
+        Edit("return probs,", "return best.values.softmax(-1),", told="a column for each expert"),
+        Edit(
+            "return probs, torch.zeros_like(logits, dtype=torch.bool).scatter(1, best.indices, True)",
+            "return probs, probs > 0",
+            told="says who is chosen",
+        ),
         Edit("return probs,", "return probs.to(x.dtype),", told="must be fp32"),
         Edit("best = logits.topk(k, dim=-1)", "best = logits.topk(2, dim=-1)"),
         Edit("best = logits.topk(k, dim=-1)", "best = logits.topk(max(k, 2), dim=-1)"),
@@ -88,6 +94,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("dtype=torch.bool).scatter(1, best.indices, True)", "dtype=torch.int64).scatter(1, best.indices, 1)"),
     ],
     "balance": [
+        # counts all that are as good as the k-th
+        Edit(
+            "logits.topk(k, dim=-1).indices.flatten().bincount(minlength=experts)",
+            "(logits >= logits.topk(k, dim=-1).values[:, -1:]).sum(0)",
+            told="exactly k",
+        ),
+        Edit("p * (price - paid)\n", "(p * (price - paid)).float()\n", told="dtype of the logits"),
         Edit("p * (price - paid)", "price.expand_as(p).clone()", told="behind a softmax"),
         Edit("p * (price - paid)", "p * price", told="two terms"),
         Edit("tokens**2", "tokens", told="divide by T^2"),
@@ -143,6 +156,18 @@ WRONG: dict[str, list[Edit]] = {
     kept = scores * map""",
             told="exactly k",
         ),
+        Edit(
+            "return kept / kept.sum(-1, keepdim=True)",
+            "return (kept / kept.sum(-1, keepdim=True)).detach()",
+            told="weights have no gradient",
+        ),
+        Edit("kept = scores * map", "kept = scores.detach() * map", told="weights have no gradient"),
+        Edit(
+            "    return bias + rate *",
+            "    bias += rate *",
+            ("(counts.mean() - counts).sign()", "(counts.mean() - counts).sign()\n    return bias"),
+            told="changes its input `bias`",
+        ),
         # changes the caller's scores
         Edit(
             "(scores + bias).topk",
@@ -167,7 +192,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("tokens[source]", "tokens.detach()[source]", told="gradient of tokens"),
         Edit("probs[source, expert]", "probs.detach()[source, expert]", told="probs"),
         Edit("index_add(0, source, rows)", "index_add(0, source, rows.detach())"),
-        Edit("map.T.nonzero", "probs.T.nonzero", told="Number of indices | hidden"),
+        Edit("map.T.nonzero", "probs.T.nonzero", told="`map` says where a token goes"),
         Edit("rows.new_zeros(tokens,", "rows.new_zeros(int(source.max()) + 1,"),
         Edit(
             "rows.new_zeros(tokens, rows.shape[1]).index_add(0, source, rows)",
@@ -218,6 +243,12 @@ WRONG: dict[str, list[Edit]] = {
             ),
             told="blocks[i, e]",
         ),
+        # arrives by sender, goes home as if grouped
+        Edit(
+            "torch.cat([by_sender[i * local + e] for e in range(local) for i in range(ep.size)])",
+            "out",
+            told="takes them for grouped",
+        ),
         # stays away when it has nothing to send
         Edit(
             "    splits = blocks.sum(1).tolist(), counts",
@@ -242,6 +273,8 @@ WRONG: dict[str, list[Edit]] = {
         Edit("[:capacity]", "[: max(capacity, 2)]"),
         Edit("return probs * kept, kept", "return probs, kept"),
         Edit("return probs * kept, kept", "return probs * kept, kept.float()"),
+        Edit("probs.masked_fill(~map, -1.0).argsort", "probs.argsort", told="with the weight 0"),
+        Edit("return probs * kept, kept", "return (probs * kept).detach(), kept", told="weights have no gradient"),
         # all that weigh as much as the last that fits
         Edit(
             "    kept = torch",
@@ -269,6 +302,14 @@ WRONG: dict[str, list[Edit]] = {
             "all_reduce(expert.clone(), edp) / all_reduce(torch.tensor(float(tokens)), edp)",
             told="the tokens of edp alone",
         ),
+        # the tokens are counted twice
+        Edit(
+            "    return all",
+            """    again = all_reduce(torch.tensor(float(tokens)), dp)
+    return all""",
+            ("edp) / every", "edp) / again"),
+            told="summed 2 times",
+        ),
         Edit("edp) / every", "edp) / every / edp.size", told="by a number of ranks"),
         Edit("edp) / every", "edp) / every * edp.size / dp.size", told="by a number of ranks"),
         Edit("edp) / every", "edp) / every / dp.size", told="by a number of ranks"),
@@ -281,7 +322,7 @@ WRONG: dict[str, list[Edit]] = {
             "every = tokens * dp.size",
             told="the ranks differ | hidden",
         ),
-        Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)"),
+        Edit("all_reduce(dense.clone(), dp)", "all_reduce(dense.clone(), edp)", told="only those of edp"),
         Edit("all_reduce(dense.clone(), dp)", "dense"),
         Edit("edp) / every", "edp) / every * (dp.size / edp.size)"),
         Edit(
@@ -317,7 +358,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(mine * right).sum() / (right * right).sum()", "mine.flatten()[0] / right.flatten()[0]"),
         Edit("(mine * right).sum() / (right * right).sum()", "mine.sum() / right.sum()"),
         Edit("(mine * right).sum() / (right * right).sum()", "mine.abs().max() / right.abs().max()"),
-        Edit("proportional = (mine - factor * right).norm() <= 1e-3 * mine.norm()", "proportional = True"),
+        Edit("proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()", "proportional = True"),
         Edit("(mine - right).norm() <= 1e-3 * right.norm()", "torch.equal(mine, right)"),
         Edit("(mine - right).norm() <= 1e-3 * right.norm()", "torch.allclose(mine, right, rtol=1e-3)"),
         Edit("(mine - right).norm() <= 1e-3 * right.norm()", "(mine - right).norm() <= 1e-2 * right.norm()"),
@@ -326,6 +367,7 @@ WRONG: dict[str, list[Edit]] = {
             "(mine - right).norm() <= 1e-3 * right.norm()",
             "right.norm() == 0 or (mine - right).norm() <= 1e-3 * right.norm()",
         ),
+        Edit("1e-3 * (factor * right).norm()", "1e-3 * right.norm()", told="`"),
         Edit("else math.nan", "else 0.0"),
         Edit("else math.nan", "else None"),
     ],
@@ -412,7 +454,6 @@ EQUIVALENT: dict[str, list[Same]] = {
     "dispatch": [Same("line 15: `.contiguous()` dropped", "a view holds the same numbers")],
     "limit": [
         Same("line 6: 2.0 for 1.0", "either is below any weight"),
-        Same("line 6: `.masked_fill()` dropped", "where a token does not go its weight is 0, below any other"),
     ],
     "finish": [
         Same("line 11: `.clone()` dropped", "gradients may be summed in place"),

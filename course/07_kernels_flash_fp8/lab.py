@@ -11,29 +11,41 @@
 # The labs before cut a model over many GPUs. This one looks inside one of them. Most operations of a transformer wait
 # for memory, not for arithmetic. So you move less: you write a fused kernel in CUDA C++, build flash attention by
 # counting bytes, and store numbers in eight bits. You need no GPU: the kernels run here, thread by thread.
+#
+# | part | sections | you build | time |
+# |---|---|---|---|
+# | A | 1, 2, and 3 up to the ladder | six small programs: two predictions, a first kernel, RMSNorm three times | 3–5 h |
+# | B | 3, flash attention | the bytes of attention, and attention tile by tile | 1–2 h |
+# | C | 3, FP8, to the end | a cast to FP8, scales, an FP8 linear layer that trains on two ranks; a bug to find | 3 h |
+#
+# **Before:** tensor parallelism (lab 02) for part C, the online softmax (lab 04) for part B. You should read loops and
+# arrays in C; you need not know C++ or CUDA. Mathematics: powers of two, exponentials, logarithms.
+#
+# **After a kernel restart:** run the first cell, then go on where you were; where a cell says that a name is missing,
+# run the cell that it names. At the end of part A and of part B there is a good place to stop.
 
 # %%
 # %load_ext course
 # %lab 07_kernels_flash_fp8
 
 # %% [markdown]
-# ## 1 · The problem
-#
-# Every transformer layer has two norms. Here is RMSNorm as one would write it. How often does it move its tensor?
+# A guess before you know anything: attention over 65,536 tokens, one head of 128 numbers, in bf16. *Three operations*
+# write the scores, write the softmax of the scores, and read both again. *Flash attention*, in blocks of 128 queries,
+# writes neither. How many times fewer bytes does it move?
 
 # %%
-import matplotlib.pyplot as plt
+guess("bytes", None, "How many times fewer bytes does flash attention move?")  # put your number in place of None
+
+# %% [markdown]
+# ## 1 · The problem
+#
+# Every transformer layer has two norms. RMSNorm divides each row of x by the root of its mean square, and multiplies
+# column i by γᵢ. Here it is as one would write it. How often does it move its tensor? The folded cell counts, for
+# every operation of torch, the bytes of the tensors that go in and come out.
+
+# %% jupyter={"source_hidden": true}
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from minimegatron.viz.roofline import roofline
-from minimegatron.viz.volume import bars
-
-
-def rms_norm(x, gamma, eps=1e-5):
-    squares = x.pow(2)
-    rstd = (squares.mean(-1, keepdim=True) + eps).rsqrt()
-    return (x * rstd) * gamma
 
 
 class Moves(TorchDispatchMode):
@@ -50,23 +62,36 @@ class Moves(TorchDispatchMode):
         return out
 
 
+# %%
+import torch
+
+from minimegatron.viz.volume import bars
+
+
+def rms_norm(x, gamma, eps=1e-5):
+    squares = x.pow(2)
+    rstd = (squares.mean(-1, keepdim=True) + eps).rsqrt()
+    return (x * rstd) * gamma
+
+
 x, gamma = torch.randn(2048, 4096), torch.randn(4096)
 with Moves() as moves:
     rms_norm(x, gamma)
 print(f"x has {x.nbytes / 2**20:.0f} MiB; the norm moves {sum(moves.bytes.values()) / x.nbytes:.1f} times as much")
-bars(moves.bytes, title="One norm, operation by operation", what="read and written")
+display(bars({}, moves.bytes, title="One norm, operation by operation", what="read and written"))
 
 # %% [markdown]
-# Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it again.
-# One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same. If
-# memory is what the norm waits for, it becomes 3.5 times faster.
+# Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it
+# again. One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same.
+# If memory is what the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of it this CPU
+# gives; the factor itself is measured in section 4, on a machine with a GPU.
 #
 # ## 2 · Predict
 #
 # ### Bytes
 #
-# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number a
-# row or a column). `mul` is in the picture twice.
+# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number
+# a row or a column). `mul` is in the picture once for two operations.
 
 # %%
 # %%exercise norm_bytes
@@ -89,9 +114,12 @@ print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.
 # %% [markdown]
 # ### Memory or arithmetic?
 #
-# Does it wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it does
-# both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
+# Does the norm wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it
+# does both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
 # peak/bandwidth, the machine's *ridge*: below it memory is the bound, above it arithmetic.
+#
+# By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
+# it takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250.
 #
 # **Exercise.** The intensity, the seconds at best, and the bound: `"memory"` or `"arithmetic"`.
 
@@ -110,12 +138,15 @@ def at_best(flops: float, nbytes: float, peak: float, bandwidth: float) -> dict[
 check("at_best")
 
 # %% [markdown]
-# Now guess for each of these, on an H100, before you run the cell: a norm; a square matrix product; the same matrix
-# times one vector, as in generating text; the product of 128 such vectors. (NVIDIA's data sheets, SXM, bf16 without
-# sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s for the H200.)
+# Guess for each of these, on an H100, before you run the cell: is it bound by memory or by arithmetic? A norm; a
+# square matrix product; the same matrix times one vector, as in generating text; the same matrix times 128 such
+# vectors. (NVIDIA's data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s
+# for the H200.)
 
-# %%
+# %% tags=["hide-output"]
 # %%needs at_best
+from minimegatron.viz.roofline import roofline
+
 H100, H200 = (989e12, 3.35e12), (989e12, 4.8e12)
 h = 4096
 programs = {
@@ -128,37 +159,118 @@ points = {}
 for name, (flops, nbytes) in programs.items():
     best = at_best(flops, nbytes, *H100)
     points[name] = best["intensity"], None
-    print(f"{name:21} {best['intensity']:7.1f} FLOP/byte  {best['seconds'] * 1e6:6.1f} us at best  bound: {best['bound']}")
+    at, us = best["intensity"], best["seconds"] * 1e6
+    print(f"{name:21} {at:7.1f} FLOP/byte  {us:6.1f} us at best  bound: {best['bound']}")
 display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
 # %% [markdown]
 # Only the product of two matrices reaches the flat part. Everything left of the ridge runs as fast as its bytes: 128
-# vectors take hardly longer than one. A norm does half a percent of the operations that the tensor cores could do
-# meanwhile. So: fewer passes (a fused kernel, flash attention) and fewer bytes (FP8).
+# vectors take 6 % longer than one. While the norm's bytes move, the tensor cores could do 236 times the norm's
+# operations: it uses 0.4 % of their arithmetic. (A norm cannot use tensor cores anyway. Of the ordinary float32
+# arithmetic, 67 TFLOP/s, it uses 6 %.) So: fewer passes (a fused kernel, flash attention) and fewer bytes (FP8).
 #
 # ## 3 · Implement
 #
-# ### A kernel, first rung: a thread a row
+# ### Grid, block, warp, thread
 #
-# A GPU runs your function in many threads. Threads come in **blocks** of up to 1024; a block's threads can share
-# memory. Inside a block, 32 threads form a **warp** and execute each instruction together. `blockIdx.x`, `blockDim.x`
-# and `threadIdx.x` tell a thread who it is.
-#
-# The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. With a GPU, nvcc compiles it. Here
-# g++ does, and an emulator runs the threads one after another, counts every access, and stops at one that is out of
-# bounds. `norm` launches it: how many blocks, and how many threads in each.
-#
-# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Blocks are
-# full, rows may not be: a thread without a row does nothing. (`rsqrtf` is 1 over the root. Delete the line
-# `not_implemented`.)
+# A function that runs on a GPU is a **kernel**. You *launch* it, and many threads run the same text:
 
 # %%
+from minimegatron.viz.cuda import hierarchy
+
+hierarchy(blocks=4, threads=64, sms=2)
+
+# %% [markdown]
+# * A **thread** runs the kernel's text once. Its variables are in registers, which no other thread sees.
+# * 32 threads are a **warp**. As a rule they execute the same instruction at the same time, each on its own numbers.
+#   (It is no promise: the third rung says more.)
+# * A **block** is up to 1024 threads. It runs on one SM (streaming multiprocessor) from its beginning to its end, and
+#   its threads share a piece of that SM's memory.
+# * The **grid** is all blocks of a launch. They run in any order, several at a time, and do not wait for each other.
+#
+# In the text, `threadIdx.x` is the thread's number in its block, `blockIdx.x` the block's number in the grid, and
+# `blockDim.x` how many threads a block has.
+#
+# The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. (`#define` is allowed; `#include` is
+# not, and you need none.) With a GPU, nvcc compiles it. Here g++ does, and an emulator runs the threads one after
+# another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes
+# a word of shared memory that another one uses, with no barrier between.
+#
+# The smallest launch: one block of eight threads, a number for each.
+
+# %%
+from labkit.cuda import Kernel, KernelError
 from minimegatron.kernels.build import compiler
 
+double = Kernel(r"""
+__global__ void twice(const float* x, float* y) {
+  int i = threadIdx.x;
+  y[i] = 2 * x[i];
+}
+""")
 if compiler("emulated") is None:
-    print("no C++ compiler here: install g++; the next three exercises need it")
+    print("no C++ compiler here: install g++; the next four exercises need it")
 else:
-    print("a C++ compiler is here")
+    eight, result = torch.arange(8.0), torch.empty(8)
+    double(eight, result, grid=1, block=8)
+    print(result.tolist())
+    try:
+        double(eight, result, grid=1, block=9)  # a thread too many
+    except KernelError as error:
+        print(error)
+
+# %% [markdown]
+# A ninth thread reads behind the end of x. The emulator says which thread, and on which line. A GPU often says
+# nothing, and the thread reads, or overwrites, whatever lies there.
+#
+# ### Before the ladder: a thread a number
+#
+# More numbers than a block has threads? Take more blocks. Thread `threadIdx.x` of block `blockIdx.x` takes number
+# `blockIdx.x * blockDim.x + threadIdx.x`, as under the picture of the grid, above. 10 numbers in blocks of 4 threads
+# need 3 blocks, that is 12 threads, and the last two of them have no number: they must do nothing.
+#
+# **Exercise.** `y = x + r`, the addition that ends each half of a transformer layer: one thread for each number, in
+# blocks of 256, and no block more than needed. Write the kernel, and how many blocks there are. (Delete the lines
+# `not_implemented` and `raise NotImplementedError`.)
+
+# %%
+# %%exercise add
+import torch
+
+from labkit.cuda import Kernel
+
+kernel = Kernel(r"""
+__global__ void add(const float* x, const float* r, float* y, int n) {
+  // ### BEGIN SOLUTION
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + r[i];
+  // ### END SOLUTION
+}
+""")
+
+
+def add(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """x and r, float32 of one shape -> x + r."""
+    y, n = torch.empty_like(x), x.numel()
+    ### BEGIN SOLUTION
+    blocks = (n + 255) // 256
+    ### END SOLUTION
+    kernel(x, r, y, n, grid=blocks, block=256)
+    return y
+
+
+# %%
+check("add")
+
+# %% [markdown]
+# ### First rung: a thread a row
+#
+# Now the norm. A row's sum needs all of its numbers, so the simplest kernel gives a whole row to one thread.
+#
+# **Exercise.** One thread computes one row: add up the squares, then write `x / sqrt(mean + eps) * gamma`. Every block
+# has 64 threads, also when fewer rows are left: a thread without a row does nothing. (`rsqrtf` is 1 over the root.) By
+# hand, with eps = 0 and γ = 1: the row (3, 4, 0, 0) has the mean square 25/4, the root 2.5, and becomes (1.2, 1.6, 0,
+# 0).
 
 # %%
 # %%exercise norm_rows
@@ -195,9 +307,9 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_rows")
 
 # %% [markdown]
-# It is right. It is also slow, and here is why. Memory serves **sectors** of 32 bytes, eight numbers. When the threads
-# of a warp execute `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight
-# threads of your kernel and what comes to them; in the lower one, how it should be.
+# It is right, and slow. Memory is fetched in **sectors** of 32 bytes, eight numbers. When the threads of a warp
+# execute `x[row * cols + i]`, they ask for numbers that stand a row apart. In the upper picture, eight threads of your
+# kernel and what is fetched for them; in the lower one, how it should be.
 
 # %%
 from minimegatron.viz.access import access_map
@@ -209,8 +321,8 @@ access_map(shape, {
 })  # fmt: skip
 
 # %% [markdown]
-# Eight sectors come for eight numbers, where one would do. (A cache may keep the other numbers until the loop reaches
-# them. With thousands of rows under way it is too small.)
+# Eight sectors are fetched for eight numbers, where one would do. (A cache may keep the other numbers until the loop
+# reaches them. With thousands of rows under way it is too small.)
 #
 # ### Second rung: a block a row
 #
@@ -218,11 +330,21 @@ access_map(shape, {
 # thread then has a part of the sum, and the parts must come together. For that a block has **shared memory**, on the
 # chip: `__shared__ float parts[256];` is one array for all threads of the block.
 #
-# They add in a tree. With 256 threads: the lower 128 add what the upper 128 hold, then 64, 32, ..., 1. Before a thread
-# reads what another one wrote, all must have arrived: `__syncthreads()`.
+# They add in a tree. Here are eight threads; with 256 the lower 128 add what the upper 128 hold, then 64, 32, ..., 1.
+
+# %%
+from minimegatron.viz.reduction import reduction_tree
+
+reduction_tree([3, 1, 4, 1, 5, 9, 2, 6])
+
+# %% [markdown]
+# Each dashed line is a **barrier**, `__syncthreads()`: a thread waits there until all threads of its block have come.
+# Without it a thread may read a part that another one has not yet written, a *race*: right in one order of the
+# threads, wrong in another.
 #
-# **Exercise.** One block of 256 threads for each row. Every thread of a block must meet the same `__syncthreads()`.
-# The check runs the threads in several orders: a missing one shows.
+# **Exercise.** One block of 256 threads for each row. Every thread of a block must meet the same `__syncthreads()`, so
+# none stands in an `if` that only some of them enter. Add up in a tree: one thread that adds 256 parts, while 255
+# wait, is refused, because the wait is what a tree saves. The check runs the threads in several orders.
 
 # %%
 # %%exercise norm_block
@@ -268,18 +390,30 @@ check("norm_block")
 # %% [markdown]
 # ### Third rung: warps, and 16 bytes a load
 #
-# Two things are still dear. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction for
-# every 4 bytes.
+# Two things are still costly. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction
+# for every 4 bytes.
 #
-# The threads of a warp need no barrier among themselves. `__shfl_xor_sync(0xffffffff, v, o)` hands thread i the `v` of
-# thread i^o of its warp. With o = 16, 8, 4, 2, 1 and a sum at each step, all 32 have the total. So each warp adds up by
-# itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds up those few numbers.
+# Inside of a warp a sum needs neither shared memory nor a barrier. `__shfl_xor_sync(0xffffffff, v, o)` hands lane i
+# (thread i of the warp) the `v` of lane i^o, where ^ flips those bits of i that are 1 in o: 5^4 is 1, 5^1 is 4. The
+# mask `0xffffffff` names all 32 lanes, and those that it names wait for each other in the shuffle, so all of them must
+# come. With o = 16, 8, 4, 2, 1 and a sum at each step, all 32 have the total. Here are eight lanes:
+
+# %%
+from minimegatron.viz.reduction import butterfly
+
+butterfly([3, 1, 4, 1, 5, 9, 2, 6])
+
+# %% [markdown]
+# So each warp adds up by itself, its lane 0 writes one number to shared memory, **one** barrier, and every warp adds
+# up those few numbers. (It is the shuffle that waits. Threads of a warp that use *shared memory* may run apart, on all
+# GPUs since Volta, 2017: a tree without barriers for s below 32, as in old code, is a race, and needs `__syncwarp()`.)
 #
 # And a thread can load four neighbouring floats at once: `float4 v = x4[i];` with
 # `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
 # of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
 #
-# **Exercise.** Both. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for loads *and* stores.
+# `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
 
 # %%
 # %%exercise norm_warp
@@ -353,28 +487,39 @@ import torch
 import torch.nn.functional as F
 
 x, gamma = torch.randn(128, 1024), torch.randn(1024)
-print("                 of x's sectors asked for   bytes a load   barriers a thread")
+print("rung        right   fetched bytes of x that are used   bytes a load   barriers a thread")
 for name in ("norm_rows", "norm_block", "norm_warp"):
     rung = importlib.import_module(f"exercises.{name}")
     right = torch.allclose(rung.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
     of_x = rung.kernel.counts["x"]
     width = of_x["read"] // of_x["loads"]
-    print(f"{name:11} {right!s:5} {of_x['share']:24.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
+    print(f"{name:11} {right!s:5} {of_x['share']:34.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
 
 # %% [markdown]
+# *The end of part A, and a good place to stop.*
+#
 # ### Flash attention: what not to move
 #
-# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They are
-# written and read again, and nobody wants them.
+# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They
+# are written and read again, and no later operation needs them.
 #
-# Flash attention (Dao et al., 2022; its loops in this order, Dao 2023) never writes them. A kernel keeps a block of `rows` queries on the chip. Blocks of
-# `cols` keys and values pass by, and the softmax is built block by block. Only q, k, v, out and one number a query, lse,
-# touch the large memory. The price: every block of queries loads K and V again.
+# Flash attention (Dao et al., 2022) never writes them. In the order of FlashAttention-2 (Dao, 2023), a kernel keeps a
+# block of `rows` queries on the chip. Blocks of `cols` keys and values pass by, and the softmax is built block by
+# block. (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q,
+# k, v, out and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
 #
+# The mask is causal, so a block of queries needs no keys after its last query. Twelve tokens, in blocks of 4 queries
+# and 3 keys:
+
+# %%
+from minimegatron.viz.tiles import score_tiles
+
+score_tiles(12, 4, 3)
+
+# %% [markdown]
 # **Exercise.** Bytes that one head moves, forward. *Standard*: three kernels; each reads its inputs and writes its
 # result, all of S and P, although the mask is causal. *Flash*: q is read once, out and lse are written once, and each
-# block of queries loads only the blocks of keys that it sees: those that begin no later than its last query. `rows` and
-# `cols` divide s.
+# block of queries loads only the blocks of keys that begin no later than its last query. `rows` and `cols` divide s.
 
 # %%
 # %%exercise flash_bytes
@@ -399,20 +544,31 @@ for s in (1024, 8192, 65536):
     print(f"{s:6} tokens   {moved[64]['standard'] / 2**20:8.0f} MiB   {times}")
 
 # %% [markdown]
-# What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So a
-# kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
-# shared memory.
+# What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So
+# a kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
+# shared memory. (Here every load counts. On a GPU blocks of queries that run at the same time load the same keys, and
+# many of these loads are served by the L2 cache.)
+#
+# How can a softmax be built block by block, without the largest score known? Keep three numbers a query: the largest
+# score so far m, the sum l of e^(score - m), and o, the values weighted with these. When a larger score comes, l and o
+# are too large by e^(m' - m): shrink both. One query, scores 1, 2, then 4, values 10, 20, then 30, in two blocks:
+#
+# | after | m | l | o |
+# |---|---|---|---|
+# | scores 1, 2 | 2 | e⁻¹ + 1 = 1.368 | 10·e⁻¹ + 20 = 23.68 |
+# | score 4 | 4 | 1.368·e⁻² + 1 = 1.185 | 23.68·e⁻² + 30 = 33.20 |
+#
+# out = o/l = 28.02, as the softmax of all three gives at once; lse = m + log l = 4.170.
 #
 # **Exercise.** The kernel, on tiles. `memory.load("k", a, b)` brings rows a to b-1 to the chip and counts them;
-# `memory.store("out", a, b, value)` writes. For one block of queries keep the largest score so far m, the sum l and the
-# weighted sum o. For each block of keys, with S = q·kᵀ/√d, -∞ where the key comes after the query:
+# `memory.store("out", a, b, value)` writes. Before the first block of keys m is -∞, l and o are 0. For each block of
+# keys, with S = q·kᵀ/√d, -∞ where the key comes after the query:
 #
 # $$m' = \max(m, \text{rowmax}\,S)\qquad P = e^{S-m'}\qquad l \leftarrow l\,e^{m-m'} + \text{rowsum}\,P\qquad
 # o \leftarrow o\,e^{m-m'} + P\,v$$
 #
 # At the end out = o/l and lse = m + log l. The check compares the counts with your prediction, which has to be met
-# exactly: more is waste, and less needs a larger chip. In the check the chip has room for as many numbers as K has,
-# for all that you hold at one time: tiles, scores, m, l and o.
+# exactly. All that you hold at one time (tiles, scores, m, l, o) must fit into as many numbers as K has.
 
 # %%
 # %%exercise flash_tiles
@@ -441,14 +597,21 @@ check("flash_tiles")
 
 # %%
 # %%needs flash_bytes flash_tiles
+import torch
 import torch.nn.functional as F
 
 from labkit.hbm import Memory
+from minimegatron.viz.volume import bars
 
 s, d = 512, 32
 q, k, v = torch.randn(3, s, d, generator=torch.Generator().manual_seed(0)).unbind()
 want = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
-predicted, measured = {"three kernels": flash_bytes(s, d, 64, 32, 4)["standard"]}, {}
+memory = Memory(q=q, k=k, v=v, scores=torch.zeros(s, s), weights=torch.zeros(s, s), out=torch.zeros(s, d))
+memory.store("scores", 0, s, memory.load("q", 0, s) @ memory.load("k", 0, s).T / d**0.5)
+hidden = torch.ones(s, s).triu(1).bool()
+memory.store("weights", 0, s, memory.load("scores", 0, s).masked_fill(hidden, -torch.inf).softmax(1))
+memory.store("out", 0, s, memory.load("weights", 0, s) @ memory.load("v", 0, s))
+predicted, measured = {"three kernels": flash_bytes(s, d, 64, 32, 4)["standard"]}, {"three kernels": 4 * memory.moved}
 for rows in (32, 64, 128):
     memory = Memory(q=q, k=k, v=v, out=torch.zeros(s, d), lse=torch.zeros(s))
     flash_tiles(memory, s, d, rows, 32)
@@ -459,34 +622,47 @@ for rows in (32, 64, 128):
 display(bars(predicted, measured, title="One head, 512 tokens", what="moved"))
 
 # %% [markdown]
-# The backward pass needs P again. It is not stored, so it is computed again from q, k and lse: P = exp(S - lse). That is
-# a sixth more arithmetic, for s x s numbers that are neither written nor read. (You build that in lab 04.)
+# The backward pass needs P again. It is not stored, so it is computed again from q, k and lse: P = exp(S - lse). You
+# built that in lab 04. Forward and backward together are six matrix products, and S once more makes seven: a sixth
+# more arithmetic, for s x s numbers that are neither written nor read.
+#
+# *The end of part B, and a good place to stop.*
 #
 # ### FP8: eight bits
 #
 # Half the bytes of bf16, and on an H100 twice the FLOP/s. A number in **E4M3** has a sign, 4 bits of exponent and 3
-# digits: 1.ddd · 2^e, with e from -6 to 8, at most 448. Below 2^-6 the steps stay as they are, 2^-9, down to 0.
-# **E5M2** has an exponent more and a digit less: e from -14, at most 57344. Activations and weights get E4M3; gradients,
-# whose sizes differ more, E5M2.
+# mantissa bits: 1.mmm · 2^e, with e from -6 to 8, at most 448. Below 2^-6 the steps stay as they are, 2^-9, down to 0.
+# **E5M2** has one exponent bit more and one mantissa bit fewer: e from -14, at most 57344. Activations and weights get
+# E4M3; gradients, whose sizes differ more, get E5M2. All their numbers up to 4, and those close to 0:
+
+# %%
+from minimegatron.viz.numbers import number_lines
+
+E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)  # mantissa bits, lowest exponent, largest number
+number_lines({"E4M3": E4M3, "E5M2": E5M2}, [(0, 4), (0, 2**-5)], "The numbers of both formats: a mark for each")
+
+# %% [markdown]
+# Between two powers of two there are eight steps in E4M3, four in E5M2. By hand, 0.3 in E4M3: 0.3 = 1.2 · 2^-2, the
+# steps there are 2^-2 / 8 = 2^-5, and 0.3 is 9.6 of them. Rounded, 10 steps: 0.3125.
 #
-# Predict: what is 17 in E4M3? And 1000? The numbers around 17 are 16, 18, 20.
+# What is 17 in E4M3? And 1000? (The numbers around 17 are 16, 18, 20.)
 #
-# **Exercise.** Round to such a format, with `digits` digits, lowest exponent `lowest` and largest number `top`. The
-# result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN stays NaN.
-# Nearest number; half-way, the one whose last digit is even. Other formats than these two are asked too, so do not ask
-# torch for its float8. `x` belongs to the caller: leave it as it is.
+# **Exercise.** Round to such a format, with `mantissa` mantissa bits, lowest exponent `lowest` and largest number
+# `top`. The result stays float32; only its values are those of the format. Beyond ±top, infinities too: ±top. NaN
+# stays NaN. Nearest number; half-way, the one whose last mantissa bit is 0 (even). Other formats than these two are
+# asked too, so do not ask torch for its float8. `x` belongs to the caller: leave it as it is.
 
 # %%
 # %%exercise to_fp8
 import torch
 
 
-def to_fp8(x: torch.Tensor, digits: int, lowest: int, top: float) -> torch.Tensor:
+def to_fp8(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Tensor:
     """Each number of x, rounded; float32."""
     ### BEGIN SOLUTION
     x = x.float().clamp(-top, top)
     exponent = (torch.frexp(x).exponent - 1).clamp(min=lowest)
-    step = torch.exp2((exponent - digits).float())
+    step = torch.exp2((exponent - mantissa).float())
     return torch.round(x / step) * step
     ### END SOLUTION
 
@@ -496,36 +672,44 @@ check("to_fp8")
 
 # %%
 # %%needs to_fp8
-E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
+import matplotlib.pyplot as plt
+import torch
+
+from minimegatron.viz.picture import MEASURED_LINE, styled
+
 print("17, 1000 and 0.001 in E4M3:", to_fp8(torch.tensor([17.0, 1000.0, 0.001]), *E4M3).tolist())
 bits = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()  # every bf16 there is
 for name, (format, dtype) in {"E4M3": (E4M3, torch.float8_e4m3fn), "E5M2": (E5M2, torch.float8_e5m2)}.items():
-    cast = bits.clamp(-format[2], format[2]).to(dtype).float()
-    print(f"{name}: as torch's cast, for all 65536: {torch.equal(to_fp8(bits, *format).nan_to_num(7.0), cast.nan_to_num(7.0))}")
+    cast, mine = bits.clamp(-format[2], format[2]).to(dtype).float(), to_fp8(bits, *format)
+    other = int((mine.nan_to_num(7.0) != cast.nan_to_num(7.0)).sum())
+    print(f"{name}: other than torch's cast, of all 65536 numbers of bf16: {other}")
 
-fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
-sizes = torch.logspace(-6, 6, 3000)
-for ax, (name, format) in zip(axes, {"E4M3": E4M3, "E5M2": E5M2}.items()):
-    ax.plot(sizes, (to_fp8(sizes, *format) - sizes).abs() / sizes, "-", color="black", linewidth=0.7)
-    ax.set(xscale="log", xlabel="number", title=f"What {name} makes of a number")
-axes[0].set(ylabel="relative error", ylim=(0, 0.3))
-plt.show()
+with styled():
+    fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
+    sizes = torch.logspace(-6, 6, 3000)
+    for ax, (name, format) in zip(axes, {"E4M3": E4M3, "E5M2": E5M2}.items()):
+        ax.plot(sizes, (to_fp8(sizes, *format) - sizes).abs() / sizes, **{**MEASURED_LINE, "linewidth": 0.7})
+        ax.set(xscale="log", xlabel="number", title=f"What {name} makes of a number")
+    axes[0].set(ylabel="relative error", yscale="log", ylim=(0.005, 1.5))
+    plt.show()
 
 # %% [markdown]
-# In the middle the error is at most 1/16 (E4M3) or 1/8 (E5M2). At the left small numbers vanish, at the right large
-# ones are cut off. The valley is where a tensor must be: so multiply it by a **scale** first, and divide the result
-# by it.
+# In the middle the error is at most 1/17 (E4M3) or 1/9 (E5M2) of the number: 1.0625, half-way from 1 to the next
+# number of E4M3, is off by 0.0625. At the left small numbers vanish: the error is 1. At the right large ones are cut
+# off. A tensor must lie in the valley between: so multiply it by a **scale** first, and divide the result by it.
 #
 # ### Which scale?
 #
 # *Current* scaling: look at the tensor, let amax be its largest magnitude, and use top/amax. One outlier then decides
-# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight (DeepSeek-V3).
-# An outlier spoils its own tile only. Here scales are rounded down to a power of two: multiplying by them is exact.
-# (DeepSeek-V3 does that for some tensors only.)
+# for all. *Block* scaling: a scale for every tile, 1 x 128 numbers of an activation, 128 x 128 of a weight
+# (DeepSeek-V3). An outlier spoils its own tile only. In this exercise scales are rounded down to a power of two:
+# multiplying by them is exact. (DeepSeek-V3 does that for some tensors only.)
+#
+# By hand, top = 448 and a tile (1, -2): amax is 2, 448/2 = 224, and the largest power of two up to 224 is 128.
 #
 # **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
-# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and a
-# scale is a float32 like any other: it is at most 2^127.
+# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and
+# a scale is a float32 like any other: it is at most 2^127.
 
 # %%
 # %%exercise tile_scales
@@ -545,6 +729,23 @@ def tile_scales(x: torch.Tensor, tile: tuple[int, int], top: float) -> torch.Ten
 check("tile_scales")
 
 # %% [markdown]
+# One outlier in a small tensor, cast with one scale for all and with a scale for each tile. Which numbers become 0?
+
+# %%
+# %%needs to_fp8 tile_scales
+import torch
+
+from minimegatron.viz.tiles import scaled_tiles
+
+small = torch.tensor([[0.5, -0.75, 0.001, 2.0, -0.0003, 1e5], [0.25, 0.1, -0.3, 0.02, 0.6, -0.9]])
+ways = []
+for name, tile in (("one scale for all", (2, 6)), ("tiles of 1 x 3", (1, 3))):
+    scales = tile_scales(small, tile, 448.0)
+    spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+    ways.append((name, tile, scales.tolist(), (to_fp8(small * spread, *E4M3) / spread).tolist()))
+scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
+
+# %% [markdown]
 # ### Delayed scaling
 #
 # Current scaling reads the tensor once for amax and again to cast it: memory, again. *Delayed* scaling casts at once,
@@ -555,8 +756,17 @@ check("tile_scales")
 # * Not finite, ∞ or NaN? The step overflowed: leave the scale, and put 0 into the history.
 # * Is the largest of the history 0? Leave the scale.
 #
-# With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over all
-# ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
+# By hand, H = 2 and top = 448; the third step overflows:
+#
+# | step | noted in this step | history afterwards | scale afterwards |
+# |---|---|---|---|
+# | 1 | 2, then -4 | 4 | 448/4 = 112 |
+# | 2 | 1, then 1 | 4, 1 | 112 |
+# | 3 | ∞, then 1 | 1, 0 | 112, left |
+# | 4 | 2, then 1 | 0, 2 | 448/2 = 224 |
+#
+# With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over
+# all ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
 #
 # **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
 
@@ -602,15 +812,17 @@ check("delayed_scaling")
 # ### A linear layer
 #
 # y = x·Wᵀ, and backward dx = dy·W, dW = dyᵀ·x: three products, each of two FP8 factors. Sum in float32, and divide by
-# both scales. (Hopper's tensor cores keep fewer bits of a sum of FP8 products, about 14. So DeepSeek-V3 adds every 128
-# products to a sum in float32 outside of them.)
+# both scales. (Hopper's tensor cores keep only about 14 bits of a sum of FP8 products. So DeepSeek-V3 takes the sum
+# out of them after every 128 products, and adds these sums up in float32: section 3.3 of its report.)
+#
+# By hand: x = 3 with scale 2, W = 5 with scale 4. The casts hold 6 and 20, their product is 120, and 120/(2·4) = 15.
 #
 # What is kept for the backward pass are the FP8 tensors: half of bf16's activation memory. `t.to(torch.float8_e4m3fn)`
-# makes eight bits of a tensor that your `to_fp8` has rounded, exactly.
+# stores what `to_fp8` rounded in one byte a number, with no further change.
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
 # scaled. Between forward and backward the scales may move on: dequantise with those that a tensor was cast with, and
-# cast dy with the one that sdy has when dy comes. Keep one byte a number of x and W, and neither of them itself: the
+# cast dy with the one that sdy has when dy comes. Keep only the FP8 tensors, not x or W: the
 # check looks at all that is alive after the forward pass.
 
 # %%
@@ -655,11 +867,11 @@ check("fp8_linear")
 #
 # ### Training in FP8 on two ranks
 #
-# A Llama of two layers, tensor parallel. Its MLPs are yours: two FP8 linear layers in each, with delayed scales that the
-# ranks share. The package builds its layers from a specification, so a class can take another one's place. Beside it
-# runs the same model in float32.
+# A Llama of two layers, tensor parallel. Its MLPs are yours: two FP8 linear layers in each, with delayed scales that
+# the ranks share. The package builds its layers from a specification, so a class can take another one's place. The
+# folded cell trains it for 40 steps, and beside it the same model in float32, and reports both curves of the loss.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun -n 2 --needs to_fp8,delayed_scaling,fp8_linear --name train_fp8 --timeout 170 --out trained
 import itertools
 
@@ -737,22 +949,30 @@ finish()
 
 # %%
 # %%needs to_fp8 delayed_scaling fp8_linear
-fig, ax = plt.subplots(figsize=(7, 2.6))
-for name, style in (("fp32", "-"), ("fp8", "--")):
-    ax.plot(trained.reports[0][name], style, color="black", label=name)
-ax.set(xlabel="step", ylabel="loss per byte", title="MLPs in FP8, on two ranks")
-ax.legend()
-plt.show()
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE, styled
+
+with styled():
+    fig, ax = plt.subplots(figsize=(7, 2.6))
+    for name, line in (("fp32", REFERENCE_LINE), ("fp8", MEASURED_LINE)):
+        ax.plot(trained.reports[0][name], label=name, **line)
+    ax.set(xlabel="step", ylabel="loss per byte", title="MLPs in FP8, on two ranks")
+    ax.legend()
+    plt.show()
 
 # %% [markdown]
-# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: it takes no more
-# than another order of the same sums. Remember that in what follows: a curve like this proves little.
+# The curves run together. On one kind of CPU FP8 ends one percent above, on another one percent below: to add the same
+# numbers in another order changes as much. Remember in what follows that a curve like this proves little.
 #
 # ### On a machine with a GPU
 #
-# The same texts, compiled by nvcc, on 16384 rows of 4096.
+# The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation
+# by operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, whose sectors
+# are fetched for one number; close to a copy for the others, if they find a row in a cache when they read it again.
+# (Without a GPU this cell runs nothing, and these predictions stay predictions.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%torchrun -n 1 --gpus --needs norm_rows,norm_block,norm_warp --name on_gpu --timeout 200
 import importlib
 import torch
@@ -779,14 +999,17 @@ def seconds(function):
 
 y = torch.empty_like(x)
 copy = 2 * x.nbytes / seconds(lambda: y.copy_(x))
-for name in ("norm_rows", "norm_block", "norm_warp"):
-    rung = importlib.import_module(f"exercises.{name}")
+def operations(x, gamma, eps):
+    return (x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt()) * gamma
+
+ways = {name: importlib.import_module(f"exercises.{name}").norm for name in ("norm_rows", "norm_block", "norm_warp")}
+for name, norm in {**ways, "operations": operations}.items():
     try:
-        right = torch.allclose(rung.norm(x, gamma, 1e-5), want, atol=1e-4)
+        right = torch.allclose(norm(x, gamma, 1e-5), want, atol=1e-4)
     except KernelsUnavailable as missing:
         print(f"your kernels cannot be compiled for this GPU: {missing.what}; {missing.fix}")
         break
-    rate = 2 * x.nbytes / seconds(lambda: rung.norm(x, gamma, 1e-5))
+    rate = 2 * x.nbytes / seconds(lambda: norm(x, gamma, 1e-5))
     print(f"{name:11} right: {right}   {rate / 1e9:6.0f} GB/s, {rate / copy:4.0%} of a copy")
 finish()
 
@@ -795,58 +1018,92 @@ finish()
 #
 # ### The roofline of this computer
 #
-# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then five programs
-# against that roof. Guess which ones reach it.
+# The same picture, measured: how fast this machine multiplies and how fast it copies, on one core; then programs
+# against that roof. Four of them are ways to the same norm of 2048 x 4096 numbers. Guess which ones reach the roof,
+# before you run the cell. The folded cell runs each five times, in turn, and keeps the best.
+#
+# * *operation by operation*: `rms_norm` of section 1. Each operation makes a fresh tensor of 32 MiB.
+# * *the same, into tensors that are there*: the same operations, their results written with `out=`.
+# * *16 rows at a time*: the same operations on 256 KiB, which stay in a cache until the last of them is done.
+# * *torch's own*: `F.rms_norm`, which on a CPU (torch 2.13) makes the norm of the same operations, in fresh tensors.
 
-# %%
+# %% tags=["hide-output"] jupyter={"source_hidden": true}
 import time
 
+import torch
 import torch.nn.functional as F
 
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
-
-
-def fastest(function, times=5):
-    function()
-    took = []
-    for _ in range(times):
-        start = time.perf_counter()
-        function()
-        took.append(time.perf_counter() - start)
-    return min(took)
-
+from minimegatron.viz.roofline import roofline
 
 n = 1024
 a, b = torch.randn(n, n), torch.randn(n, n)
 x, gamma, y = torch.randn(2048, 4096), torch.randn(4096), torch.empty(2048, 4096)
-peak = 2 * n**3 / fastest(lambda: a @ b)
-bandwidth = 2 * x.nbytes / fastest(lambda: y.copy_(x))
-vector, few = torch.randn(4096), torch.randn(4096, 16)
-programs = {
-    "norm, seven passes": (5 * x.numel(), 7 * x.nbytes, lambda: rms_norm(x, gamma)),
-    "norm, torch's own": (5 * x.numel(), 2 * x.nbytes, lambda: F.rms_norm(x, (4096,), gamma)),
-    "matrix x vector": (2 * x.numel(), x.nbytes, lambda: x @ vector),
-    "matrix x 16 vectors": (32 * x.numel(), x.nbytes, lambda: x @ few),
+between, vector, few = torch.empty(2048, 4096), torch.randn(4096), torch.randn(4096, 16)
+
+
+def into(x, between, y):
+    torch.pow(x, 2, out=between)
+    rstd = (between.mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.mul(x, rstd, out=between)
+    torch.mul(between, gamma, out=y)
+
+
+def by_rows(rows=16):
+    for i in range(0, len(x), rows):
+        into(x[i : i + rows], between[:rows], y[i : i + rows])
+
+
+size = x.numel()
+programs = {  # FLOP, bytes, and what runs
+    "norm, operation by operation": (5 * size, 7 * x.nbytes, lambda: rms_norm(x, gamma)),
+    "the same, into tensors that are there": (5 * size, 7 * x.nbytes, lambda: into(x, between, y)),
+    "norm, 16 rows at a time": (5 * size, 2 * x.nbytes, by_rows),
+    "norm, torch's own": (5 * size, 7 * x.nbytes, lambda: F.rms_norm(x, (4096,), gamma)),
+    "matrix x vector": (2 * size, x.nbytes, lambda: x @ vector),
+    "matrix x 16 vectors": (32 * size, x.nbytes, lambda: x @ few),
     "matrix x matrix": (2 * n**3, 12 * n * n, lambda: a @ b),
+    "copy": (1, 2 * x.nbytes, lambda: y.copy_(x)),
 }
-measured = {name: (flops / nbytes, flops / fastest(run)) for name, (flops, nbytes, run) in programs.items()}
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+best = dict.fromkeys(programs, float("inf"))
+for _ in range(5):
+    for name, (_, _, run) in programs.items():
+        start = time.thread_time()  # of this core, whatever else runs on the machine
+        run()
+        best[name] = min(best[name], time.thread_time() - start)
 torch.set_num_threads(threads)
+bandwidth = 2 * x.nbytes / best.pop("copy")
+measured = {name: (programs[name][0] / programs[name][1], programs[name][0] / took) for name, took in best.items()}
+peak = max(rate for _, rate in measured.values())
 roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 
 # %% [markdown]
-# A point above the slope is no mistake: what fits into a cache need not come from memory. A point far below it does
-# more than it must. On a CPU torch (2.13) makes its own norm of the same separate operations as you saw at the
-# beginning; drawn as if it were fused, it is far from its roof. On a GPU it has a fused kernel.
+# The fastest product defines the flat part and the copy defines the slope. Four of the points are norms.
+#
+# *Into tensors that are there*: seven times 32 MiB, as fast as a copy moves them. The norm waits for memory, as
+# predicted. *Operation by operation* is far below: a fresh tensor of 32 MiB is memory that the operating system hands
+# out page by page, zeroed, when it is first written, and that can take longer than the norm itself. (torch on a GPU
+# keeps its memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time*
+# moves two times 32 MiB, and takes a half to two thirds of the time of *into tensors that are there*: fusing pays on
+# this CPU, too, though not all of 3.5, as in a cache the operations themselves take most of the time.
+#
+# A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
+# need not come from memory.
 #
 # ### The error of each recipe
 #
 # A tensor of 64 x 512 normal numbers, three times: as it is; with one outlier a million times larger; and eight times
 # larger than in the step before. Three recipes: a delayed scale from the step before, a current scale, and tiles of
-# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bar will be high?
+# 1 x 128. The bars show the error of the ordinary numbers, relative to their size. Which bars will be high? Guess before
+# you run the cell.
 
-# %%
+# %% tags=["hide-output"]
 # %%needs to_fp8 tile_scales
+import torch
+
+from minimegatron.viz.numbers import error_bars
+
 g = torch.Generator().manual_seed(0)
 before = torch.randn(64, 512, generator=g)
 outlier = torch.randn(64, 512, generator=g)
@@ -868,32 +1125,24 @@ recipes = {
     "tiles": lambda x: tile_scales(x, (1, 128), 448.0).repeat_interleave(128, 1),
 }
 errors = {name: [error(x, scale(x)) for x in tensors.values()] for name, scale in recipes.items()}
-for name, row in errors.items():
-    print(f"{name:8}", "  ".join(f"{what}: {e:5.1%}" for what, e in zip(tensors, row)))
-
-fig, ax = plt.subplots(figsize=(7, 2.8))
-for i, (name, shade, hatch) in enumerate((("delayed", "0.85", ""), ("current", "0.6", "///"), ("tiles", "0.3", "..."))):
-    places = [place + 0.27 * (i - 1) for place in range(3)]
-    ax.bar(places, errors[name], 0.25, color=shade, hatch=hatch, edgecolor="black", label=name)
-ax.set_xticks(range(3), tensors)
-ax.set(yscale="log", ylabel="relative error", title="Three tensors, three recipes, E4M3")
-ax.legend(loc="upper left")
-plt.show()
+error_bars([*tensors], errors, "Three tensors, three recipes, E4M3")
 
 # %% [markdown]
-# Around 2.6 % is what three digits cost, whatever the scale. An outlier makes a current scale push all others below
-# 2^-9: they round to zero or close to it. Tiles lose one of 256. A tensor that grows is cut off by a delayed scale; in
-# the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it cuts the
-# outlier off.)
+# About 2.6 % is what three mantissa bits cost, whatever the scale. An outlier makes a current scale push nearly all
+# others below half of 2^-9: they round to 0. Tiles lose one tile of 256. A tensor that grows is cut off by a delayed
+# scale; in the next step the history knows. (The delayed scale survives the outlier because it does not know of it: it
+# cuts the outlier off.)
 #
 # ## 6 · Break it
 #
-# Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and x₁,
-# and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. Somebody saved work:
-# "divide by the scales once, *after* the sum, instead of every rank before". One multiplication fewer, the same numbers.
-# Two ranks, and the same network in float32 beside it.
+# Current scaling under tensor parallelism. A row-parallel layer: each rank has a half of the input features, x₀ and
+# x₁, and a half of W. It casts its halves, multiplies, and the products are summed over the ranks. A colleague saves
+# work: "divide by the scales once, *after* the sum, instead of every rank before". The folded cell holds this layer in
+# a small network on two ranks, and the same network in float32 in one process. It prints the losses and, of the first
+# step, the norms of the gradients; it reports each rank's output of the first step, and each rank's own product in
+# float32.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs to_fp8 --name suspect --out evidence
 import torch
 import torch.distributed as dist
@@ -952,9 +1201,9 @@ for step in range(101):
 print(f"first step, gradient norm of this rank's weights: {norms[0]:.2f}   in one process {norms[1]:.2f}")
 
 # %% [markdown]
-# The curve falls, a little above the other one, and FP8 is known to cost a little. But rounding cannot cost that much:
-# three digits are 2.6 % of a number, and the errors of thousands of them average out in a norm. The gradient norms of
-# the first step are off, one up and one down.
+# The loss falls, and FP8 is known to cost a little. But compare the losses of step 0, and the gradient norms: one
+# rank's is too large, the other's too small. Rounding cannot make such differences: three mantissa bits cost 2.6 % of
+# a number, and the errors of thousands of numbers average out in a loss and in a norm.
 #
 # Look at the first step's output. It should be part 0 + part 1, on both ranks. Both parts are known: each rank's own
 # product in float32.
@@ -986,29 +1235,40 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 
 # %% [markdown]
 # Each rank has all of its own part, and the wrong amount of the other's. The factor is the ratio of their scales: the
-# ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So the
-# ranks do not even agree with each other, on a tensor that everything after takes to be the same.
+# ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So
+# the ranks do not even agree with each other, on a tensor that everything after takes to be the same.
 #
-# The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the sum.
-# With scales that are powers of two the mistake hides better still: the two are equal most of the time, and it shows in
-# some layers at some steps.
+# The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the
+# sum. With scales that are powers of two the mistake hides better still: the two ranks' scales are equal most of the
+# time, and it shows in some layers at some steps.
 
 # %% [markdown]
 # ## 7 · Explain
 #
-# Say your answer aloud before you read on.
+# Say your answer aloud before you read on. First the guess of the beginning:
+
+# %%
+# %%needs flash_bytes
+moved = flash_bytes(65536, 128, 128, 64, 2)
+guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer bytes, by your flash_bytes")
+
+# %% [markdown]
+# Why not thousands? K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half
+# the bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
 #
-# 1. *A fused norm is 3.5 times faster than the eager one. Why not a fused matrix product?* It is bound by arithmetic;
-#    its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
-# 2. *Why does flash attention compute P twice and is still faster?* Arithmetic is cheap left of the ridge. Writing and
+# 1. *A fused norm moves 3.5 times fewer bytes than the eager one. Why not fuse a matrix product?* It is bound by
+#    arithmetic; its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
+# 2. *Why is flash attention faster, although it computes P twice?* Arithmetic is cheap left of the ridge. Writing and
 #    reading s x s numbers is not.
-# 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a warp.
-# 4. *Why E5M2 for gradients?* They span more sizes than 2^-9 to 448 of one scale can hold, and a wrong last digit of a
+# 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a
+#    warp.
+# 4. *Why E5M2 for gradients?* They span more sizes than 2^-9 to 448 of one scale can hold, and a wrong last bit of a
 #    gradient hurts less than a missing gradient. With a scale for every tile E4M3 is enough, and DeepSeek-V3 uses it.
-# 5. *Delayed or current?* Delayed saves a pass over memory and gives every rank its scale in advance, at the price of
-#    one step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
-# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp because
-#    x and dy differ there: replicas would scale by their own amax, and no longer hold the same state.
+# 5. *Delayed or current?* Delayed saves a pass over memory and has its scale before the tensor, at the price of one
+#    step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
+# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp
+#    replicas hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the
+#    replicas' scales would differ, and a checkpoint of one replica would not be the state of the others.
 #
 # **Exercise.** Numbers for any machine and model. Return a dict:
 #
@@ -1016,8 +1276,8 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 # * `tokens_for_arithmetic`: the fewest tokens n with which x·Wᵀ, [n, h] times [h, h], is no longer bound by memory. x
 #   and W are read once and y is written once, `element_size` bytes a number. Round up;
 # * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best;
-# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers a layer, and for each x, W
-#   and dy;
+# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers in each
+#   transformer layer, and for each x, W and dy;
 # * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
 #   scale does not know yet (the largest used to hit the top exactly);
 # * `smallest_kept`: the smallest number that E4M3 holds, other than 0, relative to amax, with scale 448/amax.
@@ -1063,7 +1323,10 @@ progress()
 # | casts, tiles | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |
 # | recipes, amax over tp, cp and dp | `layers/fp8.py`, `layers/fp8_scales.py`, `layers/fp8_linear.py` | `core/fp8_utils.py`, Transformer Engine's recipes |
 #
+# Left out here: bank conflicts of shared memory, branches that split a warp, occupancy (all three in *Programming
+# Massively Parallel Processors* by Hwu, Kirk and El Hajj), asynchronous copies, and the instructions of tensor cores.
+#
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
 # (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
 #
-# Next: lab 08, checkpoints, where a model leaves the run that made it.
+# Next (planned): lab 08, checkpoints, where a model leaves the run that made it.

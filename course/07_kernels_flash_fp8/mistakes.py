@@ -18,6 +18,30 @@ WRONG: dict[str, list[Edit]] = {
         Edit("moving > computing", "moving < computing", told="what takes longer"),
         Edit("max(computing, moving)", "min(computing, moving)", told="Both must be done"),
     ],
+    "add": [
+        Edit("if (i < n) ", "", told="it has 10 numbers"),
+        Edit("blockIdx.x * blockDim.x + threadIdx.x", "threadIdx.x", told="never written"),
+        Edit("blockIdx.x * blockDim.x", "blockIdx.x", told="never written"),
+        Edit("blockIdx.x * blockDim.x", "blockIdx.x * gridDim.x", told="never written"),
+        Edit("(n + 255) // 256", "n // 256", told="grid is a number from 1"),
+        Edit("(n + 255) // 256", "n // 256 + 1", told="expected 2"),
+        Edit("(n + 255) // 256", "n", told="grid is 512, expected 2"),
+        Edit("i < n", "i <= n", told="it has 10 numbers"),
+        Edit("i < n", "i < n - 1", told="y[9] was never written; missing: 1 of 10"),
+        Edit("x[i] + r[i]", "x[i]", told="r is not added"),
+        Edit("x[i] + r[i]", "x[i] * r[i]", told="this is x times r"),
+        Edit("y[i] = x[i] + r[i]", "y[i] += x[i] + r[i]", told="is no number"),
+        # right, by one thread after another
+        Edit(
+            "if (i < n)",
+            "for (; i < n; i += gridDim.x * blockDim.x)",
+            ("(n + 255) // 256", "1"),
+            told="grid is 1, expected",
+        ),
+        Edit("if (i < n)", "if (i == 0) for (i = 0; i < n; ++i)", told="neighbouring threads"),
+        Edit("    kernel(x, r, y, n, grid=blocks, block=256)\n", "    y = x + r\n", told="no kernel ran"),
+        Edit("kernel(x, r, y, n", "kernel(x + r, torch.zeros_like(x), y, n", told="is neither x nor r"),
+    ],
     "norm_rows": [
         Edit("if (row >= rows) return;", "", told="it has"),
         Edit("if (row >= rows) return;", "if (row > rows) return;", told="reads x["),
@@ -105,6 +129,27 @@ WRONG: dict[str, list[Edit]] = {
             told="all threads must meet the same one",
         ),
         Edit("parts[256];", "parts[200];", told="it has 200 numbers"),
+        # all add to one word, in turn
+        Edit(
+            """  parts[threadIdx.x] = sum;
+  for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }
+""",
+            """  if (threadIdx.x == 0) parts[0] = 0;
+  __syncthreads();
+  atomicAdd(&parts[0], sum);
+""",
+            told="in a tree half of the threads",
+        ),
+        # a warp needs no barrier: true before Volta
+        Edit("    __syncthreads();\n    if", "    if (s >= 32) __syncthreads();\n    if", told="a race"),
+        # only thread 0 knows the root
+        Edit(
+            "  float rstd = rsqrtf(parts[0] / cols + eps);",
+            "  float rstd = 0; if (threadIdx.x == 0) rstd = rsqrtf(parts[0]);",
+        ),
         Edit("  __syncthreads();\n  float", "  if (threadIdx.x == 0) __syncthreads();\n  float", told="a race"),
     ],
     "norm_warp": [
@@ -112,7 +157,16 @@ WRONG: dict[str, list[Edit]] = {
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
         Edit("  __syncthreads();\n", "", told="a race"),
         Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane]", told="never written"),
+        # each of the 8 warps is counted 4 times
+        Edit("lane < warps ? parts[lane] : 0.0f", "parts[lane % warps]", told="4 times too large"),
         Edit("int o = 16", "int o = 8", told="expected"),
+        # lane 0 alone has the sum
+        Edit("__shfl_xor_sync(0xffffffff, v, o)", "__shfl_down_sync(0xffffffff, v, o)", told="expected"),
+        # the other half of the warp never comes
+        Edit(
+            "v += __shfl_xor", "if (threadIdx.x % 32 < o) v += __shfl_xor", told="names lane 16, too; thread 16 waits"
+        ),
+        Edit("0xffffffff", "0x1", told="with the mask 0x1, which does not name its own lane 1"),
         Edit(
             "  __syncthreads();\n",
             """  __syncthreads();
@@ -134,14 +188,16 @@ WRONG: dict[str, list[Edit]] = {
         Edit("keys += (last // cols + 1) * cols", "keys += s", told="The mask is causal"),
         Edit("2 * s * d + s + 2", "2 * s * d + 2", told="lse is written too"),
         Edit("2 * keys * d", "2 * s * d", told="do not fit on the chip"),
-        Edit("4 * s * s + 4", "2 * s * s + 4", told="Four times"),
-        Edit("4 * s * s + 4 * s * d", "4 * s * s", told="beside the 4 s x s"),
+        Edit("4 * s * s + 4", "2 * s * s + 4", told="the next one reads"),
+        Edit("4 * s * s + 4 * s * d", "4 * s * s", told="Q, K, V and out move too"),
         # by the last key: 70 draws in 100 do not tell
         Edit("(last // cols + 1) * cols", "last + 1", told="loaded whole"),
         Edit("(last // cols + 1) * cols", "last // cols * cols", told="loaded, too | hidden"),
         Edit("(last // cols + 1) * cols", "((last + 1) // cols + 1) * cols", told="not loaded for it"),
         Edit("(last // cols + 1) * cols", "(last // cols + 1) * rows"),
         Edit("range(rows - 1, s, rows)", "range(0, s, rows)"),
+        Edit("2 * keys * d", "keys * d", told="Only one of K and V"),
+        Edit("4 * s * s + 4 * s * d", "3 * s * s + 4 * s * d"),
         Edit("range(rows - 1, s, rows)", "range(cols - 1, s, cols)"),
         Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + s + 2 * keys * d) * 2"),
         Edit("(2 * s * d + s + 2 * keys * d) * element_size", "(2 * s * d + 2 * keys * d) * element_size + 4 * s"),
@@ -162,26 +218,31 @@ WRONG: dict[str, list[Edit]] = {
             told="no later one",
         ),
         Edit("range(0, first + rows, cols)", "range(0, s, cols)", told="are enough"),
-        Edit("o * shrink + p @ v", "o + p @ v", told="out is wrong"),
-        Edit("(top + total.log())", "total.log()", told="lse is wrong"),
+        Edit("o * shrink + p @ v", "o + p @ v", told="o was added up under the old maximum"),
+        Edit("total * shrink + p", "total + p", told="l was added up under the old maximum"),
+        Edit(
+            "total * shrink + p", "total + p", ("o * shrink", "o"), told="l and o were added up under the old maximum"
+        ),
+        Edit("(top + total.log())", "total.log()", told="out is right, lse is wrong"),
+        Edit("(top + total.log())", "(top * total.log())", told="out is right, lse is wrong"),
         Edit(
             "torch.exp(scores - higher), torch.exp(top - higher)",
             "torch.exp(scores), torch.ones(())",
             ("(top + total.log())", "total.log()"),
-            told="NaN",
+            told="subtract the largest score first",
         ),
         Edit("range(0, first + rows, cols)", "range(0, first + 1, cols)", told="wrong"),
         Edit("torch.arange(start, start + cols) > at", "torch.arange(start, start + cols) >= at"),
-        Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)"),
+        Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)", told="m began at 0"),
         Edit("scores.amax(1, keepdim=True)", "scores.amax()", told="NaN | wrong"),
-        Edit("o / total", "o"),
+        Edit("o / total", "o", told="still to be divided by l"),
         Edit("/ d**0.5", "/ d", told="out is wrong"),
         # 2 blocks of keys at most
         Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
     ],
     "to_fp8": [
-        Edit(".clamp(-top, top)", "", told="Beyond the top"),
-        Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts digits off"),
+        Edit(".clamp(-top, top)", "", told="Beyond ±top"),
+        Edit("torch.round(x / step)", "torch.trunc(x / step)", told="cuts bits off"),
         Edit("torch.round(x / step)", "torch.floor(x / step)", told="rounds down"),
         Edit("torch.round(x / step)", "torch.floor(x / step + 0.5)", told="not up"),
         Edit(".clamp(min=lowest)", "", told="get no finer"),
@@ -193,11 +254,15 @@ WRONG: dict[str, list[Edit]] = {
         Edit("x.float().clamp(-top, top)", "x.clamp_(-top, top)", told="changes its input"),
         Edit("x = x.float().clamp(-top, top)", "x = torch.where(x.abs() > top, torch.nan, x.float())", told="got"),
         Edit("torch.round(x / step)", "torch.ceil(x / step)"),
+        # stochastic
+        Edit("torch.round(x / step)", "torch.floor(x / step + torch.rand_like(x))", told="got"),
+        # twice: to 4 mantissa bits first
+        Edit("torch.round(x / step) * step", "torch.round(torch.round(2 * x / step) / 2) * step", told="hidden"),
         Edit("torch.round(x / step)", "torch.ceil(x / step - 0.5)", told="hidden"),
         Edit("(torch.frexp(x).exponent - 1)", "torch.frexp(x).exponent"),
         Edit("clamp(min=lowest)", "clamp(min=lowest - 1)"),
         Edit("clamp(min=lowest)", "clamp(min=-6)"),
-        Edit("exponent - digits", "exponent - 3"),
+        Edit("exponent - mantissa", "exponent - 3"),
         Edit(".clamp(-top, top)", ".clamp(-448.0, 448.0)"),
         Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).abs()"),
         Edit("return torch.round(x / step) * step", "return (torch.round(x / step) * step).nan_to_num(0.0)"),
@@ -225,16 +290,32 @@ WRONG: dict[str, list[Edit]] = {
         Edit("torch.floor(", "torch.floor(-1e-9 + ", told="hidden"),
         Edit("torch.floor(", "torch.floor(1e-7 + ", told="hidden"),
         Edit("top / amax", "448.0 / amax"),
+        Edit(".abs().max() for", ".abs().mean() for"),
+        Edit(".abs().max() for", ".norm() for"),
         Edit("tile[1], 1)", "tile[0], 1)"),
         Edit("amax > 0", "amax > 1e-12"),
-        Edit("1.0).float()", "0.0).float()"),
+        Edit("1.0).float()", "0.0).float()", told="nothing to scale"),
+        Edit("1.0).float()", "5.0).float()", told="expected tensor([[1.0"),
         Edit("1.0).float()", "1.0)", told="float64"),
         Edit(".abs().max()", ".abs().sum()"),
     ],
     "delayed_scaling": [
         Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
-        Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="hidden"),
+        Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="added up here"),
+        # each rank hides its own infinity
+        Edit(
+            "torch.stack([one.amax for one in scales])",
+            "torch.stack([one.amax for one in scales]).nan_to_num(0.0, 0.0)",
+            told="hides it from the others | leaves the scale",
+        ),
         Edit("[-one.history :]", "[-1:]", told="not of the last one"),
+        # the mean of the history
+        Edit("one.scale = one.top / max(one.past)", "one.scale = one.top * len(one.past) / sum(one.past)"),
+        # moves as soon as it notes
+        Edit(
+            "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
+            "self.amax = torch.maximum(self.amax, x.detach().abs().max()); self.scale = self.top / self.amax.item()",
+        ),
         Edit(
             "self.amax = torch.maximum(self.amax, x.detach().abs().max())",
             "self.amax = x.detach().abs().max()",
@@ -270,7 +351,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("[-one.history :]", ""),
         Edit("[-one.history :]", "[-4:]"),
         Edit("one.top / max", "448.0 / max"),
-        Edit("amax if finite else 0.0]", "*([amax] if finite else [])]"),
+        Edit("amax if finite else 0.0]", "*([amax] if finite else [])]", told="belongs to the history, too"),
         Edit(", group=tp.group", "", told="group | no answer | ranks"),
         # a step that overflows begins a new history
         Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
@@ -302,6 +383,9 @@ WRONG: dict[str, list[Edit]] = {
         Edit("qdy = to_fp8(dy * sdy.scale, *E5M2)", "qdy = to_fp8(dy, *E5M2) * sdy.scale"),
         Edit("qx @ qw.T / (sx.scale * sw.scale)", "(qx @ qw.T / (sx.scale * sw.scale)).bfloat16()", told="dtype"),
         Edit("qx @ qw.T /", "(qx @ qw.T).bfloat16().float() /", told="wrong"),
+        Edit("qx @ qw.T / (sx.scale * sw.scale)", "qx @ qw.T * sx.scale * sw.scale", told="y is off by one factor"),
+        # the tensor that was given, not the one that was rounded
+        Edit("return qx @ qw.T / (sx.scale * sw.scale)", "return x @ weight.T", told="wrong"),
         Edit("return dx,", "return None,", told="dx"),
         Edit(
             "ctx.save_for_backward(qx.to(torch.float8_e4m3fn), qw.to(torch.float8_e4m3fn))",
@@ -335,7 +419,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("layers * 4 * 3 * 4", "layers * 4 * 4", told="three numbers"),
         Edit("layers * 4 * 3 * 4", "layers * 3 * 4", told="Four linear layers"),
         Edit("1 - 1 / growth", "1 / growth", told="what is left"),
-        Edit("2**-9 / 448", "2**-6 / 448", told="down to 2^-9"),
+        Edit("2**-9 / 448", "2**-6 / 448", told="seven more"),
         Edit("2 * 8192", "8192", told="*and* written"),
         Edit("2 * 8192 * h * e", "2 * 8192 * h * 2"),
         Edit("2 * 8192 * h * e", "2 * 8192 * 4096 * e"),
@@ -351,6 +435,17 @@ WRONG: dict[str, list[Edit]] = {
 }
 
 RIGHT: dict[str, list[Edit]] = {
+    "add": [
+        Edit("if (i < n) y", "if (i >= n) return;\n  y", ("(n + 255) // 256", "-(-n // 256)")),
+        # blocks of another size
+        Edit("(n + 255) // 256", "(n + 63) // 64", ("block=256", "block=64")),
+        # pointers, and a function of one number
+        Edit(
+            "__global__",
+            "__device__ float sum(float a, float b) { return a + b; }\n__global__",
+            ("y[i] = x[i] + r[i];", "*(y + i) = sum(*(x + i), __ldg(&r[i]));"),
+        ),
+    ],
     "at_best": [
         Edit("max(computing, moving)", "moving if moving > computing else computing"),
     ],
@@ -393,6 +488,22 @@ RIGHT: dict[str, list[Edit]] = {
   }""",
             ),
         ),
+        # neighbours first: s = 1, 2, 4, ...
+        Edit(
+            """for (int s = blockDim.x / 2; s > 0; s /= 2) {
+    __syncthreads();
+    if (threadIdx.x < s) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }""",
+            """for (int s = 1; s < blockDim.x; s *= 2) {
+    __syncthreads();
+    if (threadIdx.x % (2 * s) == 0) parts[threadIdx.x] += parts[threadIdx.x + s];
+  }""",
+        ),
+        # barriers of the block for s of 32 and more, of the warp below
+        Edit(
+            "    __syncthreads();\n    if",
+            "    if (s >= 32) __syncthreads(); else __syncwarp();\n    if",
+        ),
         # groups of 16 threads, then one of 16
         Edit(
             """for (int s = blockDim.x / 2; s > 0; s /= 2) {
@@ -426,6 +537,15 @@ RIGHT: dict[str, list[Edit]] = {
             "for start in [c for c in range(0, s, cols) if c < first + rows]:",
         ),
     ],
+    "to_fp8": [
+        # as the hint says
+        Edit("torch.exp2((exponent - mantissa).float())", "2.0 ** (exponent - mantissa)"),
+        # the exponent by a logarithm: where it rounds up, the number rounds to the same power of two
+        Edit(
+            "(torch.frexp(x).exponent - 1).clamp(min=lowest)",
+            "torch.floor(torch.log2(x.abs())).clamp(min=lowest)",
+        ),
+    ],
     "tile_scales": [
         # frexp
         Edit(
@@ -444,8 +564,8 @@ RIGHT: dict[str, list[Edit]] = {
         Edit(
             "from exercises.to_fp8 import to_fp8\n",
             """
-def to_fp8(x, digits, lowest, top):
-    return x.clamp(-top, top).to({3: torch.float8_e4m3fn, 2: torch.float8_e5m2}[digits]).float()
+def to_fp8(x, mantissa, lowest, top):
+    return x.clamp(-top, top).to({3: torch.float8_e4m3fn, 2: torch.float8_e5m2}[mantissa]).float()
 """,
         ),
         # divide the factors, not the product
@@ -478,6 +598,15 @@ def to_fp8(x, digits, lowest, top):
 }
 
 EQUIVALENT: dict[str, list[Same]] = {
+    "at_best": [
+        Same("line 4: `>=` for `>`", "on the ridge both take equally long, and either is the bound"),
+    ],
+    "norm_warp": [
+        Same("line 25: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+        Same("line 38: twice it: `4`", "packs are all of the row, or none: 8 packs lie behind it, or are 0, too"),
+        Same("line 30: 1 for 0: `0`", "after the butterfly all lanes hold the sum: any of them may write it"),
+        Same("line 30: condition dropped: `if (lane == 0)`", "all lanes write the same number to the same word"),
+    ],
     "delayed_scaling": [
         Same("line 13: `.detach()` dropped", "inside of an autograd.Function, where it is called, nothing is recorded"),
     ],

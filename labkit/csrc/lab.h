@@ -8,7 +8,8 @@
 //   sectors                    pieces of 32 bytes that the memory delivers for one instruction of a warp. Lanes that ask
 //                              for neighbours share them: 32 floats are 4 sectors, 32 floats a row apart are 32
 //   out of bounds, misaligned  the launch ends with 700 or 716, as on a GPU, and says which thread, which array, which line
-//   races                      two threads at one word of shared memory, one of which writes, and no barrier between them
+//   races                      two threads at one word of shared memory, one of which writes, and no barrier between them.
+//                              Told at the next barrier: if not all threads meet it, that is the cause, and is told first
 //
 // A pointer is a number of an array and a place in it, never an address: so what a kernel does to its pointers cannot reach
 // anything but its arrays. A thread that loads the same address twice in a row has it in a register: that counts once. Two
@@ -34,21 +35,21 @@ constexpr int warpSize = 32;
 
 namespace lab {
 inline void begin() {
-  L.block = -1, L.ticks = 0, L.line = L.note_line = L.printed = 0, L.note[0] = 0, L.busiest = 0;
+  L.block = -1, L.ticks = 0, L.line = L.note_line = L.race_line = L.printed = 0, L.note[0] = 0, L.busiest = 0;
   L.sites.clear();
   std::memset(L.counts, 0, sizeof L.counts), std::memset(L.shared_uses, 0, sizeof L.shared_uses);
   for (auto& last : L.last) last.id = -1;
   for (int i = ARRAYS + SHARED; i < ARRAYS + SHARED + 1024 * LOCALS; ++i)
     if (L.regions[i].begin) ++L.regions[i].generation, L.regions[i].begin = nullptr;
   for (auto& writes : L.writes) writes.clear();
-  S.met = met;
+  S.met = met, S.hung = hung;
 }
 inline void array(int i, const char* name, void* begin, int64_t numbers, bool constant) {
   Region& r = L.regions[i];
   r.constant = constant, r.name = name, r.begin = (char*)begin, r.size = 4 * numbers, r.element = 4, r.kind = ARRAY;
   L.writes[i].assign(numbers, 0);
 }
-inline int end(int error) { return next_block(), error; }
+inline int end(int error) { return next_block(), error ? error : raced() ? 719 : 0; }
 }  // namespace lab
 
 // What Python may ask and say.

@@ -33,18 +33,23 @@ struct Ledger {
   Last last[1024];                                   // what each thread loaded last, and before which wait
   long long block = -1, ticks = 0, limit = 0, shared_uses[1024];
   long long busiest = 0;                             // most loads of shared memory by one thread of one block
-  int shared = 0, line = 0, note_line = 0, printed = 0;
+  int shared = 0, line = 0, note_line = 0, race_line = 0, printed = 0;
   bool quiet = false;
   std::vector<Site> sites;                           // 2 * place + whether it stores
   char note[200];
+  char race[256];                                    // the first one, until it is known whether a barrier was missed
 };
 inline Ledger L;
 
+// A race that was seen is what the launch fails with, whatever comes of it later; but see `met`.
+inline bool raced() {
+  if (L.race_line) std::memcpy(S.message, L.race, sizeof S.message), L.line = L.race_line;
+  return L.race_line;
+}
 template <class... A> [[noreturn]] void stop(int error, int line, const char* format, A... a) {
   if (S.fibers.empty() || !S.running) std::abort();  // not in a kernel
-  std::snprintf(S.message, sizeof S.message, format, a...);
-  L.line = line;
-  emulator::stop(error);
+  if (!raced()) std::snprintf(S.message, sizeof S.message, format, a...), L.line = line;
+  emulator::stop(L.race_line ? 719 : error);
 }
 // No error by itself: it is told when the result is wrong.
 template <class... A> void note(int line, const char* format, A... a) {
@@ -92,8 +97,10 @@ inline bool before(const Word::Use& use) {           // whether a barrier stands
          (use.thread / 32 == S.current / 32 && use.warp < S.warp_epochs[S.current / 32]);
 }
 inline void race(const Region& r, long long number, const Word::Use& other, const char* did, const char* does, int line) {
-  stop(719, line, "a race: thread %d of block %u %s %s[%lld], which thread %d %s at line %d, and no __syncthreads() is between",
-       S.current, S.block_id.x, does, r.name, number, other.thread, did, other.line);
+  if (L.race_line) return;
+  L.race_line = line;
+  std::snprintf(L.race, sizeof L.race, "a race: thread %d of block %u %s %s[%lld], which thread %d %s at line %d, and no "
+                "__syncthreads() is between", S.current, S.block_id.x, does, r.name, number, other.thread, did, other.line);
 }
 inline void watch(Region& r, long long at, size_t bytes, bool store, const void* value, bool atomic, int line) {
   const Word::Use now{S.current, line, S.serial, S.block_epoch, S.warp_epochs[S.current / 32], atomic};

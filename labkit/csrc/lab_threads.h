@@ -6,19 +6,36 @@ inline void syncthreads(Place p) {
 }
 // Before a barrier opens: all threads must be there, at the same one.
 inline int met() {
-  int first = -1, last = -1, gone = 0;
+  int first = -1, last = -1, gone = -1;
   for (int i = 0; i < S.threads; ++i) {
-    if (S.fibers[i].done) { ++gone; continue; }
+    if (S.fibers[i].done) { if (gone < 0) gone = i; continue; }
     if (first < 0) first = i;
-    if (S.sites[i] != S.sites[first]) last = i;
+    if (S.sites[i] != S.sites[first] && last < 0) last = i;
   }
+  if (gone < 0 && last < 0) return raced() ? 719 : 0;
   L.line = S.lines[first];
-  if (gone) std::snprintf(S.message, sizeof S.message, "thread %d of block %u waits at __syncthreads(), and %d threads have ended "
-                          "without it: all threads of a block must meet it", first, S.block_id.x, gone);
-  else if (last >= 0) std::snprintf(S.message, sizeof S.message, "thread %d of block %u waits at the __syncthreads() of line %d, thread "
-                                    "%d at that of line %d: all threads must meet the same one", first, S.block_id.x,
-                                    S.lines[first], last, S.lines[last]);
-  return gone || last >= 0 ? 702 : 0;
+  const char* must = "all threads must meet the same one, so none stands in an `if` that only some threads enter";
+  if (gone >= 0) std::snprintf(S.message, sizeof S.message, "thread %d of block %u did not meet the barrier of line %d, where thread %d "
+                               "waits, and has ended: %s", gone, S.block_id.x, S.lines[first], first, must);
+  else std::snprintf(S.message, sizeof S.message, "thread %d of block %u did not meet the barrier of line %d, where thread %d waits; it "
+                     "waits at that of line %d: %s", last, S.block_id.x, S.lines[first], first, S.lines[last], must);
+  return 702;
+}
+// No thread can go on: a lane waits for another one that its mask names, and which waits elsewhere.
+inline int hung() {
+  for (int i = 0; i < S.threads; ++i)
+    for (int lane = 0, first = i & ~31; lane < 32 && S.fibers[i].wait == emulator::WARP && !S.fibers[i].done; ++lane) {
+      const int j = first + lane;
+      if (!(S.masks[i] >> lane & 1) || j >= S.threads || S.fibers[j].done) continue;
+      const bool there = S.fibers[j].wait == emulator::WARP;
+      if (there && S.masks[j] == S.masks[i]) continue;
+      L.line = S.lines[i];
+      std::snprintf(S.message, sizeof S.message, "thread %d waits in a shuffle or __syncwarp whose mask 0x%x names lane %d, too; "
+                    "thread %d waits at the %s of line %d", i, S.masks[i], lane, j,
+                    there ? "one with another mask" : "__syncthreads()", S.lines[j]);
+      return 702;
+    }
+  return 0;
 }
 inline void among(unsigned mask, Place p, const char* what) {
   S.lines[S.current] = p.line, S.masks[S.current] = mask;
@@ -37,7 +54,7 @@ template <class T> T exchange(T mine, int from, unsigned mask, Place p, const ch
   const bool named = mask >> from & 1, here = there < S.threads && !S.fibers[there].done;
   if (!named || !here)
     note(p.line, "thread %d takes a value from lane %d, which %s", me, from,
-         !here ? "is not there: the warp has fewer threads, or it has ended" : "the mask does not name");
+         !here ? "is not there: the warp has fewer threads, or it has ended, or it did not come to this shuffle" : "the mask does not name");
   bits = named && here ? S.slots[there] : ~0ull;
   S.masks[me] = mask;
   emulator::wait(emulator::WARP);

@@ -1,4 +1,6 @@
-"""`minimegatron lab`: JupyterLab on the labs, reachable from this machine only.
+"""`minimegatron lab`: JupyterLab on the learner's copies of the labs, reachable from this machine only.
+
+Without a folder it copies `labs/` to `my-labs/` (`my_labs`) and opens that; a folder that is named is opened as it is.
 
 It listens on 127.0.0.1 with its token on, opens a browser when there is a display and prints its address otherwise. It
 refuses to run as root outside a container, where every cell of a notebook could change the whole machine;
@@ -15,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import minimegatron
+from minimegatron.commands import my_labs
 from minimegatron.errors import ConfigError
 
 
@@ -22,16 +25,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Replace this process by JupyterLab.
 
     Raises:
-        ConfigError: the folder does not exist, JupyterLab is not installed, or we are root on a real machine.
+        ConfigError: the folder does not exist or cannot be written, JupyterLab is not installed, or we are root on a
+            real machine.
     """
     parser = argparse.ArgumentParser("minimegatron lab", description="open JupyterLab on the labs")
-    parser.add_argument("folder", nargs="?", type=Path, help="default: labs/ here, else beside the package")
+    parser.add_argument("folder", nargs="?", type=Path, help="default: my-labs/, with your copies of labs/")
     parser.add_argument("--port", type=int, default=8888, help="the first free one from here on (default 8888)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--allow-root", action="store_true", help="run as root although this is not a container")
     args = parser.parse_args(argv)
     here, packaged = Path("labs"), Path(minimegatron.__file__).parents[1] / "labs"
-    folder = args.folder or (here if here.is_dir() else packaged)
+    shipped = here if here.is_dir() else packaged
+    folder = args.folder or shipped
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}", fix="name the folder of notebooks: minimegatron lab FOLDER")
     if importlib.util.find_spec("jupyterlab") is None:
@@ -39,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = os.getuid() == 0
     if root and not args.allow_root and not in_container(os.environ):
         raise ConfigError("this is root, and not in a container", fix="use an ordinary account, or add --allow-root")
+    if not args.folder:
+        folder, said = my_labs.bring(shipped)
+        print("".join(f"{line}\n" for line in said), end="")
     browser = has_display(os.environ) and not args.no_browser
     command = lab_command(folder.resolve(), args.port, browser=browser, root=root)
     print(f"$ {' '.join(command)}", flush=True)

@@ -224,6 +224,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
+        linecache.checkcache(self.file)  # a notebook writes its cells to the same file again
         source = linecache.getline(self.file, self.line).strip()
         return f"{Path(self.file).name}:{self.line} in {self.function}" + (f": {source}" if source else "")
 

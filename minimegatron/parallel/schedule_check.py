@@ -24,6 +24,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Schedule
 
 MADE = {"F": "activation", "B": "gradient"}
+Wait = tuple[int, int, int, int]  # a rank, the place in its list at which it stands, the rank and place that it needs
 
 
 def check(schedule: Schedule) -> list[str]:
@@ -71,6 +72,18 @@ def live_activations(schedule: Schedule) -> list[list[int]]:
 def peak_live(schedule: Schedule) -> list[int]:
     """The most activations that each rank holds at one time (see `live_activations`)."""
     return [max(curve, default=0) for curve in live_activations(schedule)]
+
+
+def stuck(schedule: Schedule) -> tuple[list[int], list[Wait]]:
+    """How many actions each rank can do, and the circle of waits that stops them; no circle if all lists run."""
+    at = _run_until_stuck(schedule)
+    rank = next((rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), -1)
+    chain: dict[int, Wait] = {}
+    while rank >= 0 and rank not in chain:
+        other, needed = _waits_for(schedule, at, rank)
+        chain[rank] = rank, at[rank], other, schedule.actions[other].index(needed)
+        rank = other
+    return at, list(chain.values())[list(chain).index(rank) :] if chain else []
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -132,16 +145,9 @@ def _disordered(schedule: Schedule) -> Iterator[str]:
 
 def _deadlock(schedule: Schedule) -> Iterator[str]:
     """Let every rank go on until none can; if lists are left, follow the waits from rank to rank round the circle."""
-    at = _run_until_stuck(schedule)
-    stuck = [rank for rank, row in enumerate(schedule.actions) if at[rank] < len(row)]
-    if not stuck:
-        return
-    rank, chain = stuck[0], []
-    while rank not in chain:
-        chain.append(rank)
-        rank = _waits_for(schedule, at, rank)[0]
-    circle = chain[chain.index(rank) :]
-    yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, r) for r in circle)
+    at, circle = stuck(schedule)
+    if circle:
+        yield "deadlock: " + "; ".join(_wait_sentence(schedule, at, wait[0]) for wait in circle)
 
 
 def _run_until_stuck(schedule: Schedule) -> list[int]:

@@ -146,8 +146,8 @@ def _draw(axes: Axes, name: str, before: State, after: State) -> None:
     for r in range(size):
         axes.text(-0.25, r + 0.5, f"rank {r}", ha="right", va="center", fontsize=9)
         for j in range(size):
-            _draw_block(axes, j, r, before[r][j], palette)
-            _draw_block(axes, right + j, r, after[r][j], palette)
+            draw_block(axes, j, r, before[r][j], palette)
+            draw_block(axes, right + j, r, after[r][j], palette)
     arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.4}
     axes.annotate("", xy=(right - 0.25, size / 2), xytext=(size + 0.25, size / 2), arrowprops=arrow)
     axes.set_title(name)
@@ -156,7 +156,8 @@ def _draw(axes: Axes, name: str, before: State, after: State) -> None:
     blank(axes)
 
 
-def _draw_block(axes: Axes, x: float, y: float, block: Block | None, palette: list[str]) -> None:
+def draw_block(axes: Axes, x: float, y: float, block: Block | None, palette: list[str]) -> None:
+    """A block with its number: in the colour of its rank, or with a stripe of each that is in its sum."""
     if block is None:
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor="none", edgecolor=FAINT, linewidth=0.5, linestyle=":"))
         return

@@ -33,12 +33,14 @@ class Shards:
         shape: of the logical tensor; one or two dims.
         dim: the dim that is cut; None when every rank holds the whole tensor.
         parts: for each rank, the ranges `(start, stop)` of `dim` that it holds.
+        bands: names of the equal bands that are stacked along dim 0, written beside them.
     """
 
     name: str
     shape: tuple[int, ...]
     dim: int | None = None
     parts: Sequence[Sequence[tuple[int, int]]] = ()
+    bands: Sequence[str] = ()
 
 
 def rank_grid(
@@ -204,7 +206,9 @@ def _draw_weight(axes: Axes, weight: Shards) -> None:
     left, below = (1 - width) / 2, height + 0.05
     text = " x ".join(map(str, weight.shape))
     if weight.dim is None or len(weight.parts) <= 1:
-        box(axes, (left, 0), (width, height), PAPER, "every rank\nholds all", pattern="//", edge=INK)
+        vector = len(weight.shape) == 1
+        held = "every rank holds all" if vector else "every rank\nholds all"
+        box(axes, (left, 0), (width, height), PAPER, held, pattern="//", edge=INK, upright=vector)
     else:
         text += f", dim {weight.dim} cut"
         palette, length = rank_colours(len(weight.parts)), weight.shape[weight.dim]
@@ -218,6 +222,9 @@ def _draw_weight(axes: Axes, weight: Shards) -> None:
                 upright, small = size[1] > 1.4 * size[0], min(8, 60 * min(size))
                 label = f"rank {rank}\n[{start}:{stop}]"
                 box(axes, corner, size, palette[rank], label, pattern=hatch(rank), fontsize=small, upright=upright)
+    for i, band in enumerate(weight.bands):
+        middle = (i + 0.5) * height / len(weight.bands)
+        axes.text(left - 0.05, middle, band, ha="right", va="center", fontsize=9, style="italic")
     axes.set_title(weight.name)
     axes.text(0.5, below, text, ha="center", va="top", fontsize=9)
     axes.set_xlim(-0.02, 1.02)
@@ -226,6 +233,8 @@ def _draw_weight(axes: Axes, weight: Shards) -> None:
 
 
 def _drawn_size(shape: tuple[int, ...]) -> tuple[float, float]:
-    """Width and height inside a unit square: in proportion, but never a thread."""
-    ratio = min(max(shape[1] / shape[0], 0.4), 2.5) if len(shape) == 2 else 0.4
+    """Width and height inside a unit square: in proportion, but never a thread; a vector is a narrow column."""
+    if len(shape) == 1:
+        return 0.14, 1.0
+    ratio = min(max(shape[1] / shape[0], 0.4), 2.5)
     return (1.0, 1.0 / ratio) if ratio >= 1 else (ratio, 1.0)

@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -32,9 +33,9 @@ HATCHES = ("", "///", "...", "xxx")
 # (colour, hatch) of bars: what a formula says, what was counted or timed, and what both are compared with.
 PREDICTED, MEASURED, REFERENCE = ("white", "///"), ("#555555", ""), ("#c8c8c8", "")
 # How a curve of each is drawn, as keyword arguments of `plot`.
-PREDICTED_LINE = {"color": INK, "linestyle": "--", "linewidth": 1.4}
-MEASURED_LINE = {"color": INK, "linestyle": "-", "linewidth": 1.4}
-REFERENCE_LINE = {"color": "#b0b0b0", "linestyle": "-", "linewidth": 5.0}
+PREDICTED_LINE: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.4}
+MEASURED_LINE: dict[str, Any] = {"color": INK, "linestyle": "-", "linewidth": 1.4}
+REFERENCE_LINE: dict[str, Any] = {"color": "#b0b0b0", "linestyle": "-", "linewidth": 5.0}
 
 
 class Picture(Figure):
@@ -83,11 +84,17 @@ def box(
     fontsize: float = 9,
     upright: bool = False,
     bold: bool = False,
+    dashed: bool = False,
 ) -> None:
     """A filled rectangle with a text in its middle; on a hatched one the text stands on a plain patch."""
     (x, y), (width, height) = corner, size
-    line = 1.2 if edge == "white" else 0.6
-    axes.add_patch(Rectangle(corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line))
+    line = 1.6 if dashed else 1.2 if edge == "white" else 0.6
+    axes.add_patch(
+        Rectangle(
+            corner, width, height, facecolor=colour, edgecolor=edge, hatch=pattern, linewidth=line,
+            linestyle="--" if dashed else "-",
+        )
+    )  # fmt: skip
     if text:
         patch = {"facecolor": colour, "edgecolor": "none", "pad": 1.5} if pattern else None
         axes.text(

@@ -2,25 +2,32 @@
 
 Along the slope memory is the bound, on the flat arithmetic is; where they meet is the machine's *ridge*. Both axes are
 logarithmic, so every machine has the same shape. A point with a measured rate stands below its roof; one without stands
-on it: that is what it could reach.
+on it: that is what it could reach. Of two points in one place the second is a larger, empty mark around the first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, new_figure, styled
+from minimegatron.viz.picture import INK, new_figure, styled
 
 _LINES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_FILLS = ("white", "#c8c8c8", "#555555")  # a program is known by its mark; colours mean ranks and work elsewhere
 
 
 def roof(intensity: float, peak: float, bandwidth: float) -> float:
     """FLOP/s at best for so many FLOP a byte."""
     return min(peak, intensity * bandwidth)
+
+
+def _close(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether two marks would cover each other."""
+    return all(abs(math.log10(a / b)) < 0.12 for a, b in zip(one, other, strict=True))
 
 
 def roofline(
@@ -55,11 +62,14 @@ def roofline(
             style = _LINES[i % len(_LINES)]
             label = f"{name}: ridge at {ridge:.3g} FLOP/byte"
             axes.plot([low, ridge, high], [low * bandwidth, peak, peak], style, color=INK, linewidth=1.4, label=label)
+        drawn: list[tuple[float, float]] = []
         for i, (name, (x, rate)) in enumerate(points.items()):
             y = roof(x, *first) if rate is None else rate
-            colour = PALETTE[(3 * i + 3) % len(PALETTE)]
-            mark = _MARKS[i % len(_MARKS)]
-            axes.plot([x], [y], mark, color=colour, markeredgecolor=INK, markersize=8, linestyle="none", label=name)
+            fill, mark = _FILLS[i % len(_FILLS)], _MARKS[i % len(_MARKS)]
+            size = 8 + 7 * sum(_close(place, (x, y)) for place in drawn)  # around what stands there already
+            fill = "none" if size > 8 else fill
+            drawn.append((x, y))
+            axes.plot([x], [y], mark, color=fill, markeredgecolor=INK, markersize=size, linestyle="none", label=name)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high)

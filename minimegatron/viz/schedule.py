@@ -1,8 +1,15 @@
 """A pipeline schedule as a small drawing: a row of bars a rank, below each the activations it keeps alive.
 
 A notebook stores the drawing as SVG and, for readers without pictures, as text. Both are the same on every machine,
-to the last byte: what is drawn is a plan, not a measurement. (A measured run goes to `timeline.gantt`, which has the
-predicted one above it.) What a colour says, F, B or W, the label of the bar says too; a darker shade is a later chunk.
+to the last byte: what is drawn is a plan, not a measurement. (A measured run goes to `paired.planned_and_done`, which
+has the plan beside it.) A legend above the bars explains what they say:
+
+    colour          F, B or W
+    digit           the microbatch; `F3` where there is room for both, else the digit alone: the legend has the letters
+    shade           the chunk: light is a rank's first layers, dark its last
+    pale band       the rank is idle
+    grey steps      activations kept; the legend names their scale, the number behind the row is the most at a time
+                    (where a rank has several chunks: of chunks, and in brackets what they are in whole activations)
 
     text form, one cell per unit of time; `-` goes on with the bar before, `.` is idle
 
@@ -24,10 +31,17 @@ from matplotlib.colors import to_hex, to_rgb
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import at_pixels
-from minimegatron.viz.picture import FAINT, INK, PALETTE, WORK, text_on
+from minimegatron.viz.picture import FAINT, INK, PALETTE, REFERENCE, WORK, text_on
 
-WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 860, 52, 56, 20, 14, 6  # px
+WIDTH, LEFT, RIGHT, BAR, CURVE, GAP = 920, 52, 62, 26, 22, 9  # px
+WIDE_RIGHT = 102  # px, where numbers of chunks stand behind the rows
+LETTER, LINE = 6.6, 20  # px: width of a letter in a bar, height of a line of the legend
 WIDEST_TEXT = 400  # columns; beyond that the text form lists actions without their times
+IDLE = "#ebebe7"
+DEEP = {"F": "#9a6a00", "B": "#1f4f86", "W": "#14502c"}  # the last chunk, where there are several
+
+
+Entry = tuple[list[tuple[str, str]], str]  # of the legend: samples (colour, label), and what they say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +58,17 @@ class Drawing:
         return self.svg
 
 
-def draw_schedule(events: Sequence[Event], live: Sequence[Sequence[int]] = (), title: str = "") -> Drawing:
+def draw_schedule(
+    events: Sequence[Event], live: Sequence[Sequence[int]] = (), title: str = "", *, most: int = 0, note: str = ""
+) -> Drawing:
     """Draw what every rank does when.
 
     Args:
         events: of all ranks, named F, B or W, with `3` or `3.1` (microbatch.chunk) as their note; any unit of time.
         live: `[rank][i]`: activations that the rank holds during its i-th event; empty draws none.
         title: above the picture.
+        most: activations at the full height of the curves, so that two pictures can be compared; 0: the highest here.
+        note: a sentence at the end of the legend.
 
     Raises:
         ConfigError: there are no events, or `live` does not belong to them.
@@ -62,7 +80,13 @@ def draw_schedule(events: Sequence[Event], live: Sequence[Sequence[int]] = (), t
             where=f"{[len(c) for c in live]} counts for {[len(r) for r in rows]} events",
             fix="give one count per event of each rank",
         )
-    return Drawing(_svg(rows, live, title), _text(rows, live, title))
+    return Drawing(_svg(rows, live, title, most, note), _text(rows, live, title))
+
+
+def shade(light: str, dark: str, share: float) -> str:
+    """The colour of a chunk: `share` 0 is light, the first chunk; 1 is dark, the last."""
+    red, green, blue = ((1 - share) * a + share * b for a, b in zip(to_rgb(light), to_rgb(dark), strict=True))
+    return to_hex((red, green, blue))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -79,31 +103,43 @@ def _rows(events: Sequence[Event]) -> list[list[Event]]:
     return rows
 
 
-def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) -> str:
+def _svg(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str, most: int, note: str) -> str:
     horizon = max(e.end for row in rows for e in row)
-    highest = max((max(curve, default=0) for curve in live), default=0)
-    step, top = BAR + (CURVE if live else 0) + GAP, 22 if title else 4
+    highest = max(most, *(max(curve, default=0) for curve in live), 1)
+    chunks = 1 + max(_chunk(e) for row in rows for e in row)
+    end = WIDTH - (WIDE_RIGHT if live and chunks > 1 else RIGHT)
+    scale = (end - LEFT) / horizon
+    with_letters = _room_for_letters(rows, scale)
+    legend, lines = _legend(rows, highest if live else 0, chunks, with_letters, note, 26 if title else 4)
+    step, top = BAR + (CURVE if live else 0) + GAP, (26 if title else 4) + LINE * lines + 8
     height = top + step * len(rows) + 20
-    scale = (WIDTH - LEFT - RIGHT) / horizon
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        f'role="img" font-family="sans-serif" font-size="10"><title>{escape(title or "schedule")}</title>',
+        f'role="img" font-family="sans-serif" font-size="11"><title>{escape(title or "schedule")}</title>',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     if title:
-        parts.append(f'<text x="{LEFT}" y="14" font-size="12" fill="{INK}">{escape(title)}</text>')
+        parts.append(_words(LEFT, 15, title, 'font-size="13" font-weight="bold"'))
+    parts += legend
     for rank, row in enumerate(rows):
         y = top + rank * step
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 14}" text-anchor="end" fill="{INK}">rank {rank}</text>')
+        parts.append(_words(LEFT - 6, y + 17, f"rank {rank}", 'text-anchor="end"'))
+        parts.append(f'<rect x="{LEFT}" y="{y}" width="{_px(horizon * scale)}" height="{BAR}" fill="{IDLE}"/>')
         seen = _seen(row, 1 / scale)
         for which, first, size in seen:
-            last = row[first + size - 1]
-            width = (last.end - row[first].start) * scale
-            parts.append(_bar(row[which], LEFT + row[first].start * scale, y, width, size))
+            width = (row[first + size - 1].end - row[first].start) * scale
+            place = LEFT + row[first].start * scale, y, width
+            parts.append(_bar(row[which], place, size, _colour(row[which], chunks), with_letters))
         if live:
             parts.append(_curve(row, live[rank], seen, y + BAR, scale, highest))
+            parts.append(_words(end + 6, y + BAR + CURVE - 4, _peak(live[rank], chunks)))
     parts += _axis(horizon, scale, top + step * len(rows))
     return "\n".join([*parts, "</svg>"])
+
+
+def _room_for_letters(rows: list[list[Event]], scale: float) -> bool:
+    """Whether `F3` fits into every bar; else all have the digit alone."""
+    return all((e.end - e.start) * scale >= LETTER * (1 + len(_microbatch(e))) + 3 for row in rows for e in row)
 
 
 def _seen(row: list[Event], pixel: float) -> list[tuple[int, int, int]]:
@@ -115,36 +151,41 @@ def _seen(row: list[Event], pixel: float) -> list[tuple[int, int, int]]:
     return list(zip(seen.which.tolist(), seen.first.tolist(), seen.size.tolist(), strict=True))
 
 
-def _bar(event: Event, x: float, y: float, width: float, size: int) -> str:
+def _bar(event: Event, place: tuple[float, int, float], size: int, colour: str, with_letters: bool) -> str:
     """A bar and its label; one that stands for several events says how many, and has no frame."""
-    label = f"{event.name}{event.note}"
-    colour = _colour(event)
-    microbatch = event.note.partition(".")[0]
-    fits = next((t for t in (label, event.note, microbatch) if 5.8 * len(t) <= width - 1), "")
+    (x, y, width), label = place, f"{event.name}{event.note}"
     if size > 1:
-        place = f'x="{_px(x)}" y="{y}" width="{_px(max(width, 1))}" height="{BAR}"'
-        return f'<rect {place} fill="{colour}"><title>{size} actions</title></rect>'
+        where = f'x="{_px(x)}" y="{y}" width="{_px(max(width, 1))}" height="{BAR}"'
+        return f'<rect {where} fill="{colour}"><title>{size} actions</title></rect>'
     box = (
         f'<rect x="{_px(x)}" y="{y}" width="{_px(width)}" height="{BAR}" fill="{colour}" stroke="{INK}" '
-        f'stroke-width="0.5"><title>{label}</title></rect>'
+        f'stroke-width="0.6"><title>{label}</title></rect>'
     )
-    middle = f'x="{_px(x + width / 2)}" y="{y + 14}" text-anchor="middle" fill="{text_on(colour)}"'
-    return box + (f"<text {middle}>{fits}</text>" if fits else "")
+    short = event.name * with_letters + _microbatch(event)
+    fits = LETTER * len(short) <= width - 1
+    return box + (_words(x + width / 2, y + 17, short, 'text-anchor="middle"', text_on(colour)) if fits else "")
 
 
 def _curve(
     row: list[Event], live: Sequence[int], seen: list[tuple[int, int, int]], y: int, scale: float, highest: int
 ) -> str:
-    """The rank's live activations as a filled step curve, and its peak in words."""
-    unit, floor = (CURVE - 2) / highest, y + CURVE
+    """The rank's live activations as a filled step curve."""
+    unit, floor = (CURVE - 4) / highest, y + CURVE
     points = [f"M{_px(LEFT + row[0].start * scale)} {floor}"] if row else ["M0 0"]
     for _, first, size in seen:
-        event, last, most = row[first], row[first + size - 1], max(live[first : first + size])
-        idle, level = (_px(floor - n * unit) for n in (live[first] - (event.name == "F"), most))
-        points.append(f"V{idle}H{_px(LEFT + event.start * scale)}V{level}H{_px(LEFT + last.end * scale)}")
+        event, last, peak = row[first], row[first + size - 1], max(live[first : first + size])
+        idle, level = (_px(floor - n * unit) for n in (live[first] - (event.name == "F"), peak))
+        waited = first > 0 and event.start - row[first - 1].end > 1e-9
+        points.append(f"V{idle}H{_px(LEFT + event.start * scale)}" * waited)
+        points.append(f"V{level}H{_px(LEFT + last.end * scale)}")
     points.append(f"V{floor}Z")
-    words = f'<text x="{WIDTH - RIGHT + 6}" y="{y + CURVE - 2}" fill="{INK}">live {max(live, default=0)}</text>'
-    return f'<path d="{"".join(points)}" fill="{FAINT}" fill-opacity="0.5"/>' + words
+    return f'<path d="{"".join(points)}" fill="{REFERENCE[0]}" stroke="{FAINT}" stroke-width="0.8"/>'
+
+
+def _peak(live: Sequence[int], chunks: int) -> str:
+    """The most at a time; of chunks with what they are in activations of all layers of a rank."""
+    most = max(live, default=0)
+    return f"at most {most}" if chunks == 1 else f"{most} chunk{'s' * (most != 1)} ({_px(most / chunks)})"
 
 
 def _axis(horizon: float, scale: float, y: int) -> list[str]:
@@ -153,10 +194,8 @@ def _axis(horizon: float, scale: float, y: int) -> list[str]:
     ticks = [i * every for i in range(int(horizon / every) + 1)]
     ticks = [t for t in ticks if (horizon - t) * scale > 24] + [horizon]
     line = f'<path d="M{LEFT} {y}H{_px(LEFT + horizon * scale)}" stroke="{FAINT}"/>'
-    return [line] + [
-        f'<text x="{_px(LEFT + t * scale)}" y="{y + 13}" text-anchor="middle" fill="{INK}">{_px(t)}</text>'
-        for t in ticks
-    ]
+    numbers = [_words(LEFT + t * scale, y + 14, _px(t), 'text-anchor="middle"') for t in ticks]
+    return [line, *numbers, _words(LEFT + horizon * scale + 22, y + 14, "steps")]
 
 
 def _round_numbers() -> Iterator[float]:
@@ -164,6 +203,73 @@ def _round_numbers() -> Iterator[float]:
     while True:
         yield from (power, 2 * power, 5 * power)
         power *= 10
+
+
+# ------------------------------------------------------------------------------------------------------- legend
+
+
+def _legend(
+    rows: list[list[Event]], highest: int, chunks: int, with_letters: bool, note: str, top: int
+) -> tuple[list[str], int]:
+    """The legend's parts and how many lines it has: one, or two where one has no room; the note has its own."""
+    events = [e for row in rows for e in row]
+    kinds = [kind for kind in WORK if any(e.name == kind for e in events)]
+    first = _entries_of_work(events, kinds, with_letters)
+    second: list[Entry] = []
+    if chunks > 1:
+        shades = [chunk / (chunks - 1) for chunk in range(chunks)]
+        second = [([(shade(WORK[k], DEEP[k], s), "") for k in kinds], f"chunk {c}") for c, s in enumerate(shades)]
+    second.append(([(IDLE, "")], "idle"))
+    if highest:
+        kept = "activations kept" if chunks == 1 else "chunks kept (in brackets: whole activations)"
+        second.append(([(REFERENCE[0], "")], f"{kept}; full height: {highest}"))
+    one_line = sum(map(_length, first + second)) <= WIDTH - LEFT
+    lines = [first + second] if one_line else [first, second]
+    lines += [[([], note)]] * bool(note)
+    parts = []
+    for line, entries in enumerate(lines):
+        x, y = float(LEFT), top + LINE * line
+        for swatches, text in entries:
+            at = x
+            for colour, label in swatches:
+                parts.append(_sample(at, y, colour, label))
+                at += _swatch(label)
+            parts.append(_words(at + 5, y + 12, text))
+            x += _length((swatches, text))
+    return parts, len(lines)
+
+
+def _entries_of_work(events: list[Event], kinds: list[str], with_letters: bool) -> list[Entry]:
+    """F, B and W, each with the last microbatch for an example."""
+    last = max((_microbatch(e) for e in events), key=lambda text: int(text or 0))
+    of = {kind: {(e.rank, e.note) for e in events if e.name == kind} for kind in "BW"}
+    backward = "its backward"
+    if of["W"]:
+        backward = "its backward (short: for the input only)" if of["B"] - of["W"] else "its backward for the input"
+    said = {"F": f"forward of microbatch {last}", "B": backward, "W": "its backward for the weights"}
+    if with_letters:
+        return [([(WORK[kind], kind + last)], said[kind]) for kind in kinds]
+    return [([(WORK[kind], last)], f"{kind}: {said[kind]}") for kind in kinds]
+
+
+def _length(entry: Entry) -> float:
+    """The room that an entry takes in its line."""
+    swatches, text = entry
+    return sum(_swatch(label) for _, label in swatches) + 5 + 5.8 * len(text) + 14
+
+
+def _swatch(label: str) -> float:
+    """The width of a sample of the legend."""
+    return 12 + LETTER * len(label)
+
+
+def _sample(x: float, y: int, colour: str, label: str) -> str:
+    width = _swatch(label)
+    box = f'<path d="M{_px(x)} {y}h{_px(width)}v16h{_px(-width)}z" fill="{colour}" stroke="{INK}" stroke-width="0.6"/>'
+    return box + _words(x + width / 2, y + 12, label, 'text-anchor="middle"', text_on(colour)) * bool(label)
+
+
+# -------------------------------------------------------------------------------------------------- text, colours
 
 
 def _text(rows: list[list[Event]], live: Sequence[Sequence[int]], title: str) -> str:
@@ -194,13 +300,22 @@ def _cells(rows: list[list[Event]]) -> tuple[Fraction, int]:
     return unit, int(max(moments) / unit)
 
 
-def _colour(event: Event) -> str:
-    """By kind; a later chunk is mixed with ink."""
-    chunk = int(event.note.partition(".")[2] or 0)
-    share = min(0.15 * chunk, 0.6)
-    plain, ink = to_rgb(WORK.get(event.name, PALETTE[6])), to_rgb(INK)
-    red, green, blue = ((1 - share) * a + share * b for a, b in zip(plain, ink, strict=True))
-    return to_hex((red, green, blue))
+def _microbatch(event: Event) -> str:
+    return event.note.partition(".")[0]
+
+
+def _chunk(event: Event) -> int:
+    return int(event.note.partition(".")[2] or 0)
+
+
+def _colour(event: Event, chunks: int) -> str:
+    """By kind, from light for chunk 0 to dark for the last chunk."""
+    plain = WORK.get(event.name, PALETTE[6])
+    return shade(plain, DEEP.get(event.name, INK), _chunk(event) / max(1, chunks - 1))
+
+
+def _words(x: float, y: float, text: str, how: str = "", colour: str = INK) -> str:
+    return f'<text x="{_px(x)}" y="{_px(y)}" {how}{" " * bool(how)}fill="{colour}">{escape(text)}</text>'
 
 
 def _px(x: float) -> str:

@@ -11,25 +11,41 @@ are pixels (`lanes.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import at_pixels, covered, lay_out, times
-from minimegatron.viz.picture import COMM, COMPUTE, INK, PALETTE, WORK, box, colours, hatch, new_figure, scaled, styled
+from minimegatron.viz.picture import (
+    COMM,
+    COMPUTE,
+    INK,
+    PALETTE,
+    PREDICTED_LINE,
+    WORK,
+    box,
+    colours,
+    hatch,
+    new_figure,
+    scaled,
+    styled,
+)
 
 KINDS = ("compute", "comm", "wait", "memory", "mark")
 UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
+_SAID = {"compute": "computation", "comm": "communication"}  # in the legend
 _LOOKS: dict[str, Look] = {
     "compute": (COMPUTE, ""),
     "comm": (COMM, ""),
@@ -60,27 +76,31 @@ def gantt(
         ConfigError: there is no event at all, or `by` is neither of the two.
     """
     panels = [(name, _Panel(events)) for name, events in (("predicted", predicted), ("measured", measured)) if events]
-    if not panels:
-        fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
-        raise ConfigError("a timeline without events", fix=fix)
-    if by not in ("kind", "name"):
-        raise ConfigError(f"by={by!r}", fix="colour by kind or by name")
-    horizon = max(float(panel.end.max()) for _, panel in panels) or 1e-6
-    styles = _styles([(e, t) for _, p in panels for e, t in zip(p.events, p.start.tolist(), strict=True)], by)
-    heights = [sum(map(len, panel.rows.values())) + 0.4 * len(panel.rows) for _, panel in panels]
-    with styled():
-        figure = new_figure(9.0, 0.9 + 0.3 * sum(heights) + 0.45 * len(panels), title)
-        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
-        for axes, (name, panel) in zip(grid, panels, strict=True):
-            _draw_panel(axes, panel, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
-            if len(panels) > 1:
-                axes.set_title(name, loc="left")
-        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
-        handles = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=key) for key, (c, h) in styles.items()
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
-    return figure
+    return _figure(panels, by, labels, title)
+
+
+def beside(
+    runs: Mapping[str, Sequence[Event]],
+    *,
+    expected: Mapping[str, float] | None = None,
+    by: str = "kind",
+    labels: bool = True,
+    title: str = "",
+) -> Figure:
+    """Several ways of doing the same, one above the other on one time axis.
+
+    Args:
+        runs: {name: its events}; the clock of each starts at its first event.
+        expected: {name: seconds}; a dashed line shows where this run was expected to end.
+        by, labels, title: as for `gantt`.
+
+    Raises:
+        ConfigError: no event at all, an expected end of a run that is not there, or `by` is neither of the two.
+    """
+    panels = [(name, _Panel(events)) for name, events in runs.items() if events]
+    if strangers := sorted(set(expected or {}) - {name for name, _ in panels}):
+        raise ConfigError(f"an end is expected of {strangers[0]!r}, which has no events", fix="use the names of `runs`")
+    return _figure(panels, by, labels, title, expected or {})
 
 
 def hidden_share(events: Sequence[Event]) -> float:
@@ -108,6 +128,40 @@ def chrome_trace(events: Sequence[Event], path: str | Path, predicted: Sequence[
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _figure(
+    panels: list[tuple[str, _Panel]], by: str, labels: bool, title: str, expected: Mapping[str, float] | None = None
+) -> Figure:
+    """One panel above the other, all on the time axis of the longest."""
+    if not panels:
+        fix = "record some: with trace.record(rank) as log: ...; then pass log.events"
+        raise ConfigError("a timeline without events", fix=fix)
+    if by not in ("kind", "name"):
+        raise ConfigError(f"by={by!r}", fix="colour by kind or by name")
+    expected = expected or {}
+    horizon = max(*(float(panel.end.max()) for _, panel in panels), *expected.values(), 1e-6)
+    styles = _styles([(e, t) for _, p in panels for e, t in zip(p.events, p.start.tolist(), strict=True)], by)
+    heights = [sum(map(len, panel.rows.values())) + 0.4 * len(panel.rows) for _, panel in panels]
+    with styled():
+        figure = new_figure(9.0, 0.9 + 0.3 * sum(heights) + 0.45 * len(panels), title)
+        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for axes, (name, panel) in zip(grid, panels, strict=True):
+            _draw_panel(axes, panel, horizon, lambda e: styles[e.kind if by == "kind" else e.name], labels)
+            if len(panels) > 1:
+                axes.set_title(name, loc="left")
+            if name in expected:
+                at = expected[name] * 1e6 / scaled(horizon * 1e6, UNITS, 1000)[0]
+                axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
+        grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
+        handles: list[Artist] = [
+            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=_SAID.get(key, key))
+            for key, (c, h) in styles.items()
+        ]
+        if expected:
+            handles.append(Line2D([], [], label="predicted end", **PREDICTED_LINE))
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)))
+    return figure
 
 
 def _processes(events: Sequence[Event], process: int, name: str) -> list[dict[str, object]]:
@@ -193,8 +247,8 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         mine = np.concatenate(rows) if rows else np.array([], np.int64)
         events = [panel.events[i] for i in mine.tolist()]
         if {"comm", "compute"} <= {event.kind for event in events}:
-            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of comm.\nhidden"
-            axes.text(horizon * per_second * 1.01, top + height / 2, share, ha="left", va="center", fontsize=8)
+            share = f"{_hidden(panel.start[mine], panel.end[mine], events):.0%} of communication\nhidden"
+            axes.text(horizon * per_second * 1.03, top + height / 2, share, ha="left", va="center", fontsize=8)
         middles.append(top + height / 2)
         top += height + 0.4
     for (colour, pattern, edge), corners in thin.items():
@@ -202,7 +256,7 @@ def _draw_panel(axes: Axes, panel: _Panel, horizon: float, look: Callable[[Event
         axes.add_collection(bars, autolim=False)
     axes.set_yticks(middles, [f"rank {rank}" for rank in panel.rows])
     axes.set_ylim(top - 0.3, -0.1)
-    axes.set_xlim(0, horizon * per_second)
+    axes.set_xlim(0, 1.02 * horizon * per_second)  # the last bar ends before the frame
     axes.grid(axis="x", visible=True)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

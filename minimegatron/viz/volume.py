@@ -35,7 +35,7 @@ def bars(
     """Horizontal bars of bytes.
 
     Args:
-        predicted: bytes by what they belong to, drawn from the top in this order.
+        predicted: bytes by what they belong to, drawn from the top in this order; empty where nothing was predicted.
         measured: the same keys, or some of them, or more; absent ones count as 0 and are said to be.
         title: above the picture.
         what: happens to the bytes, for the axis: "sent by one rank", "kept by one rank".
@@ -46,7 +46,7 @@ def bars(
     keys = list(dict.fromkeys([*predicted, *(measured or {})]))
     if not keys:
         raise ConfigError("bars of nothing", fix="give at least one number of bytes")
-    series = [("predicted", predicted, *PREDICTED)]
+    series = [("predicted", predicted, *PREDICTED)] if predicted else []
     if measured is not None:
         series.append(("measured", measured, *MEASURED))
     most = max(max(table.values(), default=0.0) for _, table, _, _ in series)
@@ -58,14 +58,15 @@ def bars(
         for i, (name, table, colour, pattern) in enumerate(series):
             places = [k + (i - (len(series) - 1) / 2) * height for k in range(len(keys))]
             values = [table.get(key, 0.0) / divisor for key in keys]
+            said = f"{name} (x: times what was predicted)" if name == "measured" and predicted else name
             axes.barh(
-                places, values, height * 0.92, label=name, color=colour, hatch=pattern, edgecolor=INK, linewidth=0.7
+                places, values, height * 0.92, label=said, color=colour, hatch=pattern, edgecolor=INK, linewidth=0.7
             )
             for place, key in zip(places, keys, strict=True):
                 axes.text(
                     table.get(key, 0.0) / divisor,
                     place,
-                    "  " + _label(key, name, predicted, table),
+                    "  " + _label(key, name, predicted, table, divisor, unit),
                     va="center",
                     fontsize=8,
                 )
@@ -81,10 +82,13 @@ def bars(
     return figure
 
 
-def _label(key: str, name: str, predicted: Mapping[str, float], table: Mapping[str, float]) -> str:
+def _label(
+    key: str, name: str, predicted: Mapping[str, float], table: Mapping[str, float], divisor: float, unit: str
+) -> str:
     if key not in table:
         return f"not {name}"
-    text = bytes_text(table[key])
+    value = table[key] / divisor
+    text = f"{value:.3g} {unit}" if value >= 0.01 else bytes_text(table[key])  # in the unit of the axis
     if name == "measured" and predicted.get(key):
         text += f"  (x {table[key] / predicted[key]:.3g})"
     return text

@@ -55,9 +55,12 @@ def test_root_on_a_real_machine_is_refused_unless_told(started, monkeypatch):
     assert "--allow-root" in started[0]
 
 
-def test_the_labs_here_are_served(started, monkeypatch, tmp_path):
+def test_copies_of_the_labs_here_are_served(started, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(jupyter, "in_container", lambda environ: True)
     jupyter.main(["--port", "9000", "--no-browser"])
-    assert f"--ServerApp.root_dir={tmp_path / 'labs'}" in started[0] and "--ServerApp.port=9000" in started[0]
+    assert f"--ServerApp.root_dir={tmp_path / 'my-labs'}" in started[0] and "--ServerApp.port=9000" in started[0]
+    assert capsys.readouterr().out.splitlines()[0] == "your labs are in my-labs/: copies, yours to change"
+    jupyter.main(["labs"])
+    assert f"--ServerApp.root_dir={tmp_path / 'labs'}" in started[1], "a folder that is named is opened as it is"
     with pytest.raises(ConfigError, match="no folder nowhere"):
         jupyter.main(["nowhere"])

@@ -26,29 +26,25 @@ LONGEST = 200  # characters of an idea, or of what a mistake is
 CODE = 10  # characters, without spaces, that a text may have in common with the solution's code
 
 NO_TINY_CASE = {
-    "01_process_groups": "overlap",
-    "02_tensor_parallel": "column_linear row_linear attention embedding cross_entropy sequence_pair column_backward",
+    "01_process_groups": "",
+    "02_tensor_parallel": "",
     "03_pipeline_1f1b": "",
-    "04_context_parallel": "ring_forward ring_backward blocks_used",
+    "04_context_parallel": "",
     "05_moe_ep": "",
-    "07_kernels_flash_fp8": "shares",
+    "07_kernels_flash_fp8": "",
 }
 NO_IDEA = {
-    "01_process_groups": "bytes_sent axis_groups ring_all_reduce conjugates my_samples overlap rank_loss answers",
-    "02_tensor_parallel": "bytes_per_layer activation_bytes column_linear row_linear qkv_part attention embedding "
-    "cross_entropy sequence_pair partial_gradients column_backward initial_part answers",
-    "03_pipeline_1f1b": "bubble gpipe one_f_one_b interleaved split_stage zb_h1 sync_tied survivors answers",
-    "04_context_parallel": "work bytes_per_layer attend merge positions ring_forward piece_backward ring_backward "
-    "ulysses blocks_used answers",
-    "05_moe_ep": "bytes_per_layer expected_drops route balance expert_bias permute dispatch limit finish suspects "
-    "answers",
-    "07_kernels_flash_fp8": "norm_bytes at_best norm_rows norm_block norm_warp flash_bytes flash_tiles to_fp8 "
-    "tile_scales delayed_scaling fp8_linear shares answers",
+    "01_process_groups": "",
+    "02_tensor_parallel": "",
+    "03_pipeline_1f1b": "",
+    "04_context_parallel": "",
+    "05_moe_ep": "",
+    "07_kernels_flash_fp8": "",
 }
 SAYS_CODE = {
-    "01_process_groups": "my_samples answers",
+    "01_process_groups": "",
     "02_tensor_parallel": "",
-    "03_pipeline_1f1b": "answers",
+    "03_pipeline_1f1b": "",
     "04_context_parallel": "merge ring_forward piece_backward",
     "05_moe_ep": "",
     "07_kernels_flash_fp8": "",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,3 +73,24 @@ def test_the_packed_rows_are_those_of_the_package():
         with torch.device("meta"):
             layout = layout_of(GPTModel(config, mesh).decoder.layers["0"].self_attention.linear_qkv.weight)
         assert torch.equal(HEADS.qkv_part(q, k, v, d, rank, 2), layout.take(logical))
+
+
+def test_after_each_stop_a_cell_imports_what_it_uses():
+    """A kernel that is started again at the beginning of a part has no import of the parts before it."""
+    source = Path(PREDICTED.__file__).parents[1].joinpath("lab.py").read_text()
+    given = ("check", "display", "guess", "guessed", "progress")
+    for number, part in enumerate(source.split("**End of part ")):
+        bound, loaded = {*dir(builtins), *given, *LABS["02_tensor_parallel"].lab.exercises}, set()
+        for cell in re.split(r"^# %%(?: .*)?\n", part, flags=re.M)[1:]:
+            bound |= set(re.findall(r"^# %%.* --out (\w+)", cell, flags=re.M))
+            if re.search(r"^# %%(exercise|ranks|torchrun) ", cell, flags=re.M):
+                continue  # it runs in a process of its own
+            nodes = list(ast.walk(ast.parse(cell)))
+            imports = [one for node in nodes if isinstance(node, ast.ImportFrom | ast.Import) for one in node.names]
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            bound |= {one.asname or one.name for one in imports}
+            bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+            bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            loaded |= {name.id for name in names if isinstance(name.ctx, ast.Load)}
+        assert loaded and loaded - bound == set(), number

@@ -66,3 +66,38 @@ def test_the_fewest_microbatches_are_counted_out() -> None:
             step = p if v > 1 else 1
             few = next(n for n in range(0, 1000, step) if Fraction(p - 1) <= Fraction(v * n, 20))
             assert PREDICTED._fewest(p, v) == few
+
+
+@pytest.mark.parametrize(
+    ("exercise", "old", "new", "rows"),
+    [("one_f_one_b", "p - rank - 1", "rank", 5), ("interleaved", "v - 1 - c", "c", 5)],
+)
+def test_why_lists_cannot_run_is_said_once(nursery: Nursery, exercise: str, old: str, new: str, rows: int) -> None:
+    verdict = LAB.check(nursery, exercise, LAB.solutions[exercise].replace(old, new))
+    notes = [row.note for row in verdict.rows if row.note]
+    assert len(notes) == rows and sum("deadlock" in note for note in notes) == 1, verdict
+    assert "deadlock" in verdict.rows[0].note and "see above" in verdict.rows[1].note
+
+
+def test_a_row_of_its_own_sizes_says_why_where_the_rows_above_run(nursery: Nursery) -> None:
+    without = LAB.solutions["one_f_one_b"].replace("min(m, p - rank - 1)", "p - rank - 1")
+    first, many, few, *_ = LAB.check(nursery, "one_f_one_b", without).rows
+    assert (first.points, many.points, few.points) == (1, 1, 0) and "is no action" in few.note
+
+
+def test_the_row_about_activations_says_nothing_about_steps(nursery: Nursery) -> None:
+    at_once = LAB.solutions["zb_h1"].replace("if i >= rank:", "if True:").replace("W{i - rank}", "W{i}")
+    verdict = LAB.check(nursery, "zb_h1", at_once.replace("range(max(0, m - rank), m)", "[]"))
+    time, memory = verdict.rows[-2:]
+    assert "steps" in time.note and "steps" not in memory.note, verdict
+    assert "counts only for a list as fast as the row above asks" in memory.note
+
+
+def test_a_stage_that_keeps_a_microbatch_is_told_so_at_once(nursery: Nursery) -> None:
+    verdict = LAB.check(nursery, "split_stage", LAB.wrong_program("split_stage_never_frees"))
+    assert [row.points for row in verdict.rows] == [1, 0, 1, 1] and "are still kept" in verdict.rows[1].note
+
+
+def test_a_group_of_its_members_only_is_refused(nursery: Nursery) -> None:
+    verdict = LAB.check(nursery, "sync_tied", LAB.wrong_program("sync_tied_group_of_its_members_only"))
+    assert verdict.points == 2 and "the next group would hang" in verdict.rows[2].note, verdict

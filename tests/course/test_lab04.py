@@ -31,3 +31,20 @@ def test_a_ring_of_other_right_parts_is_right(nursery, part: GivenAnswer):
     sources = {**LAB.solutions, part.exercise: part.source}
     verdict = judge(nursery, LAB.course, "ring_forward", sources, "seed")
     assert verdict.state == "passed", verdict
+
+
+@pytest.mark.parametrize("edit", [[("out * shrink", "out")], [("out * shrink", "out"), ("total * shrink", "total")]])
+def test_attention_that_does_not_rescale_fails_where_its_learner_sees_the_numbers(nursery, edit):
+    """The picture's row: without shrinking O is 8, with l = 15/8 that is 64/15 in place of 28/15."""
+    source = LAB.solutions["attend"]
+    for old, new in edit:
+        assert old in source
+        source = source.replace(old, new)
+    verdict = judge(nursery, LAB.course, "attend", {**LAB.solutions, "attend": source}, "seed")
+    assert verdict.rows[0].points == 0 and "got" in verdict.rows[0].note, verdict
+
+
+@pytest.mark.parametrize("exercise", LAB.lab.exercises)
+def test_every_exercise_shows_a_case_and_points_the_way(exercise):
+    asked = LAB.lab[exercise]
+    assert not asked.cases[0].hidden and asked.idea and asked.hint

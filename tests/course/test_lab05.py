@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
 
+from labkit import warm
+from labkit.answers import GivenAnswer
 from labkit.exercises import Draw
+from minimegatron.launch import workers
 from minimegatron.layers.dispatch import dispatch_bytes
 from minimegatron.layers.router import Routing, balance_scores, balancing_loss, choose
 from minimegatron.layers.router import limit as package_limit
 from minimegatron.models.zoo import family_config
 from tests.course.marked import LABS
+from tests.labkit.cells import COURSE
+from tests.thorough import mostly_thorough
 
 LAB = LABS["05_moe_ep"].lab
 
@@ -83,3 +89,27 @@ def test_a_hidden_case_says_which_part_is_wrong(nursery, exercise, old, new, par
     lab = LABS["05_moe_ep"]
     verdict = lab.check(nursery, exercise, lab.solutions[exercise].replace(old, new))
     assert all(part in row.note for row in verdict.rows[1:]), verdict
+
+
+RANKS_CELL = re.compile(r"^# %%[^\n]*\n# %%ranks \d+ [^\n]*--name (\w+)[^\n]*\n(.*?)(?=^# %%)", re.S | re.M)
+DISPATCHES = [one for one in LABS["05_moe_ep"].answers if one.right and one.exercise == "dispatch"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    mostly_thorough(DISPATCHES, lambda one: one.name in ("dispatch_1", "dispatch_2", "dispatch_7")),
+    ids=lambda one: one.name,
+)
+def test_the_bytes_of_any_right_dispatch_are_those_predicted(answer: GivenAnswer, tmp_path) -> None:
+    """However the counts are exchanged: by an all-to-all, by messages from rank to rank, as Python's objects."""
+    cells = dict(RANKS_CELL.findall((COURSE / "05_moe_ep" / "lab.py").read_text()))
+    (tmp_path / "exercises").mkdir()
+    for name, source in {**LABS["05_moe_ep"].solutions, "dispatch": answer.source}.items():
+        (tmp_path / "exercises" / f"{name}.py").write_text(source)
+    for name in ("ways", "moe_parts", "volume"):
+        (tmp_path / f"{name}.py").write_text(cells[name])
+    rows, *_ = workers.shared_pool(4).run(warm.run_cell, str(tmp_path / "volume.py"), timeout=60)
+    for ep in (2, 4):
+        right = LAB["bytes_per_layer"].reference(tokens=256, h=64, experts=8, k=2, ep=ep, element_size=4)
+        assert rows["all-to-all, yours", ep] == rows["all-to-all, the package's", ep] == right["alltoall"]
+        assert rows["all-gather, the package's", ep] == right["allgather"]

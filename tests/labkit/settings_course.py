@@ -58,6 +58,6 @@ LAB = Lab(
         Exercise("plus", reference=lambda x, n: x + n, seconds=2, cases=[
             Case("by hand", {"x": torch.zeros(1), "n": 1}, fixed=[{"x": torch.ones(1), "n": 2}]),
             Case("drawn", outer, hidden=True, fixed=[{"x": torch.ones(2), "n": 7}]),
-        ]),
+        ], idea="Add n."),
     ],
 )  # fmt: skip

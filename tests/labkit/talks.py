@@ -414,6 +414,12 @@ def other_dtype(rank: int) -> None:
 
 
 @wrong
+def rows_beside_counts(rank: int) -> None:
+    dtype, gives = ((torch.int64, [1, 1]), (torch.float32, [2, 0]))[rank]
+    dist.all_to_all_single(torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype), gives, gives)
+
+
+@wrong
 def other_operation(rank: int) -> None:
     dist.barrier()
     dist.all_reduce(torch.ones(4), (dist.ReduceOp.SUM, dist.ReduceOp.MAX)[rank])

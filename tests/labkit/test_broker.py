@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from labkit.broker import Letter, serve
-from labkit.channel import Frames, Line, pack
+from labkit.channel import Frames, Line, attach, mine, pack
+from labkit.evidence import OpRecorder
+from labkit.hbm import JudgedMemory, MemoryService
 from labkit.transport import Transport
 from minimegatron.errors import DataError
 
@@ -100,6 +102,24 @@ def test_what_cannot_be_is_told_to_the_rank_that_asked(what: str) -> None:
         with pytest.raises(RuntimeError, match="no service|KeyError|ValueError: no"):
             Line(sockets[0]).ask(header[what])
         assert Line(sockets[1]).ask({"to": "add", "do": "now"}, [torch.zeros(1)])[1][0].item() == 1
+
+
+def test_what_packs_a_message_is_no_operation_of_the_learners() -> None:
+    service = MemoryService([{"q": torch.ones(100, 10)}])
+    with broker(1, memory=service) as (sockets, end):
+        attach(sockets[0])
+        try:
+            mine().ask({"to": "memory", "do": "trial"})
+            with OpRecorder() as recorder:
+                memory = JudgedMemory()
+                tile = memory.load("q", 0, 50)
+                memory.store("q", 50, 100, tile)
+        finally:
+            attach(None)
+        assert recorder.ops == 1, "the copy of what was loaded"
+        assert recorder.evidence().peak == tile.nbytes == 2000
+        [moved] = end()["memory"]
+        assert (moved["loaded"], moved["stored"]) == ({"q": 500}, {"q": 500})
 
 
 HOSTILE: list[dict[str, Any]] = [

@@ -106,7 +106,7 @@ def test_a_folded_cell_stays_folded(built: Path) -> None:
 def test_a_guess_stands_before_and_beside_the_number(built: Path) -> None:
     said = [list(outputs(read(built, f"{folder}/00_mini.ipynb")).values()) for folder in ("labs", "solutions")]
     assert all("○ no guess yet: put a number in place of None\n" in one for one in said)
-    assert "measured 3 steps; you made no guess\n" in said[1] and not any("measured" in text for text in said[0])
+    assert "it is 3 steps; you made no guess\n" in said[1] and not any("it is 3" in text for text in said[0])
 
 
 # field -> type, as nbgrader's schema 3 has them; it knows no others

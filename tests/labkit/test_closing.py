@@ -60,3 +60,17 @@ def test_a_package_is_closed_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPa
             importlib.import_module(name)
     [folder] = closing.files_of(["minimegatron.viz"])
     assert folder.is_dir() and (folder / "timeline.py").exists()
+
+
+def test_what_is_loaded_after_names_were_remembered_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "_NAMES", [])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    before = importlib.import_module("json")
+    closing.remember()
+    assert closing._loaded(["json"]) == [name for name in sys.modules if name.split(".")[0] == "json"]
+    assert closing._loaded(["jso", "j.on", ".*"]) == [], "names, and no patterns"
+    sys.modules["json.later"] = before
+    assert "json.later" in closing._loaded(["json"])
+    closing.close(["json.later"])
+    assert "json.later" not in sys.modules and "json" in sys.modules

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import plain
-from labkit.compare import difference, show
+from labkit.compare import counted, difference, show
 
 ONES = torch.ones(2, 3)
 
@@ -163,3 +163,10 @@ def test_it_never_raises_and_what_is_the_same_is_the_same(got: object, want: obj
     phrase = difference(plain.loads(plain.dumps(got)), want)
     assert phrase is None or (phrase and len(phrase) < 2000)
     assert difference(plain.loads(plain.dumps(want)), want) is None
+
+
+def test_names_that_are_the_answer_are_counted_and_never_said() -> None:
+    assert counted(("a", "b"), ["a", "b"]) is None
+    assert counted(["a", "x"], ["a", "b", "c"]) == "got 2 names: 2 missing, 1 not asked for"
+    assert counted(["b", "a"], ["a", "b"]) == "another order or a name twice"
+    assert counted(None, ["a", "b"]) == "got None, expected a list of names"

@@ -208,7 +208,7 @@ def test_a_stub_in_a_kernel_is_cuda_and_one_in_python_is_python():
 
     built = {path.parent.name: book for book, path in notebooks(ROOT / "course" / LAB / "lab.py")}
     text = {kind: "\n".join(cell.source for cell in book.cells) for kind, book in built.items()}
-    assert text["labs"].count('  not_implemented("your code here");\n') == 4
+    assert text["labs"].count('  not_implemented("your code here");\n') == 5
     assert "SOLUTION" not in text["labs"] + text["solutions"] and "rsqrtf(sum" in text["solutions"]
     assert "rsqrtf(sum" not in text["labs"] and 'raise NotImplementedError("your code here")' in text["labs"]
     assert "not_implemented(" not in text["solutions"].replace("`not_implemented`", "")

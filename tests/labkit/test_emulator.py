@@ -50,7 +50,8 @@ __global__ void faults(const float* x, float* y, int how, int one) {
   if (how == 20) y[t] = x[(1ll << 61) - 1];
   if (how == 21) { const float* p = x + (1ll << 60); p += (1ll << 60) - 1; y[t] = *p; }
   if (how == 22) { float4 v = ((const float4*)(x + 1))[0]; y[t] = v.x; }
-
+  if (how == 23) { if (t < 16) y[t] = __shfl_xor_sync(0xffffffff, x[t], 1); __syncthreads(); }
+  if (how == 24) { parts[t] = t; if (t < 32) __syncthreads(); y[t] = parts[63 - t]; __syncthreads(); }
   if (how == 30) { parts[t] = x[t]; __syncthreads(); y[t] = parts[63 - t]; }
   if (how == 31) { parts[t] = x[t]; __syncwarp(); y[t] = parts[t ^ 1]; }
   if (how == 32) { if (t == 0) sum = 0; __syncthreads(); atomicAdd(&sum, 1); __syncthreads(); y[t] = sum; }
@@ -64,8 +65,11 @@ __global__ void faults(const float* x, float* y, int how, int one) {
 X = torch.arange(64.0)
 FAULTS = {
     1: (r"a race: thread 1 of block 0 reads parts\[0\], which thread 0 writes at line 10", 10),
-    2: (r"thread 0 .* waits at the __syncthreads\(\) of line 11, thread 63 at that of line 12", 11),
-    3: (r"thread 0 of block 0 waits at __syncthreads\(\), and 63 threads have ended without it", 13),
+    2: (
+        r"thread 32 of block 0 did not meet the barrier of line 11, where thread 0 waits; it waits at that of line 12",
+        11,
+    ),
+    3: (r"thread 1 of block 0 did not meet the barrier of line 13, where thread 0 waits, and has ended", 13),
     4: (r"thread 63 of block 0 writes parts\[64\]; it has 64 numbers", 14),
     5: (r"thread 0 uses element 4 of an array of 4", 15),
     6: (r"thread 1 calls __shfl_xor_sync with the mask 0x1, which does not name its own lane 1", 16),
@@ -76,13 +80,20 @@ FAULTS = {
     12: (r"a race: thread 0 of block 0 writes parts\[0\]|a race: thread .* parts\[\d+\], which thread", 22),
     13: (r"a race: thread \d+ of block 0 (reads|writes) parts\[1\]", 23),
     14: (r"stuck|bytes of stack", 3),
-    15: (r"deadlock|waits at the __syncthreads\(\) of line 25|have ended", 25),
+    15: (r"thread 32 of block 0 did not meet the barrier of line 25, where thread 0 waits", 25),
     16: (r"thread 0 of block 0 writes y\[64\]; it has 64 numbers", 26),
     17: (r"thread 0 of block 0 writes y\[-2\]", 27),
     18: (r"a shuffle among 14 lanes", 28),
     19: (r"thread 0 of block 0 reads x\[1000\]; it has 64 numbers", 29),
     20: (r"thread 0 of block 0 reads x\[2305843009213693951\]; it has 64 numbers", 30),
     21: (r"thread 0 of block 0 reads x\[2305843009213693951\]; it has 64 numbers", 31),
+    23: (
+        r"thread 0 waits in a shuffle .* mask 0xffffffff names lane 16, too; thread 16 waits at the __syncthreads\(\) "
+        r"of line 33",
+        33,
+    ),
+    # a race comes of it, but the barrier is the cause
+    24: (r"thread 32 of block 0 did not meet the barrier of line 34.*it waits at that of line 34: .* an `if`", 34),
     22: (r"716: thread 0 of block 0 reads x\[1\] as float4: no multiple of 16 bytes", 32),
 }
 
@@ -123,14 +134,16 @@ def test_a_word_that_is_read_before_it_is_written_is_noted(faults: Emulator) -> 
     assert y.isnan().all()
     assert done.note == "line 17: thread 0 of block 0 reads parts[0], which was never written"
     _, done = launched(faults, 34)
-    assert "takes a value from lane" in done.note and done.note.startswith("line 38: ")
+    assert "takes a value from lane" in done.note and done.note.startswith("line 39: ")
 
 
 def test_each_number_that_is_written_is_known(faults: Emulator) -> None:
     _, done = launched(faults, 30)
     assert done.writes["y"].tolist() == [1] * 64
     _, done = launched(faults, 33)
-    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1
+    assert done.counts["shared_loads"] == 1 and done.counts["barriers"] == 1 and done.counts["atomics"] == 0
+    _, done = launched(faults, 32)
+    assert done.counts["atomics"] == 64
     with pytest.raises(LaunchError):
         launched(faults, 17)
 

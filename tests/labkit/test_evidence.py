@@ -133,7 +133,10 @@ def test_the_order_of_start_product_and_wait_is_seen(nursery: Nursery) -> None:
     assert ordered(Answer(None, inputs, seen["waiting"])) == (
         "rank 0: no wait after all_reduce and matmul; the order asked for is all_reduce, matmul, wait"
     )
-    assert "computes 0 multiply-adds while all_reduce travels, of 27" in str(busy(Answer(0, inputs, seen["waiting"])))
+    told = f"rank 0: 0 of {work} multiply-adds are done while"
+    assert busy(Answer(0, inputs, seen["waiting"])) == f"{told} all_reduce travels"
+    by_name = busy_during("all_reduce", lambda _: work, "the block")
+    assert by_name(Answer(0, inputs, seen["waiting"])) == f"{told} the block travels"
 
 
 def test_the_peak_is_of_what_lives_at_one_time() -> None:
@@ -153,9 +156,10 @@ def test_the_peak_is_of_what_lives_at_one_time() -> None:
     assert given.evidence().peak == 0
     answer = Answer(None, {}, [long.evidence(), short.evidence()])
     assert peak_at_most("all of them", lambda _: 40000)(answer) is None
-    assert peak_at_most("half of them", lambda _: 20000)(answer) == (
-        "rank 0 holds 40000 bytes at once; half of them is 20000"
-    )
+    half = peak_at_most("half of them", lambda _: 20000)
+    assert half(answer) == "it holds 40000 bytes at once; half of them is 20000", "it ran alone"
+    of_ranks = Answer(None, [{}, {}], [short.evidence(), long.evidence()])
+    assert half(of_ranks) == "rank 1 holds 40000 bytes at once; half of them is 20000"
 
 
 def test_products_are_weighed_by_their_multiply_adds() -> None:

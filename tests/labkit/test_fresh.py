@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import select
 import signal
@@ -294,3 +295,12 @@ def fill(rank: int, world: int, job: dict[str, bool]) -> None:
     for i in range(100 if job["many"] else 0):
         Path(f"file{i}").write_bytes(bytes(100_000))
     time.sleep(1000)
+
+
+def frozen(rank: int, world: int, job: None) -> int:
+    return gc.get_freeze_count()
+
+
+def test_a_garbage_collection_of_a_rank_looks_at_nothing_that_all_share(nursery: Nursery) -> None:
+    [reply] = nursery.call(frozen, [None], Limits())
+    assert reply.value > 100_000

@@ -231,7 +231,8 @@ def test_in_a_fresh_kernel_the_words_say_which_cell_to_run(tmp_path: Path) -> No
     """`make lab` puts the file where every kernel of the environment finds it; a profile's folder works the same."""
     startup = tmp_path / ".ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    shutil.copy(ROOT / "labkit" / "ipython_startup.py", startup)
+    [name] = re.findall(r"^STARTUP = \$\(VENV\)/etc/ipython/startup/(\S+)$", (ROOT / "Makefile").read_text(), re.M)
+    shutil.copy(ROOT / "labkit" / "ipython_startup.py", startup / name)
     with Kernel(tmp_path) as kernel:
         for cell in CELLS:
             said = "no lab is open in this kernel: run the notebook's first cell, then go on where you were"

@@ -12,7 +12,7 @@ import jupytext
 import nbformat
 import pytest
 
-from labkit.magics import _torchrun_options
+from labkit.options import torchrun_options
 from labkit.source import notebooks
 from tests.labkit import gpu_node
 from tests.labkit.cells import SOURCES, exercise_cells
@@ -47,7 +47,7 @@ def cells(source: Path) -> list[tuple[Any, str, str]]:
     for cell in jupytext.read(source, fmt="py:percent").cells:
         line, _, body = cell.source.partition("\n")
         if cell.cell_type == "code" and line.startswith("%%torchrun"):
-            options = _torchrun_options().parse_args(shlex.split(line)[1:])
+            options = torchrun_options().parse_args(shlex.split(line)[1:])
             found += [(options, body, source.parent.name)] if options.gpus else []
     return found
 
@@ -143,7 +143,8 @@ def test_experts_are_timed_one_by_one_and_together(on_one: Rehearsal) -> None:
 
 def test_the_ladder_runs_on_a_gpu_and_is_right(on_one: Rehearsal) -> None:
     lines = on_one.stdout.splitlines()
-    assert [line.split()[:3] for line in lines] == [[f"norm_{n}", "right:", "True"] for n in ("rows", "block", "warp")]
+    ways = ("norm_rows", "norm_block", "norm_warp", "operations")
+    assert [line.split()[:3] for line in lines] == [[way, "right:", "True"] for way in ways]
 
 
 @pytest.mark.thorough

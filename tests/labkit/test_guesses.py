@@ -18,16 +18,16 @@ def test_a_guess_is_kept_from_one_kernel_to_the_next(tmp_path: Path) -> None:
     assert first.guess("gpus", 12) == "✔ your guess: 12"
     assert first.guess("share", 0.25) == "✔ your guess: 0.25"
     again = Guesses(tmp_path)
-    assert again.guessed("gpus", 7.3, "GPUs") == "measured 7.3 GPUs; you guessed 12"
-    assert again.guessed("share", 0.5, "") == "measured 0.5; you guessed 0.25"
-    assert again.guessed("other", 4, "steps") == "measured 4 steps; you made no guess"
+    assert again.guessed("gpus", 7.3, "GPUs") == "it is 7.3 GPUs; you guessed 12"
+    assert again.guessed("share", 0.5, "") == "it is 0.5; you guessed 0.25"
+    assert again.guessed("other", 4, "steps") == "it is 4 steps; you made no guess"
 
 
 def test_an_untouched_cell_shows_the_same_whatever_was_kept(tmp_path: Path) -> None:
     Guesses(tmp_path).guess("gpus", 12)
     untouched = Guesses(tmp_path)
     assert untouched.guess("gpus", None) == NO_GUESS
-    assert untouched.guessed("gpus", 7.3, "GPUs") == "measured 7.3 GPUs; you made no guess"
+    assert untouched.guessed("gpus", 7.3, "GPUs") == "it is 7.3 GPUs; you made no guess"
     assert Guesses(tmp_path).guessed("gpus", 7, "GPUs").endswith("you made no guess")
 
 
@@ -38,19 +38,26 @@ def test_what_is_no_number_is_one_line(tmp_path: Path, value: Any) -> None:
     assert len(said) < 120 and not (tmp_path / NAME).exists()
 
 
+def test_what_is_no_number_leaves_an_earlier_guess(tmp_path: Path) -> None:
+    guesses = Guesses(tmp_path)
+    guesses.guess("gpus", 12)
+    assert "is no number" in guesses.guess("gpus", "many")
+    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you guessed 12"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"gpus": "12"}', '{"gpus": NaN}', "\x00", "null"])
 def test_a_damaged_file_costs_the_guess_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     guesses = Guesses(tmp_path)
-    assert guesses.guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you made no guess"
+    assert guesses.guessed("gpus", 7, "GPUs") == "it is 7 GPUs; you made no guess"
     guesses.guess("gpus", 3)
-    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you guessed 3"
+    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "it is 7 GPUs; you guessed 3"
 
 
 def test_a_folder_that_cannot_be_written_keeps_it_in_memory(tmp_path: Path) -> None:
     guesses = Guesses(tmp_path / "not there")
     guesses.guess("gpus", 3)
-    assert guesses.guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you guessed 3"
+    assert guesses.guessed("gpus", 7, "GPUs") == "it is 7 GPUs; you guessed 3"
 
 
 @pytest.mark.parametrize(

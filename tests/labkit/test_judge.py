@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from labkit.exercises import load_lab
@@ -128,6 +130,16 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
 
 
+def test_an_error_may_name_its_mistake(nursery: Nursery) -> None:
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 1 / 0")
+    assert notes(verdict)[0].startswith("ZeroDivisionError") or verdict.note.startswith("ZeroDivisionError")
+    assert verdict.mistake == "A pipeline is never empty." and not verdict.answered
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return [p][m == 8 and 2]")
+    assert verdict.mistake == "Four stages are as good as any.", "the words of the first case"
+    late = "def bubble(p, m):\n    return 1.5 if (p, m) == (4, 8) else [p][2]"
+    assert check(nursery, "bubble", late).mistake == "", "the words of a case, where another has failed before"
+
+
 def test_another_mistake_gets_the_idea_and_partial_credit(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 3 / 11 * ((p, m) == (4, 8))")
     assert (verdict.points, verdict.of) == (2, 5)
@@ -169,7 +181,9 @@ def test_what_stops_the_code_is_one_line(nursery: Nursery, source: str, says: st
     assert verdict.state == "wrong" and verdict.points == 0
     said = verdict.note or notes(verdict)[0]
     assert said.startswith(says) and "\n" not in said and "/tmp" not in said
-    assert (verdict.mistake, verdict.idea) == ("", ""), "an error says more than an idea could"
+    assert (verdict.mistake, verdict.answered) == ("", False)
+    assert "idea" not in repr(dataclasses.replace(verdict, attempt=1)), "an error says more than an idea could"
+    assert "idea: Which part" in repr(dataclasses.replace(verdict, attempt=2))
     assert verdict.hint.startswith("The first stage works")
 
 

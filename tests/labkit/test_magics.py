@@ -82,7 +82,7 @@ def test_a_guess_is_kept_and_shown_again(kernel: Kernel) -> None:
     assert kernel.run(ask.format(None)) == ("○ no guess yet: put a number in place of None", "")
     assert kernel.run(ask.format(12)) == ("✔ your guess: 12", "")
     kernel.run(OPEN.splitlines()[1])
-    assert kernel.run('guessed("gpus", 7.3, "GPUs")') == ("measured 7.3 GPUs; you guessed 12", "")
+    assert kernel.run('guessed("gpus", 7.3, "GPUs")') == ("it is 7.3 GPUs; you guessed 12", "")
     assert kernel.run(ask.format("'x'")) == ("✘ 'x' is no number: write one in its place, for example 12", "")
 
 
@@ -212,6 +212,9 @@ def test_ranks_say_who_failed_and_where_a_hang_waits(kernel: Kernel) -> None:
         "HANG: the cell did not finish within 1 s",
         "  rank 0 is at line 4 of this cell: dist.recv(torch.ones(1), 1)",
     ]
+    other = "if rank == 0:\n    dist.recv(torch.zeros(2), 1)  # the same file, another text"
+    said = kernel.run(f"%%ranks 2 --name hangs2 --timeout 1\n{imports}\n{other}")
+    assert said.error.splitlines()[1].startswith("  rank 0 is at line 4 of this cell: dist.recv(torch.zeros(2), 1)")
     assert kernel.run("%%ranks 2\nprint('again')").text == "[ranks 0-1] again"
 
 

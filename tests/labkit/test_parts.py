@@ -21,7 +21,7 @@ NAN = torch.tensor([1.0, torch.nan])
         ({"dk": torch.zeros(9)}, "dk is wrong"),
         ({"dq": torch.zeros(9), "dv": torch.zeros(9)}, "dq is wrong, dv is wrong"),
         ({"dk": torch.ones(8)}, "dk is wrong (its shape)"),
-        ({"dk": torch.ones(9).double()}, "dk is wrong (its dtype)"),
+        ({"dk": torch.ones(9).double()}, "dk is wrong (float64, not float32)"),
         ({"dk": torch.full((9,), torch.nan)}, "dk is wrong (it holds NaN)"),
         ({"dk": None}, "dk is wrong (it is None)"),
         ({"dk": 3.0}, "dk is wrong (it is no tensor)"),
@@ -75,7 +75,9 @@ def test_which_output_is_wrong_is_said_in_every_case(nursery: Nursery) -> None:
         "double: got tensor([3.0, 3.0, 3.0]), expected tensor([2.0, 2.0, 2.0])",
         f"double is wrong{HIDDEN}",
     ]
-    assert notes(nursery, "both", "x, x.double()")[1] == f"plus is wrong, double is wrong (its dtype){HIDDEN}"
+    assert (
+        notes(nursery, "both", "x, x.double()")[1] == f"plus is wrong, double is wrong (float64, not float32){HIDDEN}"
+    )
     few = "got 1 value, expected 2: plus, double"
     assert notes(nursery, "both", "[x + 1]") == [few, few]
     assert notes(nursery, "unnamed", "x, 2 * x") == [f"output [0] is wrong{HIDDEN}"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labkit import record
+from labkit import progress, record
 from labkit.exercises import Case, Exercise, Lab
 from labkit.grading import Course
 from labkit.progress import standing, table
@@ -39,6 +39,16 @@ def test_it_is_there_after_a_restart_until_something_changes(tmp_path: Path) -> 
     for changed in ({"two": "pass"}, {"one": "x = 2"}):
         assert again.get("two", {**SOURCES, **changed}) is None
     assert Record(tmp_path, "other checks").get("two", SOURCES) is None
+
+
+def test_it_says_which_used_exercise_undid_a_pass(tmp_path: Path) -> None:
+    Record(tmp_path).put(verdict("two"), SOURCES)
+    again = Record(tmp_path)
+    assert again.changed_below("two", SOURCES) == [] == again.changed_below("one", SOURCES)
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2"}) == ["one"]
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2", "two": "pass"}) == [], "its own text has changed"
+    again.put(verdict("two", points=0), SOURCES)
+    assert again.changed_below("two", {**SOURCES, "one": "x = 2"}) == [], "it had not passed"
 
 
 def wrong(texts: dict[str, str], record: Record) -> int:
@@ -182,9 +192,23 @@ def test_the_command_shows_every_lab(tmp_path: Path, monkeypatch: Any, capsys: A
     monkeypatch.chdir(tmp_path)
     assert cli.main(["progress"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["01_process_groups", "0/42", "✔", "0", "✘", "0", "○", "8"]
+    assert lines[1].split() == ["01_process_groups", "0/43", "✔", "0", "✘", "0", "○", "8"]
     assert lines[-1].split()[0] == "all" and lines[-1].split()[1].startswith("0/")
     assert cli.main(["progress", "nowhere"]) == 2
+
+
+def test_the_better_of_two_folders_counts(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    course = Course("tests.labkit.mini_course", Lab("00_x", [Exercise("one", [Case("a", {})], lambda: 1)]))
+    monkeypatch.setattr(progress, "known_courses", lambda package: {"00_x": course})
+    monkeypatch.chdir(tmp_path)
+    for folder, points in (("labs", 1), ("my-labs", 0), ("my-labs", 1)):
+        work = tmp_path / folder / ".work" / "00_x"
+        (work / "exercises").mkdir(parents=True, exist_ok=True)
+        (work / "exercises" / "one.py").write_text(SOURCES["one"])
+        Record(work, record.course_digest(course.module)).put(verdict("one", points=points), SOURCES)
+        assert cli.main(["progress"]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["00_x", "1/1"], folder
+    assert cli.main(["progress", "my-labs"]) == 0
 
 
 def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
@@ -197,12 +221,12 @@ def test_the_table_counts_what_still_holds(tmp_path: Path) -> None:
     kept = Record(work, record.course_digest(course.module))
     kept.put(verdict("two"), SOURCES)
     kept.put(verdict("three", points=0), SOURCES)
-    lines = table(tmp_path, {"00_x": course}).splitlines()
+    lines = table([tmp_path], {"00_x": course}).splitlines()
     assert lines[1].split() == ["00_x", "1/3", "✔", "1", "✘", "1", "○", "1"] and lines[2].split() == ["all", "1/3"]
     (work / "exercises" / "one.py").write_text("x = 2")
     assert standing(work, course)[0] == [replace(verdict("three", points=0), attempt=1)]
     (work / NAME).write_text("{")
-    assert table(tmp_path, {"00_x": course}).splitlines()[-1] == f"00_x: {NAME} could not be read"
+    assert table([tmp_path], {"00_x": course}).splitlines()[-1] == f"00_x: {NAME} could not be read"
     assert (work / NAME).read_text() == "{", "looking changes nothing"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -158,6 +160,9 @@ def test_the_first_wrong_trial_is_told(nursery: Nursery) -> None:
 def test_a_changed_input_is_told_unless_it_may_change(nursery: Nursery) -> None:
     verdict = check(nursery, "plus", "def plus(x, n):\n    x += n\n    return x")
     assert (verdict.points, set(notes(verdict))) == (0, {"it changes its input `x`: compute on a copy"})
+    assert not verdict.answered, "the answer is right: no idea beside a first failure"
+    wrong = check(nursery, "plus", "def plus(x, n):\n    return x")
+    assert wrong.answered and wrong.idea == "Add n."
     verdict = check(nursery, "own_group", OWN.replace("x = x.contiguous().clone()", "pass"))
     assert "it changes its input `x`" in notes(verdict)[0]
     into = "def into(x, out):\n    out.copy_(2 * x)\n    return out"
@@ -171,12 +176,12 @@ def test_only_the_setting_is_wrong(nursery: Nursery) -> None:
     assert notes(raw)[1].startswith("with inputs that are not contiguous: every rank: RuntimeError: view size")
     single = check(nursery, "total", TOTAL.replace(".clone()", ".float().clone()"))
     assert [row.points for row in single.rows] == [1, 1, 0, 1], single
-    hidden = "rank 0: wrong (its dtype); the inputs and answers of this case stay hidden"
+    hidden = "rank 0: wrong (float32, not float64); the inputs and answers of this case stay hidden"
     assert notes(single)[2] == f"with inputs of float64: {hidden}"
     own = TOTAL.replace("    return x", "    return x * (dist.get_rank() < dist.get_world_size(group))")
     global_rank = check(nursery, "total", own)
     assert [row.points for row in global_rank.rows] == [1, 1, 1, 0], global_rank
-    assert notes(global_rank)[3].startswith("with a group smaller than the world: wrong")
+    assert re.match(r"with a group smaller than the world: rank \d: wrong;", notes(global_rank)[3])
 
 
 @pytest.mark.parametrize("group", ["", ", group=cp.group"])

@@ -17,7 +17,7 @@ from labkit.verdict import Row, Verdict
         ("\x00\x7f\x9b", "\\x00\\x7f\\x9b"), ("a\u202eb", "a\\u202eb"), ("\udc80", "\\udc80"),
         ("a\u2028b\xa0c", "a b c"),
         ("می\u200cخواهم", "می\u200cخواهم"), ("<x at 0x7f31c0ffee10>", "<x at 0x…>"),
-        ("0x1f of 0xdeadbeef", "0x1f of 0x…"),
+        ("0x1f of 0xdeadbeef7", "0x1f of 0x…"), ("the mask 0xffffffff", "the mask 0xffffffff"),
         ("\U000e0041", "\\U000e0041"),
     ],
 )  # fmt: skip

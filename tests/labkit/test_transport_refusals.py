@@ -21,6 +21,8 @@ SAID = {
     "other_collective": f"{_CALL}rank 0 calls all_reduce(float32 [4]), rank 1 calls broadcast(float32 [4], root 0)",
     "other_shape": f"{_CALL}rank 0 calls all_reduce(float32 [4, 2]), rank 1 calls all_reduce(float32 [5, 2])",
     "other_dtype": f"{_CALL}rank 0 calls all_reduce(float32 [4]), rank 1 calls all_reduce(float64 [4])",
+    "rows_beside_counts": f"{_CALL}rank 0 calls all_to_all(int64, gives [1, 1], takes [1, 1] rows), rank 1 calls "
+    "all_to_all(float32, gives [2, 0], takes [2, 0] rows)",
     "other_operation": "call 2 of group [0, 1] is not the same on its ranks: rank 0 calls all_reduce(float32 [4]), "
     "rank 1 calls all_reduce(float32 [4], max)",
     "other_root": f"{_CALL}rank 0 calls broadcast(float32 [4], root 0), rank 1 calls broadcast(float32 [4], root 1)",

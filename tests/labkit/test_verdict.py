@@ -55,6 +55,15 @@ def test_what_helps_depends_on_how_often_it_failed(attempt: int, mistake: str, i
         assert (word in page) == any(word.strip("<") in line for line in shown), word
 
 
+def test_beside_an_error_the_idea_waits_for_the_second_failure() -> None:
+    last = [
+        repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), "", "", "think", "do", attempt, answered=False))
+        for attempt in (1, 2, 3, 0)
+    ]
+    assert ["think" in text for text in last] == [False, True, False, True]
+    assert ["do" in text.split() for text in last] == [False, False, True, True]
+
+
 def test_without_a_hint_none_is_promised() -> None:
     assert repr(Verdict("f", "wrong", 1, (Row("a", 0, 1, "no"),), attempt=1)).splitlines()[2:] == []
 
@@ -62,11 +71,11 @@ def test_without_a_hint_none_is_promised() -> None:
 def test_a_text_is_said_once() -> None:
     notes = ("one cause", "one cause", "", "another", "one cause", "one cause")
     rows = tuple(Row(f"case {i}", int(not note), 1, note) for i, note in enumerate(notes))
-    said = ["one cause", "as above", "", "another", "as in `case 0`", "as above"]
+    said = ["one cause", "as in `case 0`", "", "another", "as in `case 0`", "as in `case 0`"]
     lines = repr(Verdict("f", "wrong", 6, rows)).splitlines()[1:]
     assert [line[len("  ✘ case 0          0/1  ") :].strip() for line in lines] == said
     page = Verdict("f", "wrong", 6, rows)._repr_html_()
-    assert page.count("one cause") == 1 and page.count("as above") == 2
+    assert page.count("one cause") == 1 and page.count("as in") == 3
 
 
 def test_html_is_escaped_and_says_the_same() -> None:

@@ -48,12 +48,14 @@ class Visit(NamedTuple):
         pictures: files, from top to bottom.
         page_errors: what the page itself complained about.
         outside: addresses other than this machine's that the page asked for.
+        panel: what the first code cell shows when all have run.
     """
 
     outputs: list[list[str]]
     pictures: list[Path]
     page_errors: list[str]
     outside: list[str]
+    panel: str
 
 
 def missing() -> str:
@@ -158,7 +160,8 @@ def _look(address: str, scratch: Path, pictures: Path, seconds: float) -> Visit:
                 f"""() => {NOTEBOOK}.content.model.sharedModel.toJSON().cells.filter(c => c.cell_type == 'code')
                     .map(c => c.outputs.map(o => o.output_type + (o.ename ? ': ' + o.ename : '')))"""
             )
-            return Visit(outputs, _pictures(page, pictures), errors, outside)
+            taken = _pictures(page, pictures, panel := [])
+            return Visit(outputs, taken, errors, outside, "".join(panel))
         except TooLate as error:
             log = (scratch / "server.log").read_text()[-3000:]
             raise RuntimeError(f"not in time: {error}\n{log}") from None
@@ -178,8 +181,11 @@ def _run_all(page: Any, seconds: float) -> None:
     page.wait_for_function(f"() => window.ranAll && {KERNEL}.status === 'idle'", timeout=seconds * 1000)
 
 
-def _pictures(page: Any, stem: Path) -> list[Path]:
-    """The notebook from top to bottom, one screen at a time: JupyterLab draws only the cells in view."""
+def _pictures(page: Any, stem: Path, panel: list[str]) -> list[Path]:
+    """The notebook from top to bottom, one screen at a time: JupyterLab draws only the cells in view.
+
+    The first screen's first output goes to `panel`.
+    """
     stem.parent.mkdir(parents=True, exist_ok=True)
     page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area').catch(() => null)")
     scroller = f"{NOTEBOOK}.content.outerNode ?? {NOTEBOOK}.content.node"
@@ -189,6 +195,8 @@ def _pictures(page: Any, stem: Path) -> list[Path]:
         page.wait_for_timeout(800)
         if not page.evaluate(IN_VIEW):
             break
+        if not taken:
+            panel += page.locator(".jp-Notebook .jp-OutputArea-output").first.all_inner_texts()
         taken.append(stem.with_name(f"{stem.name}-{len(taken) + 1}.png"))
         page.screenshot(path=str(taken[-1]))
         moved = page.evaluate(

@@ -10,7 +10,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Schedule, schedule_from_text, v_shaped
-from minimegatron.parallel.schedule_check import check, live_activations, peak_live, require_runnable
+from minimegatron.parallel.schedule_check import check, live_activations, peak_live, require_runnable, stuck
 from minimegatron.parallel.schedule_sim import simulate
 from minimegatron.parallel.schedules import SCHEDULES, build_schedule
 
@@ -47,6 +47,19 @@ from minimegatron.parallel.schedules import SCHEDULES, build_schedule
 )
 def test_what_is_wrong_is_said(rows: list[str], sentences: list[str]) -> None:
     assert check(schedule_from_text("mine", rows)) == sentences
+
+
+def test_the_circle_of_a_deadlock_comes_as_data_too() -> None:
+    wrong = schedule_from_text("wrong", ["F0 B0 F1 B1", "F0 F1 B0 B1"])
+    assert stuck(wrong) == ([1, 1], [(0, 1, 1, 2), (1, 1, 0, 2)])
+    behind = schedule_from_text("behind", ["F0 F1 B0 B1", "F0 B0 F1 B1", "F0 F1 B0 B1"])
+    at, circle = stuck(behind)
+    assert at == [2, 1, 1] and [(wait[0], wait[2]) for wait in circle] == [(1, 2), (2, 1)], (
+        "rank 0 waits, but in no circle"
+    )
+    for name in SCHEDULES:
+        at, circle = stuck(build_schedule(name, 4, 8))
+        assert not circle and at == [len(row) for row in build_schedule(name, 4, 8).actions]
 
 
 def test_a_rank_of_a_v_can_wait_for_itself() -> None:

@@ -1,4 +1,5 @@
 import pytest
+from matplotlib.patches import Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.access import ASKED, CAME, access_map, sectors
@@ -20,9 +21,19 @@ def test_what_was_asked_is_dark_and_what_came_along_is_light():
     assert (colours.count(ASKED), colours.count(CAME)) == (8, 4 * 7 + 4)
     assert [i for i, colour in enumerate(colours[:64]) if colour == ASKED] == APART
     seen = words(figure)
-    assert "apart: 4 numbers asked for, 4 sectors of 8 come" in seen
-    assert "together: 4 numbers asked for, 1 sector of 8 come" in seen
+    assert "apart: 4 threads ask, 4 sectors (of 8 numbers) are fetched" in seen
+    assert "together: 4 threads ask, 1 sector (of 8 numbers) is fetched" in seen
     assert not overlaps(figure)
+
+
+def test_each_sector_has_a_border_and_the_columns_are_numbered():
+    figure = access_map((4, 16), {"apart": APART})
+    borders = [p for p in figure.axes[0].patches if isinstance(p, Rectangle) and not p.get_fill()]
+    assert [(p.get_x(), p.get_y(), p.get_width()) for p in borders] == [(x, y, 8) for y in range(4) for x in (0, 8)]
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "8"] and axes.get_xlabel() == "column"
+    with pytest.raises(ConfigError, match="rows of 12 numbers"):
+        access_map((4, 12), {"apart": [0]})
 
 
 def test_a_place_outside_of_the_matrix_is_refused():

@@ -59,7 +59,7 @@ def test_shards_tile_the_weight_in_proportion_and_name_their_ranges():
     parts = cut_evenly(32, tp, "fc1", blocks=2)
     figure = weight_shards(
         [
-            Shards("fc1 [gate; up]", (32, 8), 0, parts),
+            Shards("fc1 [gate; up]", (32, 8), 0, parts, ("gate", "up")),
             Shards("norm", (8,)),
             Shards("fc2", (8, 16), 1, cut_evenly(16, tp, "fc2")),
         ]
@@ -71,7 +71,10 @@ def test_shards_tile_the_weight_in_proportion_and_name_their_ranges():
     ]  # fmt: skip
     tops = sorted((p.get_y(), p.get_height()) for p in first.patches)
     assert all(abs(y - i / 4) < 1e-9 and abs(h - 0.25) < 1e-9 for i, (y, h) in enumerate(tops))
-    assert "every rank\nholds all" in words(figure)
+    assert "every rank holds all" in words(figure)
+    assert [t.get_position()[1] for t in first.texts if t.get_text() in ("gate", "up")] == [0.25, 0.75]
+    [norm] = figure.axes[1].patches
+    assert norm.get_width() < 0.2 * norm.get_height()  # a vector
     assert sum(p.get_width() for p in figure.axes[2].patches) == pytest.approx(1.0)
     assert len(boxes(figure)) == 4 + 1 + 2
     with pytest.raises(ConfigError, match="3 dims"):

@@ -27,6 +27,14 @@ def test_each_machine_has_its_ridge_and_each_point_its_place():
     assert {"norm", "measured", "At best"} <= set(words(figure)) and not overlaps(figure)
 
 
+def test_of_two_points_in_one_place_the_second_stands_around_the_first():
+    figure = roofline({"H100": H100}, {"first": (2.0, 1e12), "second": (2.0, 1.05e12), "apart": (2.0, 3e12)})
+    drawn = lines(figure)
+    sizes = [drawn[name].get_markersize() for name in ("first", "second", "apart")]
+    assert sizes[1] >= sizes[0] + 6 and sizes[0] == sizes[2]
+    assert drawn["second"].get_markerfacecolor() == "none" != drawn["first"].get_markerfacecolor()
+
+
 def test_what_has_no_place_on_logarithmic_axes_is_refused():
     with pytest.raises(ConfigError, match="needs a machine"):
         roofline({}, {})

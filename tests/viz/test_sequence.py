@@ -1,7 +1,7 @@
 import pytest
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.sequence import causal_map, pairs_of
+from minimegatron.viz.sequence import causal_map, heads_for_tokens, pairs_of
 from tests.viz.reading import boxes, overlaps, words
 
 CONTIGUOUS = [range(4 * r, 4 * r + 4) for r in range(4)]
@@ -29,7 +29,8 @@ def test_a_rank_is_named_beside_each_run_of_its_rows():
     seen = words(causal_map({"contiguous": CONTIGUOUS, "zigzag": ZIGZAG}))
     # rank 3 holds the middle of a zigzag in one piece
     assert [seen.count(f"rank {r}") for r in range(4)] == [3, 3, 3, 2]
-    assert "pairs of rank 0: 10  1: 26  2: 42  3: 58" in seen
+    assert "pairs (query, key) of rank 0: 10  1: 26  2: 42  3: 58" in seen
+    assert seen.count("keys: as many as the query sees") == seen.count("queries, first at the top") == 2
     assert not overlaps(causal_map({"contiguous": CONTIGUOUS, "zigzag": ZIGZAG}))
 
 
@@ -40,3 +41,45 @@ def test_a_token_that_is_nowhere_or_twice_is_refused():
         causal_map({"twice": [[0, 1], [1]]})
     with pytest.raises(ConfigError, match="no cut"):
         causal_map({})
+
+
+CHUNKS = [[0, 7], [1, 6], [2, 5], [3, 4]]
+
+
+def test_chunks_arrive_rank_by_rank_and_are_sorted():
+    figure = heads_for_tokens(4, CHUNKS)
+    first_rows = [[b.get_x() for b in boxes_of(axes)][:8] for axes in figure.axes]
+    assert first_rows == [list(range(8))] * 3
+    orders = [[text for text in numbers_of(axes)][:8] for axes in figure.axes]
+    assert orders == [["0", "7", "1", "6", "2", "5", "3", "4"]] * 2 + [[str(i) for i in range(8)]]
+
+
+def test_the_frames_turn_from_columns_to_rows():
+    def frames(axes):
+        return [p.get_bbox().bounds for p in axes.patches if not p.get_fill()]
+
+    before, arrived, in_order = map(frames, heads_for_tokens(8, CHUNKS).axes)
+    assert before == [(2 * r, 0, 2, 8) for r in range(4)]
+    assert arrived == in_order == [(0, 2 * r, 8, 2) for r in range(4)]
+
+
+def test_a_chunk_keeps_the_colour_of_the_rank_that_had_it_first():
+    before, _, after = heads_for_tokens(4, CHUNKS).axes
+    of = dict(zip(numbers_of(before)[:8], [b.get_facecolor() for b in boxes_of(before)][:8], strict=True))
+    assert [b.get_facecolor() for b in boxes_of(after)][:8] == [of[str(i)] for i in range(8)]
+    assert of["0"] == of["7"] and len(set(of.values())) == 4
+    assert not overlaps(heads_for_tokens(4, CHUNKS))
+
+
+def test_heads_and_chunks_that_cannot_be_shared_are_refused():
+    for heads, held in ((3, [[0], [1]]), (2, [[0], [2]]), (0, [[0]]), (2, [])):
+        with pytest.raises(ConfigError, match="heads and chunks"):
+            heads_for_tokens(heads, held)
+
+
+def boxes_of(axes):
+    return [p for p in axes.patches if p.get_fill()]
+
+
+def numbers_of(axes):
+    return [t.get_text() for t in axes.texts if t.get_text().isdigit()]

@@ -6,7 +6,7 @@ from minimegatron import trace
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
 from minimegatron.viz.lanes import lay_out, times
-from minimegatron.viz.timeline import KINDS, chrome_trace, gantt, hidden_share
+from minimegatron.viz.timeline import KINDS, beside, chrome_trace, gantt, hidden_share
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -40,11 +40,11 @@ def test_predicted_stands_above_measured_on_one_scale():
     predicted = [compute(0, 0.003), comm(0.001, 0.004)]
     figure = gantt(measured, predicted, title="step")
     assert [a.get_title(loc="left") for a in figure.axes] == ["predicted", "measured"]
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6))
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 6 * 1.02))
     assert figure.axes[1].get_xlabel() == "time in ms"
     widths = [(round(b.get_x(), 6), round(b.get_width(), 6)) for b in boxes(figure)]
     assert widths == [(0, 3), (1, 3), (0, 4), (2, 4), (0, 4), (2, 4)]
-    assert "50% of comm.\nhidden" in words(figure)
+    assert "50% of communication\nhidden" in words(figure)
     assert "backward layer 1" in words(figure)
     assert not overlaps(figure)
 
@@ -94,3 +94,23 @@ def test_predicted_and_measured_go_into_one_chrome_trace(tmp_path):
     bars = {r["pid"]: (r["ts"], r["dur"]) for r in records if r["ph"] == "X"}
     assert bars[0] == bars[1] == pytest.approx((0, 5e5))
     assert bars[2] == bars[3] == pytest.approx((0, 4e5)), "both clocks start at zero"
+
+
+def test_two_runs_share_one_axis_and_show_where_each_was_expected_to_end():
+    slow = [compute(10, 12), comm(12, 14)]
+    fast = [compute(50, 52), comm(51, 53)]
+    figure = beside({"one after the other": slow, "overlapped": fast}, expected={"overlapped": 2.5})
+    upper, lower = figure.axes
+    assert [a.get_title(loc="left") for a in figure.axes] == ["one after the other", "overlapped"]
+    assert upper.get_xlim() == lower.get_xlim() == pytest.approx((0, 4 * 1.02))
+    assert [line.get_xdata()[0] for line in lower.lines] == [2.5] and not upper.lines
+    assert "predicted end" in words(figure) and not overlaps(figure)
+    assert [w for w in words(figure) if "hidden" in w] == [
+        "0% of communication\nhidden",
+        "50% of communication\nhidden",
+    ]
+
+
+def test_an_expected_end_of_no_run_is_refused():
+    with pytest.raises(ConfigError, match="'fast', which has no events"):
+        beside({"slow": [compute(0, 1)]}, expected={"fast": 1.0})

@@ -21,7 +21,7 @@ def test_bars_carry_numbers_and_ratio():
     figure = bars({"all_reduce": 2048, "all_gather": 512}, {"all_reduce": 3072}, title="bytes")
     seen = [w.strip() for w in words(figure)]
     assert "2 KiB" in seen and "3 KiB  (x 1.5)" in seen and "not measured" in seen
-    assert "KiB sent by one rank" in seen
+    assert "KiB sent by one rank" in seen and "measured (x: times what was predicted)" in seen
     assert not overlaps(figure)
     assert [round(p.get_width(), 3) for p in figure.axes[0].patches] == [2, 0.5, 3, 0]
 
@@ -33,3 +33,9 @@ def test_the_axis_says_what_happens_to_the_bytes():
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ConfigError, match="bars of nothing"):
         bars({})
+
+
+def test_what_was_not_predicted_has_no_bars_of_a_prediction():
+    figure = bars({}, {"mul": 3 * 2**20, "add": 2**20}, title="Measured alone")
+    assert [round(bar.get_width(), 3) for bar in figure.axes[0].patches] == [3, 1]
+    assert not figure.legends and not any("predicted" in text for text in words(figure))

@@ -9,6 +9,7 @@ is asked of time is decided by order, in the broker's one order of all starts, w
 | while backward runs       | what starts before the next number is given cannot have waited for the next gradient  |
 | nothing is waited for     | in one trial rank 1 begins its backward when rank 0 has ended its own: a rank that    |
 | before `finish()`         | waits there, in whatever way, never ends it; one that only looks does                 |
+| nothing piles up          | of three steps, each ends with more tensors and handles alive than the one before     |
 """
 
 from __future__ import annotations
@@ -30,19 +31,30 @@ Inputs = list[dict[str, Any]]
 # them: a machine that stands still once decides nothing.
 PATIENCE = (0.3, 0.7, 2.0)
 
+WAITS, HOLDS = "waits in backward", "holds what earlier steps have sent"  # marks that the drive sets
+
 
 def _drive(
-    exercise: Any, x: Any, shapes: Any, bucket_size: int, steps: int, apart: Any, part: int, group: Any = None
+    exercise: Any, x: Any, shapes: Any, bucket_size: int, steps: int, apart: Any, part: int, own: Any, group: Any = None
 ) -> Any:
     import datetime
+    import gc
 
     import torch as t
     import torch.distributed as dist
 
+    from labkit.transport_group import mark
+
+    if own:
+        params = [t.zeros_like(grad).requires_grad_() for grad in own]
+        reducer = exercise.OverlappedReducer(params, bucket_size, group)
+        sum((p * grad).sum() for p, grad in zip(params, own, strict=True)).backward()
+        reducer.finish()
+        return [[p.grad for p in params]]
     generator = t.Generator().manual_seed(0)
     params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
     reducer = exercise.OverlappedReducer(params, bucket_size, group)
-    store, found, waited = dist.distributed_c10d._get_default_store(), [], 0
+    store, found, held, waited = dist.distributed_c10d._get_default_store(), [], [], 0
     for step in range(steps):
         h = x.detach().requires_grad_() * (step + 1)
         number = step * (len(params) + 1)
@@ -62,7 +74,15 @@ def _drive(
             store.set(f"rank 0 has gone back {step}", "")
         reducer.finish()
         found.append([p.grad if p.grad is None else p.grad.detach().clone() for p in params])
-    return {"steps": found, "waited": waited == steps}
+        if steps > 2:
+            gc.collect()
+            alive = sum(isinstance(thing, t.Tensor | dist.Work) for thing in gc.get_objects())
+            held.append(alive - sum(p is not None for grads in found for p in grads))
+    if waited == steps:
+        mark("waits in backward")
+    if steps > 2 and held == sorted(set(held)):
+        mark("holds what earlier steps have sent")
+    return found
 
 
 def _parts(ranks: Inputs) -> list[list[int]]:
@@ -72,6 +92,8 @@ def _parts(ranks: Inputs) -> list[list[int]]:
 
 def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     """Of every rank, by parameter, for its own inputs alone."""
+    if ranks[0]["own"]:
+        return [r["own"] for r in ranks]
     x = ranks[0]["x"]
     generator = torch.Generator().manual_seed(0)
     shapes = ranks[0]["shapes"]
@@ -86,62 +108,75 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     return found
 
 
-def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"steps": [], "waited": False} for _ in ranks]
+def _summed(ranks: Inputs, groups: Callable[[Inputs], list[list[int]]] = _parts) -> list[list[Any]]:
+    said: list[list[Any]] = [[] for _ in ranks]
     for step in range(ranks[0]["steps"]):
         own = _gradients(ranks, step)
         for group in groups(ranks):
             total = [sum(of_one) for of_one in zip(*(own[rank] for rank in group), strict=True)]
             for rank in group:
-                said[rank]["steps"].append(total)
+                said[rank].append(total)
     return said
 
 
-def _changed(change: Callable[[Inputs, dict[str, Any], int], list[Any]]) -> Callable[[Inputs], list[dict[str, Any]]]:
+def _changed(change: Callable[[Inputs, list[Any], int], list[Any]]) -> Callable[[Inputs], list[list[Any]]]:
     """A mistaken answer: `change(ranks, the right answer of one rank, rank)` gives its steps."""
-    return lambda ranks: [{**one, "steps": change(ranks, one, rank)} for rank, one in enumerate(_summed(ranks))]
+    return lambda ranks: [change(ranks, one, rank) for rank, one in enumerate(_summed(ranks))]
 
 
-def _average(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+def _average(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
     n = next(len(group) for group in _parts(ranks) if rank in group)
-    return [[g / n for g in grads] for grads in one["steps"]]
+    return [[g / n for g in grads] for grads in one]
 
 
-def _average_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [[g / len(ranks) for g in grads] for grads in one["steps"]]
+def _average_over_all(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    return [[g / len(ranks) for g in grads] for grads in one]
 
 
-def _own_last_bucket(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
+def _own_last_bucket(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
     """What finish() should have sent stays this rank's own."""
     left = _buckets(ranks[0])[1]
-    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
-    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one["steps"], strict=True)]
+    own = [_gradients(ranks, step)[rank] for step in range(len(one))]
+    return [[*mine[:left], *sums[left:]] for mine, sums in zip(own, one, strict=True)]
 
 
-def _second_step_own(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [one["steps"][0], *(_gradients(ranks, step)[rank] for step in range(1, len(one["steps"])))]
+def _second_step_own(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    return [one[0], *(_gradients(ranks, step)[rank] for step in range(1, len(one)))]
 
 
-def _stale(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    return [one["steps"][0]] * len(one["steps"])
+def _stale(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    return [one[0]] * len(one)
 
 
-def _own_and_sum(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    own = [_gradients(ranks, step)[rank] for step in range(len(one["steps"]))]
-    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one["steps"], strict=True)]
+def _own_and_sum(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    own = [_gradients(ranks, step)[rank] for step in range(len(one))]
+    return [[a + b for a, b in zip(mine, sums, strict=True)] for mine, sums in zip(own, one, strict=True)]
 
 
-def _last_bucket_over_all(ranks: Inputs, one: dict[str, Any], rank: int) -> list[Any]:
-    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]["steps"]
-    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one["steps"], strict=True)]
+def _last_bucket_over_all(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    left, all_ranks = _buckets(ranks[0])[1], _summed(ranks, _everyone)[rank]
+    return [[*whole[:left], *sums[left:]] for whole, sums in zip(all_ranks, one, strict=True)]
 
 
 def _everyone(ranks: Inputs) -> list[list[int]]:
     return [list(range(len(ranks)))]
 
 
-def _waits(ranks: Inputs) -> list[dict[str, Any]]:
-    return [{**one, "waited": bool(ranks[0]["apart"]) and rank > 0} for rank, one in enumerate(_summed(ranks))]
+def _own(ranks: Inputs, one: list[Any], rank: int) -> list[Any]:
+    """No sum arrives; where no bucket is full before finish(), another mistake looks the same."""
+    if not any(_buckets(ranks[0])[0]):
+        return []
+    return [_gradients(ranks, step)[rank] for step in range(len(one))]
+
+
+def _goes_on(answer: Answer) -> str | None:
+    for rank, one in enumerate(answer.evidence):
+        marks = [text for text, _ in one.marks]
+        if WAITS in marks:
+            return f"rank {rank} waits inside backward(), so nothing is hidden behind computation"
+        if HOLDS in marks:
+            return f"rank {rank}: after finish() more tensors or handles of earlier steps are still held in every step"
+    return None
 
 
 def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:
@@ -157,7 +192,7 @@ def _buckets(inputs: dict[str, Any]) -> tuple[list[int], int]:
 
 def _steps(one: Evidence, inputs: dict[str, Any]) -> list[list[int]]:
     """For each step the moments at which each layer goes back, the last first, and at which all have."""
-    layers, moments = len(inputs["shapes"]) + 1, [moment for _, moment in one.marks]
+    layers, moments = len(inputs["shapes"]) + 1, [moment for text, moment in one.marks if text not in (WAITS, HOLDS)]
     return [moments[at : at + layers] for at in range(0, len(moments), layers)]
 
 
@@ -165,7 +200,7 @@ def _each_once(answer: Answer) -> str | None:
     for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
         layers = len(inputs["shapes"]) + 1
         want = [f"late {step * layers + layer}" for step in range(inputs["steps"]) for layer in reversed(range(layers))]
-        if [text for text, _ in one.marks] != want:
+        if [text for text, _ in one.marks if text not in (WAITS, HOLDS)] != want:
             return f"rank {rank}: the layers do not go back once each"
     return None
 
@@ -199,7 +234,7 @@ def _at_once(answer: Answer) -> str | None:
 def _net(draw: Draw, ranks: int = 2, groups: int = 1) -> Inputs:
     shapes = _chain(draw, draw.integer(4, 6))
     total = sum(math.prod(shape) for shape in shapes)
-    sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": ()}
+    sizes = {"shapes": shapes, "bucket_size": draw.integer(total // 4, total // 2), "steps": 2, "apart": (), "own": ()}
     return [
         {"x": draw.tensor(3, shapes[0][0]), **sizes, "factors": _factors(draw, sizes), "part": rank % groups}
         for rank in range(ranks)
@@ -230,7 +265,7 @@ def _two_groups(draw: Draw) -> Inputs:
 def _fixed(
     bucket_size: int, *shapes: tuple[int, ...], steps: int = 2, apart: tuple[float, ...] = (), groups: int = 1
 ) -> Callable[[Draw], Inputs]:
-    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart}
+    common = {"shapes": list(shapes), "bucket_size": bucket_size, "steps": steps, "apart": apart, "own": ()}
     return lambda draw: [
         {"x": draw.tensor(2, shapes[0][0]), **common, "factors": _factors(draw, common), "part": rank % groups}
         for rank in range(2 * groups)
@@ -242,6 +277,12 @@ _MIXED = _fixed(20, (3, 5), (5,), (5, 2), (2, 7), (7,), (7, 3))
 _ONE = _fixed(10**6, (2, 3), (3,), (3, 2), steps=3, groups=2)  # finish() sends all
 _APART = _fixed(16, *[(4, 4)] * 4, steps=len(PATIENCE), apart=PATIENCE)
 
+_TINY = [
+    {"x": torch.zeros(0), "shapes": [(2,), (1,)], "bucket_size": 2, "steps": 1, "apart": (), "factors": [], "part": 0,
+     "own": [10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]}
+    for rank in range(2)
+]  # fmt: skip
+
 BUCKETS = Exercise(
     "overlap",
     reference=_summed,
@@ -249,9 +290,10 @@ BUCKETS = Exercise(
     drive=_drive,
     late="factors",
     group={"group": _parts},
+    accept=[_goes_on],
     cases=[
-        Case("gradients are summed over the ranks of the group, at every step", _two_groups, points=2, hidden=True,
-             fixed=[_ONE]),
+        Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
+        Case("gradients are summed over the ranks of the group, at every step", _two_groups, hidden=True, fixed=[_ONE]),
         Case("one all-reduce a bucket", _net, hidden=True, fixed=[_EXACT], accept=[
             only("all_reduce"), _each_once, _one_launch_a_bucket]),
         Case("full buckets leave while backward still runs", _net, points=2, hidden=True,
@@ -264,13 +306,15 @@ BUCKETS = Exercise(
         Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
                 "those in `group`."),
         Mistake(_changed(_own_and_sum), "The sum was added to the rank's own gradient. It replaces it."),
-        Mistake(_waits, "A rank waits for its all-reduce inside backward(): start it in the hook, wait in finish()."),
-        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: after finish() the buckets "
-                "must be as at the beginning."),
-        Mistake(_changed(_stale), "The second step ends with the first one's sums: after finish() the buckets must be "
-                "as at the beginning."),
-        Mistake(_changed(_own_last_bucket), "The last bucket is not full, and nothing sends it: finish() must."),
+        Mistake(_changed(_own), "Every gradient is still this rank's own: finish() never waits for its all_reduce, or "
+                "no sum is copied back."),
+        Mistake(_changed(_second_step_own), "The second step's gradients are not summed: something of the first step "
+                "is still there after finish()."),
+        Mistake(_changed(_stale), "The second step ends with the first one's sums: something of the first step is "
+                "still there after finish()."),
+        Mistake(_changed(_own_last_bucket), "The last bucket is never sent: it is not full, so no hook sends it."),
     ],
+    idea="When does a bucket leave, who waits for it, and what happens to the one that is not full at the end?",
     hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements or more, flatten it "
     "and start all_reduce(async_op=True). finish() starts the last one, waits for all, copies the sums back by each "
     "parameter's own size, and leaves everything ready for the next step.",

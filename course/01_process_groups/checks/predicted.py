@@ -1,7 +1,7 @@
 """Lab 01, what is computed before anything runs: the bytes of a ring, the groups, each rank's samples, four questions.
 
 All are pure functions of a few numbers. Groups come from one reshape, samples from a permutation that every rank draws
-for itself; so all ranks know who does what, and nobody has to send it.
+for itself; so all ranks know who does what, and no rank has to send it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _few_bytes(*ops: str) -> list[dict[str, Any]]:
     return [{"op": op, "nbytes": nbytes, "ranks": ranks} for op in ops for nbytes, ranks in ((7, 2), (10, 4), (5, 7))]
 
 
-_EXACT = "A part has n/N bytes, which need not be a whole number: divide with `/`, and round nothing."
+_EXACT = "You round. A part has n/N bytes, which need not be a whole number."
 
 BYTES = Exercise(
     "bytes_sent",
@@ -46,10 +46,11 @@ BYTES = Exercise(
     cases=[
         Case("an all-gather of 10 bytes in all over 4 ranks", {"op": "all_gather", "nbytes": 10, "ranks": 4}),
         Case("an all-reduce of 1 MiB over 4 ranks", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4}),
-        Case("one rank has nobody to send to", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
+        Case("an all-reduce on one rank", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
         Case("an all-reduce of another size, over other ranks", _an_all_reduce, hidden=True,
              fixed=_few_bytes("all_reduce")),
-        Case("one of its halves", _half_of_one, hidden=True, fixed=_few_bytes("all_gather", "reduce_scatter")),
+        Case("a reduce-scatter or all-gather", _half_of_one, hidden=True,
+             fixed=_few_bytes("all_gather", "reduce_scatter")),
     ],
     mistakes=[
         Mistake(lambda op, nbytes, ranks: nbytes * (ranks - 1) / ranks, "An all-reduce is a reduce-scatter and then an "
@@ -62,10 +63,11 @@ BYTES = Exercise(
         Mistake(lambda **sizes: math.ceil(bytes_sent(**sizes)), _EXACT),
         Mistake(lambda op, nbytes, ranks: bytes_sent(op, ranks * (nbytes // ranks), ranks), _EXACT),
         Mistake(lambda op, nbytes, ranks: bytes_sent(op, ranks * -(-nbytes // ranks), ranks), _EXACT),
-        Mistake(lambda op, nbytes, ranks: 2 * nbytes * (ranks - 1) / ranks, "Only an all-reduce takes both phases; an "
-                "all-gather or a reduce-scatter is one of them."),
+        Mistake(lambda op, nbytes, ranks: 2 * nbytes * (ranks - 1) / ranks, "Twice too much. An all-gather "
+                "or a reduce-scatter is one phase of two, and what arrives is not sent."),
     ],
-    hint="Count the steps of the ring and the bytes of one step: N-1 steps of n/N bytes, once or twice.",
+    idea="Count the steps of the ring, and the bytes that a rank sends in one step.",
+    hint="N-1 steps of n/N bytes: once for an all-gather or a reduce-scatter, twice for an all-reduce. Do not round.",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------ groups by a reshape
@@ -134,24 +136,28 @@ GROUPS = Exercise(
     cases=[
         Case("tp groups of 16 ranks", {"sizes": _SIXTEEN, "axes": ["tp"]}),
         Case("dp groups of 16 ranks", {"sizes": _SIXTEEN, "axes": ["dp"]}),
-        Case("dp-cp groups: everybody with the same weights", {"sizes": _SIXTEEN, "axes": ["dp", "cp"]}),
-        Case("the expert grid is the same function", {"sizes": {"etp": 1, "ep": 4, "edp": 2, "pp": 2}, "axes": ["ep"]}),
+        Case("dp-cp groups of 16 ranks, axes=['cp', 'dp']", {"sizes": _SIXTEEN, "axes": ["cp", "dp"]}),
+        Case("ep groups of an expert grid", {"sizes": {"etp": 1, "ep": 4, "edp": 2, "pp": 2}, "axes": ["ep"]}),
         Case("one axis, other sizes", _one_axis, points=2, hidden=True,
              fixed=[*_along("tp", "cp", "dp", "pp"), {"sizes": {"tp": 2, "cp": 1, "dp": 3, "pp": 2}, "axes": ["cp"]}]),
         Case("several axes at once", _two_axes, points=2, hidden=True,
              fixed=_along("cp dp", "dp cp", "tp pp", "pp tp", "tp dp", "pp cp tp", "tp cp dp", "pp dp cp tp")),
     ],
     mistakes=[
-        Mistake(_slowest_first, "The first axis in `sizes` varies fastest; `view` wants the slowest first."),
-        Mistake(_in_blocks, "Neighbouring ranks are a group only along the fastest axis. Move the wanted dims last, "
-                "then reshape."),
-        Mistake(_as_named, "The order in `axes` says nothing: members of a group keep the order of the ranks. Leave "
-                "the dims of `axes` in the order that they have in the grid."),
-        Mistake(_fixed_reversed, "Groups are ordered by their first member: the dims that stay fixed keep their "
-                "order, too."),
-        Mistake(lambda sizes, axes: [g for g in axis_groups(sizes, axes) if len(g) > 1], "Along an axis of size 1 each "
-                "rank is a group of one rank. Those belong to the list, too."),
+        Mistake(_slowest_first, "The first axis in `sizes` varies fastest; `view` and `reshape` want the "
+                "slowest first."),
+        Mistake(_in_blocks, "You cut the ranks into blocks of neighbours. Neighbours are a group along the fastest "
+                "axis only."),
+        Mistake(_as_named, "You list the ranks of a group in the order of `axes`. The order in `axes` says nothing: "
+                "the ranks of a group ascend."),
+        Mistake(lambda sizes, axes: axis_groups(sizes, axes[:1]), "These are the groups along one of the axes only. "
+                "With several axes a group holds the ranks that differ in any of them."),
+        Mistake(_fixed_reversed, "The groups are right and their order is not. Groups are ordered by their first "
+                "rank."),
+        Mistake(lambda sizes, axes: [g for g in axis_groups(sizes, axes) if len(g) > 1], "Groups of one rank are "
+                "missing. Along an axis of size 1 every rank is such a group."),
     ],
+    idea="See the ranks as an array with one dim for each axis. Which dims vary inside a group, and which stay fixed?",
     hint="grid = arange(world).view(slowest ... fastest); move the dims of `axes` behind all others, both in the order "
     "that they have in the grid, and reshape to [-1, members].",
 )  # fmt: skip
@@ -223,6 +229,16 @@ def _same_every_epoch(
     return [int(_order(seed, 0, num_samples)[p % num_samples]) for p in range(first, first + micro_batch)]
 
 
+def _new_generator(
+    consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int
+) -> list[int]:
+    first = consumed + dp_rank * micro_batch
+    return [
+        int(numpy.random.default_rng(seed + p // num_samples).permutation(num_samples)[p % num_samples])
+        for p in range(first, first + micro_batch)
+    ]
+
+
 _TEN = {"num_samples": 10, "seed": 1}
 _FEW = {"num_samples": 4, "seed": 11}  # fewer samples than a batch: an epoch ends more than once in it
 _SEVERAL = [
@@ -238,25 +254,36 @@ SAMPLER = Exercise(
     "my_samples",
     reference=my_samples,
     cases=[
-        Case("the first two of rank 1", {"consumed": 0, "micro_batch": 2, "dp_rank": 1, "dp_size": 2, **_TEN}),
-        Case("after 8 samples", {"consumed": 8, "micro_batch": 1, "dp_rank": 0, "dp_size": 2, **_TEN}),
-        Case("a batch that begins in one epoch and ends in the next",
+        Case("consumed=0, micro_batch=2, dp_rank=1, dp_size=2, num_samples=10, seed=1",
+             {"consumed": 0, "micro_batch": 2, "dp_rank": 1, "dp_size": 2, **_TEN}),
+        Case("consumed=8, micro_batch=1, dp_rank=0, dp_size=2, num_samples=10, seed=1",
+             {"consumed": 8, "micro_batch": 1, "dp_rank": 0, "dp_size": 2, **_TEN}),
+        Case("consumed=18, micro_batch=4, dp_rank=0, dp_size=1, num_samples=10, seed=3: two epochs",
              {"consumed": 18, "micro_batch": 4, "dp_rank": 0, "dp_size": 1, "num_samples": 10, "seed": 3}),
         Case("anywhere, any dp", _sampler, hidden=True),
         Case("across the ends of epochs", _crossing, hidden=True, fixed=_SEVERAL),
     ],
     mistakes=[
-        Mistake(_same_every_epoch, "Every epoch has an order of its own: seed + epoch."),
-        Mistake(_one_epoch, "A batch can begin in one epoch and end in the next: find the epoch of each sample, not of "
-                "the batch."),
-        Mistake(_strided, "Rank r takes a contiguous block: positions consumed + r*micro_batch and the micro_batch-1 "
-                "after it."),
-        Mistake(_two_epochs, "With few samples a batch holds the end of more than one epoch: find the epoch of each "
-                "sample."),
-        Mistake(_epoch_of_consumed, "When the batch begins in one epoch, this rank's part may be in the next: find "
-                "the epoch of each sample."),
+        Mistake(_new_generator, "Your orders come from another generator, `default_rng`. Asked are those of "
+                "`numpy.random.RandomState`."),
+        Mistake(lambda dp_rank, **rest: my_samples(dp_rank=0, **rest), "Every rank gets the same samples, those "
+                "of rank 0."),
+        Mistake(lambda consumed, dp_size, **rest: my_samples(consumed * dp_size, dp_size=dp_size, **rest), "`consumed` "
+                "counts the samples of the whole run already, not those of one rank."),
+        Mistake(_same_every_epoch, "You read every epoch in the same order. Each has an order of its own, from a seed "
+                "of its own."),
+        Mistake(_one_epoch, "You give all samples of a rank the same epoch. A micro-batch can begin in one epoch and "
+                "end in the next."),
+        Mistake(_strided, "You deal the samples out one by one, like cards. Each rank takes a contiguous block."),
+        Mistake(_two_epochs, "You look at two epochs at most. With few samples a micro-batch holds the ends of more "
+                "than one epoch."),
+        Mistake(_epoch_of_consumed, "You take the epoch in which the batch begins. This rank's part may be in the "
+                "next one."),
     ],
-    hint="Global position p has epoch p // num_samples and place p % num_samples in that epoch's permutation.",
+    idea="Number the places of the whole stream, over all epochs. Which places are this rank's, and in which epoch is "
+    "each of them?",
+    hint="This rank's places begin at consumed + dp_rank * micro_batch. Place p belongs to epoch p // num_samples, and "
+    "stands at p % num_samples in the permutation of that epoch.",
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -294,6 +321,7 @@ _SIXTY_FOUR = {"world": 64, "tp": 4, "cp": 2, "pp": 2, "ep": 4, "etp": 1, "gigab
 _CLUSTERS = [  # no two of the numbers that may be mixed up are equal
     {"world": 384, "tp": 4, "cp": 3, "pp": 2, "ep": 8, "etp": 2, "gigabytes": 5.0, "gb_per_second": 30.0},
     {"world": 96, "tp": 2, "cp": 1, "pp": 3, "ep": 4, "etp": 1, "gigabytes": 3.0, "gb_per_second": 7.0},
+    {"world": 12, "tp": 2, "cp": 1, "pp": 2, "ep": 2, "etp": 1, "gigabytes": 2.0, "gb_per_second": 9.0},  # 3 ranks
     {"world": 120, "tp": 1, "cp": 2, "pp": 5, "ep": 6, "etp": 1, "gigabytes": 1.0, "gb_per_second": 64.0},
 ]
 
@@ -308,28 +336,40 @@ def _seconds(ranks: Callable[..., int], ways: int = 2) -> Callable[..., dict[str
     return instead(answers, all_reduce_seconds=seconds)
 
 
+def _dp_group(world: int, tp: int, cp: int, pp: int, **_: Any) -> list[int]:
+    return [tp * cp * i for i in range(world // (tp * cp * pp))][:4]
+
+
 QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("64 ranks", _SIXTY_FOUR),
+        Case("64 ranks, tp=4, cp=2, pp=2, ep=4, etp=1, 7 GB at 50 GB/s", _SIXTY_FOUR),
         Case("another cluster", _a_cluster, points=2, hidden=True, fixed=_CLUSTERS),
     ],
     mistakes=[
-        Mistake(instead(answers, dp=lambda world, tp, cp, pp, ep, **_: world // (tp * cp * pp * ep)), "Expert "
-                "parallelism takes no ranks of its own: dp = world / (tp * cp * pp)."),
-        Mistake(instead(answers, edp=lambda world, pp, ep, **_: world // (ep * pp)), "The expert grid has an axis etp: "
-                "edp = world / (etp * ep * pp)."),
-        Mistake(instead(answers, edp=lambda world, tp, pp, ep, **_: world // (tp * ep * pp)), "The expert grid has "
-                "etp in place of tp: edp = world / (etp * ep * pp)."),
-        Mistake(instead(answers, same_weights_as_rank_0=lambda **_: [0, 1, 2, 3]), "The tp ranks come first, and each "
-                "holds other columns: rank 0's dp-cp group goes in steps of tp."),
-        Mistake(_seconds(lambda world, tp, pp, **_: world // (tp * pp), ways=1), "An all-reduce sends the ring's bytes "
-                "twice: a reduce-scatter, then an all-gather."),
-        Mistake(_seconds(lambda world, tp, cp, pp, **_: world // (tp * cp * pp)), "The group is dp-cp: it has dp * cp "
-                "ranks, not dp."),
-        Mistake(_seconds(lambda world, **_: world), "The ring is rank 0's dp-cp group, not all ranks."),
+        Mistake(instead(answers, dp=lambda world, tp, cp, pp, ep, **_: world // (tp * cp * pp * ep)), "dp: you "
+                "divide by ep. Expert parallelism takes no ranks of its own."),
+        Mistake(instead(answers, edp=lambda world, pp, ep, **_: world // (ep * pp)), "edp: you leave out etp, which "
+                "is an axis of the expert grid."),
+        Mistake(instead(answers, edp=lambda world, tp, pp, ep, **_: world // (tp * ep * pp)), "edp: you divide "
+                "by tp. The expert grid has etp in its place."),
+        Mistake(instead(answers, same_weights_as_rank_0=lambda **_: [0, 1, 2, 3]), "same_weights_as_rank_0: neighbours "
+                "of rank 0 are its tp group. They hold other weights; asked is its dp-cp group."),
+        Mistake(instead(answers, same_weights_as_rank_0=_dp_group), "same_weights_as_rank_0: this is rank 0's dp "
+                "group. The cp ranks hold the same weights, too."),
+        Mistake(instead(answers, all_reduce_seconds=lambda gigabytes, gb_per_second, **_: 2 * gigabytes
+                / gb_per_second), "all_reduce_seconds: a rank does not send its own part. In each phase N-1 of N parts "
+                "travel."),
+        Mistake(_seconds(lambda world, tp, pp, **_: world // (tp * pp), ways=1), "all_reduce_seconds: the time of "
+                "one half of the ring's bytes. An all-reduce has two phases."),
+        Mistake(_seconds(lambda world, tp, cp, pp, **_: world // (tp * cp * pp)), "all_reduce_seconds: your ring "
+                "has the ranks of the dp group. The dp-cp group is larger."),
+        Mistake(_seconds(lambda world, **_: world), "all_reduce_seconds: your ring has all "
+                "ranks of the world; asked is rank 0's dp-cp group."),
     ],
-    hint="dp from the dense grid, edp from the expert grid; the peers are rank 0's dp-cp group, its first four; "
-    "the time is the ring's bytes over the bandwidth.",
+    idea="The same ranks stand on two grids, one with tp, cp, dp, pp and one with etp, ep, edp, pp. Which grid answers "
+    "which question?",
+    hint="dp = world / (tp * cp * pp); edp = world / (etp * ep * pp); rank 0's dp-cp group goes in steps of tp and has "
+    "n = dp * cp ranks; the time is 2 * gigabytes * (n - 1) / n / gb_per_second.",
 )  # fmt: skip

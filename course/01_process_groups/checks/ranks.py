@@ -20,6 +20,11 @@ Inputs = list[dict[str, Any]]
 # ----------------------------------------------------------------------------------------------------- the ring
 
 
+def _drive_ring(exercise: Any, x: Any, turned: bool = False) -> Any:
+    """Turned: the same values as a transpose, whose rows are not contiguous."""
+    return exercise.ring_all_reduce(x.mT.contiguous().mT if turned else x)
+
+
 def _sum_of_ranks(ranks: Inputs) -> list[torch.Tensor]:
     total = torch.stack([r["x"].double() for r in ranks]).sum(0).to(ranks[0]["x"].dtype)
     return [total] * len(ranks)
@@ -49,30 +54,64 @@ def _numbers(*shape: int, ranks: int) -> Callable[[Draw], Inputs]:
     return lambda draw: [{"x": draw.tensor(*shape)} for _ in range(ranks)]
 
 
+def _ring(ranks: Inputs, steps: range, adds: Callable[[int], bool]) -> list[torch.Tensor]:
+    """What the usual ring leaves on each rank after these steps; what arrives in step k is added if `adds(k)`."""
+    n, held = len(ranks), [r["x"].clone().flatten() for r in ranks]
+    for k in steps:
+        message = [of_rank.tensor_split(n)[(rank - k) % n].clone() for rank, of_rank in enumerate(held)]
+        for rank, of_rank in enumerate(held):
+            part = of_rank.tensor_split(n)[(rank - 1 - k) % n]
+            part.copy_(message[rank - 1] + part if adds(k) else message[rank - 1])
+    return [of_rank.view_as(r["x"]) for of_rank, r in zip(held, ranks, strict=True)]
+
+
+def _first_phase(ranks: Inputs) -> list[torch.Tensor]:
+    return _ring(ranks, range(len(ranks) - 1), lambda k: True)
+
+
+def _adds_always(ranks: Inputs) -> list[torch.Tensor]:
+    return _ring(ranks, range(2 * len(ranks) - 2), lambda k: True)
+
+
+def _replaces_always(ranks: Inputs) -> list[torch.Tensor]:
+    return _ring(ranks, range(2 * len(ranks) - 2), lambda k: False)
+
+
+_TURNED = [{"x": 10.0**r * torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), "turned": True} for r in range(3)]
+
 RING = Exercise(
     "ring_all_reduce",
     reference=_sum_of_ranks,
+    drive=_drive_ring,
     accept=[only("send", "recv"), every_wait_follows],
     cases=[
-        Case("two ranks, four numbers", [{"x": torch.arange(4.0)}, {"x": 10 * torch.ones(4)}]),
-        Case("up to four ranks", _even, points=2, hidden=True),
+        Case("the three ranks of the drawing", [{"x": 10.0**r * torch.tensor([1.0, 2.0, 3.0])} for r in range(3)]),
+        Case("3 rows of 2 numbers, the transpose of a contiguous tensor, on 3 ranks", _TURNED),
+        Case("one to four ranks", _even, points=2, hidden=True, fixed=[_numbers(4, ranks=2), _numbers(3, ranks=1)]),
         Case(  # of 5 numbers torch.chunk(4) makes three parts; with 3 numbers on 4 ranks one part is empty
             "a size that N does not divide, such as 5 numbers on 4 ranks", _uneven, points=2, hidden=True,
             fixed=[_numbers(5, ranks=4), _numbers(3, ranks=4)],
         ),
         Case(  # with two ranks, passing the whole tensor on costs no more
             "no more bytes than the ring needs, to one neighbour", _at_least_three, points=2, hidden=True,
+            fixed=[_numbers(2, 3, ranks=3)],  # 2 rows are not 3 equal parts: cut is the flattened tensor
             accept=[to_the_next, at_most("2 (N-1)/N n", _ring_bound, "send")],
         ),
     ],
     mistakes=[
-        Mistake(lambda ranks: [t / len(ranks) for t in _sum_of_ranks(ranks)], "This is the mean. An all-reduce with "
-                "op=sum does not divide."),
-        Mistake(lambda ranks: [r["x"] for r in ranks], "Every rank still has its own tensor: what arrives must be "
-                "added."),
+        Mistake(lambda ranks: [t / len(ranks) for t in _sum_of_ranks(ranks)], "This is the mean. A sum "
+                "does not divide."),
+        Mistake(lambda ranks: [r["x"] for r in ranks], "Every rank still has its own tensor, as if nothing had "
+                "arrived."),
+        Mistake(_first_phase, "Each part is finished on one rank only. The finished parts have to reach the others."),
+        Mistake(_adds_always, "The second half still adds what arrives. What arrives there is finished already."),
+        Mistake(_replaces_always, "Each part ends as the input of one rank. Either nothing is ever added, or the "
+                "second half starts with the wrong part: send first the part that you finished."),
     ],
+    idea="In the drawing, which part does a rank send right after it has received one? And which does it send first?",
     hint="Phase 1, step k: send part (rank - k) % N, add what arrives to part (rank - k - 1) % N. "
-    "Phase 2 passes the finished parts on. Start the send without waiting (isend), or everybody waits for everybody. "
+    "Phase 2, step k: send part (rank + 1 - k) % N, put what arrives in the place of part (rank - k) % N. "
+    "Start the send without waiting (isend), or all ranks wait for each other. "
     "Cut with tensor_split, which always makes N parts.",
 )  # fmt: skip
 
@@ -142,6 +181,14 @@ def _on_the_first_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [_pair(ranks)[0], *own[1:]]
 
 
+def _swapped(ranks: Inputs) -> list[dict[str, Any]]:
+    """copy_to for reduce_from and the other way; of the pair together nothing is said."""
+    right, other = _pair(ranks), {"copy_to": "reduce_from", "reduce_from": "copy_to"}.get(ranks[0]["what"])
+    if other is None:
+        return [{"y": None} for _ in right]
+    return list(_pair([{**r, "what": other} for r in ranks]))
+
+
 def _in_place(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     """As far as copy_to shows it alone: the gradient that it was given is the sum now, too."""
     return [{**a, "given": a["grad"]} for a in _pair(ranks)]
@@ -182,25 +229,28 @@ PAIR = Exercise(
     drive=_drive_pair,
     accept=[_one_way_only],
     cases=[
-        Case("copy_to on two ranks", _TWO),
+        Case("copy_to on two ranks: gradients 1, 2 and 10, 20", _TWO),
         Case("copy_to: forward and gradient", _tensors("copy_to"), hidden=True),
         Case("reduce_from: forward and gradient", _tensors("reduce_from"), hidden=True),
         Case("the pair around different work on each rank", _tensors("pair"), points=2, hidden=True,
              fixed=[_tensors("pair", 4)]),
     ],
     mistakes=[
+        Mistake(_swapped, "You have f and g swapped: one of them communicates in the pass in which the other should."),
         Mistake(_no_backward_sum, "copy_to must sum in its backward: each rank holds only the gradient through its own "
                 "work."),
-        Mistake(_sum_twice, "Summed once too often: the gradient of an all-reduce is already the same on every rank."),
-        Mistake(_mean_of_gradients, "This is the mean of the gradients. An all-reduce with op=sum does not divide."),
+        Mistake(_sum_twice, "A gradient is summed once too often: behind an all-reduce it is the same on every rank "
+                "already."),
+        Mistake(_mean_of_gradients, "This is the mean of the gradients. A sum does not divide."),
         Mistake(_mean_of_what_is_complete, "reduce_from sends nothing in its backward: each rank's gradient is "
                 "complete."),
-        Mistake(_on_the_first_rank, "Only rank 0 has the sum: every rank needs it, that is an all-reduce."),
-        Mistake(_in_place, "The gradient is summed in place. It belongs to autograd, which may hand the same tensor to "
-                "others: sum a clone."),
+        Mistake(_on_the_first_rank, "Only rank 0 has the sum, and every rank needs it."),
+        Mistake(_in_place, "You sum the gradient in place. It belongs to autograd, which may hand the same tensor to "
+                "other functions."),
     ],
-    hint="copy_to: nothing forward, all-reduce backward. reduce_from: all-reduce forward, nothing backward. "
-    "Do not change your input in place.",
+    idea="In which of the two passes does each rank know only its own share of a sum?",
+    hint="copy_to: return x forward; all-reduce a clone of the gradient backward. reduce_from: all-reduce a clone of x "
+    "forward; return the gradient as it is backward.",
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- the divisor
@@ -250,6 +300,11 @@ def _scaled(scale: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
 
 def _divided_by_nothing(ranks: Inputs) -> list[dict[str, Any]]:
     count = sum(r["mask"].sum() for r in ranks)
+    return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
+
+
+def _empty_counts_one(ranks: Inputs) -> list[dict[str, Any]]:
+    count = sum(max(float(r["mask"].sum()), 1.0) for r in ranks)
     return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
 
 
@@ -304,31 +359,34 @@ LOSS = Exercise(
     drive=_drive_loss,
     group={"group": _parts},
     cases=[
-        Case("three tokens count on rank 0, one on rank 1", [
+        Case("rank 0 counts the losses 1, 2, 3, and rank 1 counts 4", [
             {"losses": torch.tensor([[1.0, 2.0, 3.0]]), "mask": torch.ones(1, 3), "part": 0},
             {"losses": torch.tensor([[4.0, 5.0, 6.0]]), "mask": torch.tensor([[1.0, 0.0, 0.0]]), "part": 0}]),
         Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked]),
         Case("a rank without a single counted token", _one_empty, hidden=True, fixed=[_one_token, _all_empty]),
     ],
     mistakes=[
-        Mistake(_by_group(_divided_by_nothing), "That is 0 / 0. The loss is 0 where none counts, on no rank of the "
-                "group."),
+        Mistake(_by_group(_divided_by_nothing), "That is 0 / 0. The loss is 0 where no rank of the group counts "
+                "a token."),
         Mistake(_global_mean, "You count the tokens of all ranks; asked are those of the ranks in `group`."),
-        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.sum() * n))), "This is the mean of the ranks' means: every "
-                "rank's tokens would weigh the same in sum."),
+        Mistake(_by_group(_empty_counts_one), "Your divisor is too large where a rank has no counted token: a rank "
+                "without any adds 0 to the count."),
+        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.sum() * n))), "This is the mean of the ranks' means. All "
+                "tokens should weigh the same, and here all ranks do."),
         Mistake(_by_group(_scaled(lambda m, n: 1 / m.sum())), "You divide by this rank's own count. The batch is "
                 "spread over all ranks."),
-        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.numel() * n))), "Masked tokens do not count: divide by the "
-                "number of ones in the masks."),
-        Mistake(_by_group(_scaled(lambda m, n: 1.0)), "Somebody must divide: by the number of counted tokens of all "
-                "ranks."),
-        Mistake(_by_group(_divided_by_ranks), "The gradients are summed over ranks, not averaged: divide by the number "
-                "of counted tokens alone."),
-        Mistake(_by_group(_summed_already), "The value is the mean over all ranks already. Return this rank's share: "
-                "the caller sums it over ranks, as it does the gradients."),
+        Mistake(_by_group(_scaled(lambda m, n: 1 / (m.numel() * n))), "You count all tokens, and only those with "
+                "a 1 in the mask count."),
+        Mistake(_by_group(_scaled(lambda m, n: 1.0)), "This is a sum, and nothing divides it. Asked is a share of a "
+                "mean."),
+        Mistake(_by_group(_divided_by_ranks), "You divide by the number of ranks as well. The gradients are summed "
+                "over ranks, not averaged."),
+        Mistake(_by_group(_summed_already), "Your loss is the mean over all ranks already. Asked is this rank's share, "
+                "which the caller sums."),
         Mistake(_by_group(_cut_off), "Your loss has no gradient: .item(), float() or detach() cuts it off from "
                 "`losses`."),
     ],
+    idea="By which one number must all ranks divide, so that their shares add up to the mean over all counted tokens?",
     hint="Sum this rank's masked losses; divide by the all-reduced number of counted tokens of all ranks in `group`. "
-    "Never by zero: the loss is 0 where none counts.",
+    "Never by zero: the loss is 0 where no token counts.",
 )  # fmt: skip

@@ -29,6 +29,12 @@ def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_ra
     return packed.flatten(0, 1).chunk(tp_size)[tp_rank]
 
 
+def _dealt(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
+    """Query head i in group i modulo the number of groups."""
+    dealt = wq.unflatten(0, (-1, wk.shape[0] // d, d)).transpose(0, 1).flatten(0, 2)
+    return qkv_part(dealt, wk, wv, d, tp_rank, tp_size)
+
+
 def _rows(a: int, g: int, t: int, rank: int) -> dict[str, Any]:
     """Heads of one row each, whose rows say which they are: query 3 is 3, key 1 is 101, value 1 is 201."""
     starts = {"wq": (0, a), "wk": (100, g), "wv": (200, g)}
@@ -67,7 +73,15 @@ QKV = Exercise(
     mistakes=[
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([wq, wk, wv]).tensor_split(tp_size)[tp_rank],
-            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries. Pack the rows by group first.",
+            "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, **rest: qkv_part(wq, wv, wk, **rest),
+            "Keys and values have changed places: a group is queries, key, value.",
+        ),
+        Mistake(
+            _dealt,
+            "A group has n consecutive query heads, the first group heads 0 to n-1; yours are dealt out to the groups.",
         ),
         Mistake(
             lambda wq, wk, wv, d, tp_rank, tp_size: torch.cat([w.tensor_split(tp_size)[tp_rank] for w in (wq, wk, wv)]),
@@ -75,6 +89,7 @@ QKV = Exercise(
             "group 1.",
         ),
     ],
+    idea="One group is its queries, its key and its value: put the rows of a group next to each other, then cut.",
     hint="groups = rows of wk / d. View wq as [groups, ...], wk and wv as [groups, d, h], concatenate along dim 1, "
     "flatten, and take block tp_rank of tp_size equal blocks.",
 )
@@ -89,18 +104,29 @@ def _drive_attention(
     for leaf in leaves.values():
         leaf.requires_grad_()
     y = exercise.attention(x, tuple(qkv), tuple(proj), d, queries_per_group, tp)
-    y.backward(dy)
+    if y.shape == dy.shape:  # of another shape there is nothing to go back from; y says so
+        y.backward(dy)
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
 def _heads(
-    x: torch.Tensor, qkv: Any, d: int, per_group: int, *, causal: bool = True, tile: bool = False, scale: bool = True
+    x: torch.Tensor,
+    qkv: Any,
+    d: int,
+    per_group: int,
+    *,
+    causal: bool = True,
+    tile: bool = False,
+    scale: bool = True,
+    stacked: bool = False,
 ) -> torch.Tensor:
     """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula."""
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
     q = q.flatten(2, 3)
     groups = k.shape[2]
+    if stacked:
+        q, k, v = packed.flatten(2, 3).split([groups * per_group, groups, groups], 2)
     which = torch.arange(groups * per_group)
     which = which % groups if tile else which // per_group
     k, v = k[:, :, which], v[:, :, which]
@@ -111,13 +137,23 @@ def _heads(
     return torch.einsum("bhst,tbhd->sbhd", scores.softmax(-1), v).flatten(2)
 
 
-def _attention(ranks: Inputs, f: bool = True, g_bias: int = 1, **how: bool) -> list[dict[str, torch.Tensor]]:
+def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: bool) -> torch.Tensor:
+    """Attention of a token to other sequences: [s, b] taken for [b, s], or reshaped to it without a transpose."""
+    s, b, _ = x.shape
+    x = x.reshape(b, s, -1).transpose(0, 1) if reshaped else x.transpose(0, 1)
+    out = _heads(x, *part, **how).transpose(0, 1)
+    return out.reshape(s, b, -1) if reshaped else out
+
+
+def _attention(
+    ranks: Inputs, f: bool = True, g_bias: int = 1, heads: Any = _heads, **how: bool
+) -> list[dict[str, torch.Tensor]]:
     first = ranks[0]
     xs = [r["x"].clone().requires_grad_() for r in ranks]
     leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], *r["proj"])] for r in ranks]
     y: Any = 0
     for x, (w, c, p, _) in zip(xs, leaves, strict=True):
-        y = y + F.linear(_heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
+        y = y + F.linear(heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
     (y + 0).backward(first["dy"])
     dx = sum(x.grad for x in xs)  # type: ignore[misc]
     out = y.detach() + g_bias * first["proj"][1]
@@ -146,29 +182,55 @@ def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _means() -> Inputs:
+    """Two sequences of two tokens; each rank's head takes one feature as its value and writes it back."""
+    out = []
+    for r in range(2):
+        value = torch.eye(2)[r]
+        qkv = [torch.stack([torch.zeros(2), torch.zeros(2), value]), torch.zeros(3)]
+        rest = {"proj": [value[:, None].clone(), torch.zeros(2)], "d": 1, "queries_per_group": 1}
+        x = torch.tensor([[[2.0, 10.0], [6.0, 50.0]], [[4.0, 30.0], [10.0, 70.0]]])
+        out.append({"x": x, "qkv": qkv, **rest, "dy": torch.ones(2, 2, 2)})
+    return out
+
+
 ATTENTION = Exercise(
     "attention",
     reference=_attention,
     drive=_drive_attention,
     axis="tp",
     cases=[
-        Case("3 ranks, one query head for each key/value head", _heads_of(3, per_group=1)),
+        Case("2 ranks, a head of width 1 each, queries 0: the mean of what a token sees; then 3 ranks", _means(),
+             fixed=[_heads_of(3, per_group=1)]),
         Case("grouped queries", _heads_of(2), points=2, hidden=True),
         Case(
-            "the same, with one sum forward and one backward", _heads_of(), hidden=True,
+            "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],
         ),
     ],
     mistakes=[
         Mistake(lambda ranks: _attention(ranks, causal=False), "A token sees only itself and what came before it."),
+        *(
+            Mistake(
+                lambda ranks, reshaped=reshaped: _attention(ranks, heads=_over_sequences, reshaped=reshaped),
+                "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
+            )
+            for reshaped in (False, True)
+        ),
+        Mistake(
+            lambda ranks: _attention(ranks, stacked=True),
+            "You cut the packed features as a stack [Q; K; V]. They are packed group by group: the queries of a group, "
+            "its key, its value.",
+        ),
         Mistake(lambda ranks: _attention(ranks, scale=False), "The scores are divided by sqrt(d)."),
         Mistake(
             lambda ranks: _attention(ranks, tile=True),
             "Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
         ),
-        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads: begin with f."),
+        Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads."),
         Mistake(lambda ranks: _attention(ranks, g_bias=len(ranks)), "Every rank added the output bias before the sum."),
     ],
+    idea="Write the shape beside each line: which dim is the token, which the batch, which the head?",
     hint="column_linear, unflatten(-1, (-1, n + 2, d)), split into n queries, one key, one value; SDPA wants "
     "[b, heads, s, d]; back to [s, b, heads * d]; row_linear. Nothing travels in between.",
     rtol=1e-3,

@@ -26,7 +26,8 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, bias: Any, dy: Any, kind: 
     for leaf in leaves.values():
         leaf.requires_grad_()
     y = getattr(exercise, kind)(x, weight, bias, tp)
-    y.backward(dy)
+    if y.shape == dy.shape:  # of another shape there is nothing to go back from; y says so
+        y.backward(dy)
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
@@ -43,6 +44,18 @@ def _column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**p, "dx": total} for p in parts]
 
 
+def _added_features(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """g in the place of f."""
+    parts = [_local_linear(r) for r in ranks]
+    return [{**p, "y": torch.stack([one["y"] for one in parts]).sum(0)} for p in parts]
+
+
+def _f_behind(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """f behind the product: dy, of other features on each rank, is summed."""
+    total = torch.stack([r["dy"] for r in ranks]).sum(0)
+    return [{**_local_linear({**r, "dy": total}), "y": _local_linear(r)["y"]} for r in ranks]
+
+
 def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
     """The right answer, but that these parts may be anything."""
     return lambda ranks: [{**one, **dict.fromkeys(parts, ANYTHING)} for one in right(ranks)]
@@ -56,6 +69,21 @@ def _row(ranks: Inputs, bias_times: float = 1, gradient_times: float = 1) -> lis
     for r, p in zip(ranks, parts, strict=True):
         one = {"y": y, "dx": gradient_times * p["dx"], "dw": gradient_times * p["dw"]}
         out.append(one if bias is None else {**one, "db": r["dy"].sum((0, 1))})
+    return out
+
+
+def _by_hand(kind: str) -> Inputs:
+    """The product of the lab's picture, 19 22 / 43 50, cut in the way of this layer; dy is 1 everywhere."""
+    x, out = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), []
+    a = torch.tensor([[5.0, 7.0], [6.0, 8.0]])  # as PyTorch stores it: [out, in]
+    for r in range(2):
+        if kind == "column_linear":
+            mine = {"x": x.clone(), "weight": a[r : r + 1].clone(), "bias": None, "dy": torch.ones(2, 1, 1)}
+        else:
+            bias = torch.tensor([100.0, 200.0])
+            mine = {"x": x[..., r : r + 1].clone(), "weight": a[:, r : r + 1].clone(), "bias": bias,
+                    "dy": torch.ones(2, 1, 2)}  # fmt: skip
+        out.append({**mine, "kind": kind})
     return out
 
 
@@ -96,20 +124,32 @@ COLUMN = Exercise(
     drive=_drive_linear,
     axis="tp",
     cases=[
-        Case("y and all gradients", _linear_inputs("column_linear", 3), points=2, hidden=True),
-        Case("2 ranks, whole numbers, without a bias",
-             in_whole_numbers(_linear_inputs("column_linear", 2, bias=False))),
+        Case("the 2 x 2 product of the lab: rank 0 has (5 7), rank 1 (6 8); dy = 1", _by_hand("column_linear"),
+             fixed=[in_whole_numbers(_linear_inputs("column_linear", 2, bias=False))]),
+        Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("column_linear", 3), points=2, hidden=True),
         Case(
-            "the same, and dx alone travels, once", _linear_inputs("column_linear"), hidden=True,
+            "right numbers, and dx alone travels, once", _linear_inputs("column_linear"), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)],
         ),
     ],
     mistakes=[
         Mistake(
             lambda ranks: [_local_linear(r) for r in ranks],
-            "dx is only this rank's share: x went into other work on every rank, so the shares must be summed (f).",
+            "dx is only this rank's share: x went into other work on every rank, so the shares must be summed.",
         ),
+        Mistake(
+            _added_features,
+            "You added the ranks' results. They are other features, to be kept apart; what must be added is dx.",
+        ),
+        Mistake(_f_behind, "The sum came behind the product, on the gradient of y: f belongs before the product."),
+        Mistake(
+            _right_but(_column, "db"),
+            "Only the bias's gradient is wrong or missing: is your bias the one that autograd knows?",
+        ),
+        Mistake(_right_but(_column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
+                "often?"),
     ],
+    idea="Look at the left end of the picture of f and g: what happens to x there, and what to dx?",
     hint="F.linear with this rank's rows, behind f: nothing travels forward, dx is summed backward. Do not gather y: "
     "the row layer wants it cut.",
 )  # fmt: skip
@@ -120,21 +160,30 @@ ROW = Exercise(
     drive=_drive_linear,
     axis="tp",
     cases=[
-        Case("y and all gradients", _linear_inputs("row_linear", 3), points=2, hidden=True),
-        Case("2 ranks, whole numbers, without a bias", in_whole_numbers(_linear_inputs("row_linear", 2, bias=False))),
+        Case("the 2 x 2 product of the lab: rank 0 has (5 6), rank 1 (7 8); bias (100 200), dy = 1",
+             _by_hand("row_linear"), fixed=[in_whole_numbers(_linear_inputs("row_linear", 2, bias=False))]),
+        Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("row_linear", 3), points=2, hidden=True),
         Case(
-            "the same, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
+            "right numbers, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("y", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
     mistakes=[
         Mistake(lambda ranks: _row(ranks, bias_times=len(ranks)), "Each rank added the bias before the sum: t biases."),
-        Mistake(lambda ranks: [_local_linear(r) for r in ranks], "This is a partial sum of y: nobody has added them."),
+        Mistake(lambda ranks: [_local_linear(r) for r in ranks], "This is a partial sum of y, not yet added up."),
+        Mistake(
+            _right_but(lambda ranks: [_local_linear(r) for r in ranks], "dx", "dw", "db"),
+            "This is a partial sum of y, not yet added up: the ranks' shares must be summed forward.",
+        ),
         Mistake(
             lambda ranks: _row(ranks, gradient_times=len(ranks)),
-            "Summed once too often: dy is already the same on every rank (g does nothing backward).",
+            "Summed once too often: dy is already the same on every rank.",
         ),
+        Mistake(_right_but(_row, "db"), "Only the bias's gradient is wrong: the bias is added once, after the sum, on "
+                "every rank."),
     ],
+    idea="Look at the right end of the picture of f and g: what each rank has before the sum, and what may be added to "
+    "it only afterwards.",
     hint="A partial product with this rank's columns, then g (an all-reduce whose backward does nothing), then the "
     "bias, once.",
 )  # fmt: skip
@@ -216,6 +265,10 @@ def _backward_inputs(watch: bool = False, t: int = 2) -> Callable[[Draw], Inputs
     return inputs
 
 
+def _backward_by_hand() -> Inputs:
+    return [{**{name: r[name] for name in ("dy", "x", "weight")}, "watch": False} for r in _by_hand("column_linear")]
+
+
 def _travels_while_computing(answer: Answer) -> str | None:
     for rank, (value, one) in enumerate(zip(answer.value, answer.evidence, strict=True)):
         moments = dict(one.marks)
@@ -239,18 +292,23 @@ OVERLAP = Exercise(
     drive=_drive_overlap,
     axis="tp",
     cases=[
-        Case("dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
-        Case("2 ranks, whole numbers; dx alone travels, once", in_whole_numbers(_backward_inputs()),
-             reference=_gradients,
+        Case("the 2 x 2 product of the lab, dy = 1: dx alone travels, once", _backward_by_hand(),
+             fixed=[in_whole_numbers(_backward_inputs())], reference=_gradients,
              accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)]),
+        Case("other sizes, 3 ranks: dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
         Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
              accept=[_travels_while_computing]),
     ],
     mistakes=[
-        Mistake(_own_gradients, "dx is still this rank's share: sum it over ranks, and wait for the sum before you "
-                "return."),
-        Mistake(_everything_summed, "Each rank's dW belongs to its own rows: it is complete, do not sum it."),
+        Mistake(_own_gradients, "dx is still this rank's share: the sum over ranks was not made, or has not arrived."),
+        Mistake(
+            lambda ranks: [{**one, "dx": one["dx"] / len(ranks)} for one in _gradients(ranks)],
+            "This is the mean of the ranks' shares of dx: x has the sum of them as its gradient.",
+        ),
+        Mistake(_everything_summed, "dW is summed over ranks, too: each rank's dW belongs to its own rows and is "
+                "complete."),
     ],
+    idea="Which of the two products do the other ranks wait for, and what can this rank do until the sum arrives?",
     hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "
     "dW from dy and x; handle.wait().",
 )  # fmt: skip
@@ -272,6 +330,13 @@ def _local_draw(by_rank: Callable[[int, int], int]) -> Callable[..., torch.Tenso
     return answer
 
 
+def _next_numbers(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
+    """The numbers of the serial matrix in the order in which they are drawn, dealt out in runs."""
+    local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
+    numbers = initial_part(shape, None, 0, 1, seed, std).flatten()
+    return numbers.unflatten(0, (-1, *local))[0 if dim is None else tp_rank]
+
+
 def _a_matrix(dim: int | None) -> Callable[[Draw], dict[str, Any]]:
     def inputs(draw: Draw) -> dict[str, Any]:
         t = draw.choice([2, 4])
@@ -288,18 +353,26 @@ INITIAL = Exercise(
     "initial_part",
     reference=initial_part,
     cases=[
-        Case("a column layer, rank 1 of 2",
+        Case("a matrix [4, 2] cut along dim 0, rank 1 of 2: its rows 2 and 3",
              {"shape": [4, 2], "dim": 0, "tp_rank": 1, "tp_size": 2, "seed": 1, "std": 0.02}),
         Case("cut along dim 0", _a_matrix(0), hidden=True),
         Case("cut along dim 1", _a_matrix(1), hidden=True),
         Case("replicated", _a_matrix(None), hidden=True),
     ],
     mistakes=[
-        Mistake(_local_draw(lambda seed, rank: seed), "The same seed and the same shape on every rank: equal shards."),
+        Mistake(
+            _local_draw(lambda seed, rank: seed),
+            "Every rank draws the same numbers, as in the careless version: all shards are equal.",
+        ),
         Mistake(
             _local_draw(lambda seed, rank: seed + rank),
             "The shards differ now, but they are no parts of the serial matrix: the model changes with tp.",
         ),
+        Mistake(
+            _next_numbers,
+            "Each rank continues where the one before it stopped: that is right along dim 0 only.",
+        ),
     ],
+    idea="What does one process draw, and which block of it does this rank hold?",
     hint="Draw the whole matrix from the seed on every rank, times std, and keep this rank's block along dim.",
 )  # fmt: skip

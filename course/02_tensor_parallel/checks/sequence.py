@@ -26,8 +26,10 @@ def _drive_sequence(exercise: Any, x: Any, w: Any, what: str, tp: Any) -> dict[s
     elif what == "reduce_scatter":
         y, w = exercise.reduce_scatter_sequence(x.mT.contiguous().mT, tp), w.mT.contiguous().mT
     else:
-        y = exercise.reduce_scatter_sequence((exercise.gather_sequence(x, tp) * w).tanh(), tp)
-    (y if what == "pair" else y * w).sum().backward()
+        y = exercise.gather_sequence(x, tp)
+        y = exercise.reduce_scatter_sequence((y * w).tanh(), tp) if y.shape == w.shape else y
+    if what == "pair" or y.shape == w.shape:  # of another shape there is nothing to go back from; y says so
+        (y if what == "pair" else y * w).sum().backward()
     again = exercise.gather_sequence(y.detach(), tp) if what == "reduce_scatter" else y[:0]
     return {"y": y.detach(), "dx": x.grad, "gathered again": again}
 
@@ -86,6 +88,16 @@ def _tokens(what: str, t: int, idle: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _by_hand(what: str) -> Inputs:
+    """Two ranks, tokens of one number: 1 and 2 gathered, or (1, 2) and (10, 20) summed and cut."""
+    each = {"gather": ([1.0], [2.0]), "reduce_scatter": ([1.0, 2.0], [10.0, 20.0])}[what]
+    grads = {"gather": ([10.0, 20.0], [30.0, 40.0]), "reduce_scatter": ([3.0], [4.0])}[what]
+    return [
+        {"x": torch.tensor(x).view(-1, 1, 1), "w": torch.tensor(w).view(-1, 1, 1), "what": what}
+        for x, w in zip(each, grads, strict=True)
+    ]
+
+
 def _who_share(ranks: Inputs) -> list[list[int]]:
     busy = [r for r, one in enumerate(ranks) if one["what"] != "idle"]
     return [busy, *([r] for r in range(len(ranks)) if r not in busy)]
@@ -111,8 +123,12 @@ SEQUENCE = Exercise(
     axis={"tp": _who_share},
     accept=[_sends_parts],
     cases=[
+        Case(
+            "tokens 1 and 2 gathered, gradients 10, 20 and 30, 40; then both ways, and the pair",
+            _by_hand("gather"),
+            fixed=[_by_hand("reduce_scatter"), _tokens("pair", 2, idle=1)],
+        ),
         Case("gather_sequence: forward and gradient", _tokens("gather", 3), points=2, hidden=True),
-        Case("the pair around different work on each of 2 ranks", _tokens("pair", 2, idle=1)),
         # Last, as its ranks are a part of the world: torch.distributed.nn cannot scatter there, which is torch's fault.
         Case("reduce_scatter_sequence: forward and gradient", _tokens("reduce_scatter", 3), points=2, hidden=True),
     ],
@@ -120,15 +136,17 @@ SEQUENCE = Exercise(
         # Around the pair of two ranks both give the same; the gather alone has been tried before it.
         Mistake(
             lambda ranks: _sequence(ranks, whole=False),
-            "Each rank's tokens are a sum over all ranks' inputs: the gradient of every token goes back to every rank "
-            "(all-gather).",
+            "Each rank's tokens are a sum over all ranks' inputs, so every rank needs the gradient of every token; "
+            "yours has only its own.",
         ),
         Mistake(
             lambda ranks: _sequence(ranks, gather_sums=False),
-            "Every rank used the gathered tokens for other work: their gradients must be summed, then cut "
-            "(reduce-scatter).",
+            "Every rank used the gathered tokens for other work: their gradients must be summed, then cut; yours are "
+            "only cut.",
         ),
     ],
+    idea="Take a token's number and follow it: to which ranks does it go, and from which of them does a gradient come "
+    "back?",
     hint="The two are each other's mirror image: all-gather forward has reduce-scatter backward, and the other way "
     "round, along dim 0. An all-reduce would send twice as much.",
 )

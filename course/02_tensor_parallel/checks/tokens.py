@@ -27,7 +27,8 @@ Inputs = list[dict[str, Any]]
 def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> dict[str, Any]:
     weight.requires_grad_()
     y = exercise.embedding(ids, weight, tp)
-    y.backward(dy)
+    if y.shape == dy.shape:  # of another shape there is nothing to go back from; y says so
+        y.backward(dy)
     return {"y": y.detach(), "dw": weight.grad}
 
 
@@ -45,6 +46,12 @@ def _embedding(ranks: Inputs, masked: bool = True, summed: bool = True) -> list[
     return [{"y": total if summed else p["y"], "dw": p["dw"]} for p in parts]
 
 
+def _dealt_out(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Id i on rank i modulo t, in row i // t."""
+    t, n = len(ranks), ranks[0]["weight"].shape[0]
+    return _embedding([{**r, "ids": r["ids"] % t * n + r["ids"] // t} for r in ranks])
+
+
 def _with_borders(draw: Draw, t: int, n: int, s: int, b: int) -> torch.Tensor:
     """Ids [s, b] of t * n words: first and last ones of the ranks, others, and the last row once more."""
     ids = torch.tensor([[draw.integer(0, t * n - 1) for _ in range(b)] for _ in range(s)])
@@ -60,6 +67,13 @@ def _ids(draw: Draw, t: int = 0) -> Inputs:
     return [{"ids": ids.clone(), "weight": draw.tensor(n, h), "dy": dy.clone()} for _ in range(t)]
 
 
+def _few_ids() -> Inputs:
+    """Five tokens of four words; the rows are 10, 11 on rank 0 and 12, 13 on rank 1."""
+    ids = torch.tensor([[0], [3], [1], [2], [2]])
+    rows = [torch.tensor([[10.0], [11.0]]), torch.tensor([[12.0], [13.0]])]
+    return [{"ids": ids.clone(), "weight": weight, "dy": torch.ones(5, 1, 1)} for weight in rows]
+
+
 def _borders(draw: Draw) -> Inputs:
     t, n, h = 3, draw.integer(8, 20), draw.integer(3, 5)
     ids = torch.tensor([[r * n] for r in range(t)] + [[r * n + n - 1] for r in range(t)])
@@ -73,10 +87,11 @@ EMBEDDING = Exercise(
     drive=_drive_embedding,
     axis="tp",
     cases=[
-        Case("the first and the last id of each of 3 ranks", in_whole_numbers(_borders)),
+        Case("2 ranks with 2 words each, ids 0, 3, 1, 2, 2; then the first and last id of 3 ranks", _few_ids(),
+             fixed=[in_whole_numbers(_borders)]),
         Case("rows and their gradients", partial(_ids, t=2), points=2, hidden=True),
         Case(
-            "the same, with one sum of [s, b, h], nothing backward", _ids, hidden=True,
+            "right numbers, and one sum of [s, b, h], nothing backward", _ids, hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 1), at_most("s*b*h elements", lambda i: i[0]["dy"].nbytes)],
         ),
     ],
@@ -85,8 +100,13 @@ EMBEDDING = Exercise(
             lambda ranks: _embedding(ranks, masked=False),
             "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
         ),
-        Mistake(lambda ranks: _embedding(ranks, summed=False), "These are this rank's rows only: sum over ranks (g)."),
+        Mistake(_dealt_out, "Rank r owns a block of consecutive ids; yours are dealt out to the ranks one by one."),
+        Mistake(
+            lambda ranks: _embedding(ranks, summed=False),
+            "These are this rank's rows only: the tokens of other ranks are still zeros.",
+        ),
     ],
+    idea="For each token exactly one rank has something to add to the sum. What do the others add?",
     hint="Rank r owns ids [r n, (r+1) n). Look up id - r n where it is owned, zeros elsewhere, then g. The table "
     "itself never travels.",
 )  # fmt: skip
@@ -97,7 +117,8 @@ EMBEDDING = Exercise(
 def _drive_loss(exercise: Any, logits: Any, target: Any, dloss: Any, tp: Any) -> dict[str, Any]:
     logits.requires_grad_()
     loss = exercise.cross_entropy(logits, target, tp)
-    loss.backward(dloss)
+    if loss.shape == dloss.shape:  # of another shape there is nothing to go back from; the loss says so
+        loss.backward(dloss)
     return {"loss": loss.detach(), "dz": logits.grad}
 
 
@@ -137,6 +158,19 @@ def _upstream_lost(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"loss": a["loss"], "dz": a["dz"] / dloss} for a in right]
 
 
+def _one_on_every_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """The target's local index clamped into this rank's words, and one subtracted there on each rank."""
+    right, target, n = _cross_entropy(ranks), ranks[0]["target"], ranks[0]["logits"].shape[-1]
+    out = []
+    for rank, (r, one) in enumerate(zip(ranks, right, strict=True)):
+        local = target - rank * n
+        foreign = (local < 0) | (local >= n)
+        at = local.masked_fill(foreign, 0).unsqueeze(-1)
+        less = -(foreign * r["dloss"]).unsqueeze(-1).to(one["dz"].dtype)
+        out.append({**one, "dz": one["dz"].scatter_add(-1, at, less)})
+    return out
+
+
 def _not_the_target(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     z = torch.cat([r["logits"] for r in ranks], -1)
     dz = z.softmax(-1) * ranks[0]["dloss"].unsqueeze(-1)
@@ -154,6 +188,14 @@ def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _two_words() -> Inputs:
+    """One token, logits 0 and ln 3; its target, the second word, has probability 3/4; a gradient of 10 arrives."""
+    both = [torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0).log()]
+    return [
+        {"logits": z, "target": torch.ones(1, 1, dtype=torch.long), "dloss": torch.full((1, 1), 10.0)} for z in both
+    ]
+
+
 def _few_numbers(inputs: Inputs) -> float:
     """Three fp32 numbers a token of every rank, as gathering them moves; the logits would be forty a rank."""
     return 4 * 3 * len(inputs) * inputs[0]["target"].numel()
@@ -166,35 +208,42 @@ LOSS = Exercise(
     axis="tp",
     dtypes=(torch.float32,),  # the loss is computed in float32, whatever the logits are
     cases=[
-        Case("loss and gradient", _logits(t=3), points=2, hidden=True),
-        Case("2 ranks, logits in the hundreds", _logits(300.0, t=2)),
+        Case("one word a rank, probabilities 1/4 and 3/4, target 1, dloss 10; then logits in the hundreds",
+             _two_words(), fixed=[_logits(300.0, t=2)]),
+        Case("loss and gradient, 3 ranks", _logits(t=3), points=2, hidden=True),
         Case(
-            "the same, and three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
+            "right numbers; three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
             accept=[at_most("the bound, three numbers a token of every rank,", _few_numbers)],
         ),
     ],
     mistakes=[
         Mistake(
             _by_parts(local_softmax=False),
-            "exp() of large logits overflows: subtract the maximum over the whole vocabulary first.",
+            "exp() of large logits overflows: the maximum is not subtracted.",
         ),
         Mistake(
             _by_parts(local_softmax=True),
-            "Your softmax is normalised over this rank's words: sum exp(z) over ranks as well.",
+            "Your softmax is normalised over this rank's words alone.",
         ),
         Mistake(
             _by_parts(local_softmax=False, global_max=False),
-            "Each rank subtracted its own maximum: the terms of the sum are on different scales. "
-            "Take the max over ranks.",
+            "Each rank subtracted its own maximum: the terms of the sum are on different scales.",
         ),
-        Mistake(_upstream_lost, "The gradient that arrives, one number a token, multiplies dz."),
-        Mistake(_not_the_target, "dz is softmax minus one at the target, on the rank that owns it."),
+        Mistake(_upstream_lost, "The loss is right, dz is not: the gradient that arrives is lost."),
+        Mistake(_one_on_every_rank, "The loss is right, dz is not: every rank subtracts one at a target, also where it "
+                "is not its own word."),
+        Mistake(_not_the_target, "The loss is right, dz is not: this is softmax alone, without the target."),
         Mistake(
             lambda ranks: [{"loss": one["loss"], "dz": ANYTHING} for one in _cross_entropy(ranks)],
-            "The loss is right, the gradient is not. dz is softmax minus one at the target, the one only on the rank "
-            "that owns it, times the gradient that arrives, one number a token. Nothing travels.",
+            "The loss is right, the gradient dz is not: look at the backward pass alone.",
+        ),
+        Mistake(
+            lambda ranks: [{"loss": ANYTHING, "dz": one["dz"]} for one in _cross_entropy(ranks)],
+            "The gradient dz is right, the loss is not.",
         ),
     ],
+    idea="Which three numbers of a token need all ranks, and what of the gradient needs no other rank?",
     hint="max over ranks of the local max; subtract; sum over ranks of exp(z).sum; sum over ranks of the target's "
-    "logit, zero where it is not owned; log(sum) - target. Three numbers a token travel forward, none backward.",
+    "logit, zero where it is not owned; log(sum) - target. Three numbers a token travel forward, none backward. dz is "
+    "softmax minus one at the target, the one only on the rank that owns it, times the gradient that arrives.",
 )  # fmt: skip

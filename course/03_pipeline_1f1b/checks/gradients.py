@@ -80,7 +80,8 @@ TIED = Exercise(
     drive=_drive_tied,
     changes=("grad",),  # `tied.grad = sync_tied(tied.grad)`: its caller has no other use for it
     cases=[
-        Case("2 ranks", [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
+        Case("2 ranks: [1, 2] and [10, 20]",
+             [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
         Case("other tensors on 2 ranks", _on(2), hidden=True),
         Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
         Case("4 ranks: those without a copy stay silent", _on(4), hidden=True, accept=[
@@ -100,6 +101,8 @@ TIED = Exercise(
         *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
           for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
+    idea="Two calls are collective here, over different ranks: to create a group, and to sum in it. Who takes part in "
+    "which?",
     hint="Every rank calls dist.new_group([0, p-1]), also those that are not in it: every rank creates every group. "
     "Then the first and the last rank all-reduce; the others return what they have.",
 )  # fmt: skip
@@ -112,6 +115,33 @@ def survivors(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
     columns = torch.stack([g.flatten().double() for g in grads], dim=1)
     weights = torch.linalg.lstsq(columns, got.flatten().double()[:, None]).solution[:, 0]
     return [i for i, w in enumerate(weights.tolist()) if w > 0.5]
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda got, grads: value
+
+
+def _by_weight(chosen: Callable[[float], bool]) -> Callable[..., list[int]]:
+    """By the weights of a least-squares problem in the dtype of the gradients, with a bound that rounding can miss."""
+
+    def found(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
+        columns = torch.stack([g.flatten() for g in grads], dim=1)
+        weights = torch.linalg.lstsq(columns, got.flatten()[:, None]).solution.flatten()
+        return [i for i, w in enumerate(weights.tolist()) if chosen(w)]
+
+    return found
+
+
+def _nearest_first(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
+    """Take what leaves the smallest rest, again and again, while the rest becomes smaller."""
+    rest, left = got, list(range(len(grads)))
+    while left:
+        best = min(left, key=lambda i: float((rest - grads[i]).norm()))
+        if (rest - grads[best]).norm() >= rest.norm():
+            break
+        rest = rest - grads[best]
+        left.remove(best)
+    return [i for i in range(len(grads)) if i not in left]
 
 
 def _some(
@@ -159,17 +189,29 @@ SURVIVORS = Exercise(
             _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
     mistakes=[
-        Mistake(lambda got, grads: list(range(len(grads))), "You count them all. Some did not survive."),
-        Mistake(lambda got, grads: [len(grads) - 1], "Not always the last one: find out which."),
+        *(Mistake(nothing, "It finds none, though several are in the sum. A sum of several equals no single gradient, "
+                  "and it is right only up to rounding: compare with a tolerance, or round the weights.")
+          for nothing in (_always([]), _always(None))),
         Mistake(
-            lambda got, grads: [i for i, g in enumerate(grads) if torch.allclose(g, got)],
-            "This finds a single survivor. Several may be in the sum.",
+            lambda got, grads: list(range(len(grads))),
+            "This finds all, but some did not survive. A weight of 1e-8 is a 0 with a rounding error; and a gradient "
+            "that brings the sum nearer need not be in it.",
         ),
+        *(Mistake(exact, "Right up to rounding: compare with a tolerance, or round the weights.")
+          for exact in (_by_weight(lambda w: w == 1), _by_weight(lambda w: w != 0), _by_weight(lambda w: w >= 1))),
+        Mistake(
+            _nearest_first,
+            "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
+            "need not be in the sum: decide on all together.",
+        ),
+        Mistake(lambda got, grads: [len(grads) - 1], "It finds the last one alone; that is not always the answer."),
         Mistake(
             lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
-            "A positive product is no proof: gradients are not orthogonal. Solve for all weights together.",
+            "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
+            "negative product with it, and one that is not a positive product.",
         ),
     ],
+    idea="Each microbatch is in the sum or is not: one unknown for each, and every entry of the tensor is an equation.",
     hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
     "least-squares problem with a column for each microbatch.",
 )  # fmt: skip

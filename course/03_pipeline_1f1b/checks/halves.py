@@ -108,12 +108,55 @@ def _halves(weight: torch.Tensor, xs: list, dys: list, ids: list, order: str) ->
     return {"y": as_given[0], "dx": as_given[1], "grad": grad.to(weight.dtype)}
 
 
+_OF_DX = {  # what B returns in place of dz @ W.T
+    "this is dy @ W.T; the slope of tanh is missing": lambda x, y, dy, w: dy @ w.T,
+    "the slope of tanh is 1 - y², not 1 - y": lambda x, y, dy, w: (dy * (1 - y)) @ w.T,
+    "the slope of tanh is 1 - y², of the output; this takes x": lambda x, y, dy, w: (dy * (1 - x**2)) @ w.T,
+    "this is dz @ W; the weight is to be transposed": lambda x, y, dy, w: (dy * (1 - y**2)) @ w,
+    "this is dz; the product with the weight is missing": lambda x, y, dy, w: dy * (1 - y**2),
+}  # fmt: skip
+_OF_GRAD = {  # what a W adds in place of x.T @ dz
+    "it adds up x.T @ dy; the slope of tanh is missing": lambda x, y, dy, w: x.T @ dy,
+    "it adds up dz.T @ x, which is the gradient transposed": lambda x, y, dy, w: (dy * (1 - y**2)).T @ x,
+    "the slope of tanh is 1 - y², not 1 - y": lambda x, y, dy, w: x.T @ (dy * (1 - y)),
+    "it adds up y.T @ dz; the input x belongs there": lambda x, y, dy, w: y.T @ (dy * (1 - y**2)),
+}
+
+
+def _recognised(name: str, answer: Answer, i: int) -> str | None:
+    """The mistake that leads to this dx of the i-th microbatch, or to this gradient."""
+    inputs, got = answer.inputs, answer.value
+    w = inputs["weight"].double()
+    given = [
+        (x.double(), torch.tanh(x.double() @ w), dy.double()) for x, dy in zip(inputs["xs"], inputs["dys"], strict=True)
+    ]
+    if name == "dx":
+        return next((said for said, wrong in _OF_DX.items() if _gives(wrong, [given[i]], w, got["dx"][i])), None)
+    if name == "grad":
+        done = [given[int(word[1:])] for word in inputs["order"].split() if word[0] == "W"]
+        if len(done) > 1 and _gives(lambda x, y, dy, w: x.T @ (dy * (1 - y**2)), done[-1:], w, got["grad"]):
+            return "it is that of the last W alone; each W *adds* its part"
+        return next((said for said, wrong in _OF_GRAD.items() if _gives(wrong, done, w, got["grad"])), None)
+    return None
+
+
+def _gives(wrong: Callable[..., torch.Tensor], given: list[tuple], w: torch.Tensor, got: torch.Tensor) -> bool:
+    """Whether the sum of a formula over these (x, y, dy) is what came out; no, where its shapes do not fit."""
+    try:
+        total = sum((wrong(*one, w) for one in given), start=torch.zeros((), dtype=w.dtype))
+    except RuntimeError:
+        return False
+    return difference(got, total.to(got.dtype)) is None
+
+
 def _right_halves(answer: Answer) -> str | None:
     want, got = _halves(**answer.inputs), answer.value
     for name, what in (("y", "the output"), ("dx", "the gradient of the input"), ("grad", "the weight's gradient")):
         pairs = zip(got[name], want[name], strict=True) if name != "grad" else [(got[name], want[name])]
         for i, (one, other) in enumerate(pairs):
             if phrase := difference(one, other):
+                if known := _recognised(name, answer, i):
+                    return f"{what} is wrong: {known}"
                 where = f", first for microbatch {answer.inputs['ids'][i]}" if name != "grad" else ""
                 return f"{what} is wrong{where}: {phrase}"
     return None
@@ -131,12 +174,13 @@ def _leaves_its_inputs(answer: Answer) -> str | None:
 def _b_alone(answer: Answer) -> str | None:
     n, made = len(answer.inputs["xs"]), answer.value["products"]["B"]
     if made > n:
-        return f"{n} backwards make {made} matrix products; one each is B, the other is W"
+        return (f"{n} backwards make {made} matrix products; one product each is enough: B needs only dz @ W.T (F "
+                "keeps y, and x.T @ dz belongs to W)")  # fmt: skip
     weight = answer.inputs["weight"].nbytes
     room = 4 * weight + 6 * _tokens(answer.inputs)
     if answer.value["halfway"] > room:
         return (f"after {n} B and before any W it holds {answer.value['halfway']} bytes, about a weight for each "
-                "microbatch: x.T @ dz was computed in B; one product is B, the other is W")  # fmt: skip
+                "microbatch: x.T @ dz was computed in B, and belongs to W")  # fmt: skip
     return None
 
 
@@ -145,7 +189,7 @@ def _nothing_kept(answer: Answer) -> str | None:
     inputs, held = answer.inputs, answer.value["held"]
     least = min(t.nbytes for t in (*inputs["xs"], *inputs["dys"]))
     if held >= least and least > 4 * inputs["weight"].nbytes:
-        return f"after the last W {held} bytes of the microbatches are still kept: take out what W was the last to need"
+        return f"after the last W {held} bytes of the microbatches are still kept, and nothing will need them again"
     return None
 
 
@@ -189,8 +233,14 @@ def _one_by_one(n: int, draw: Draw) -> str:
     return " ".join(f"{kind}{i}" for i in range(n) for kind in "FBW")
 
 
-_ONE = {
+_ONE = {  # the example by hand of the lab
     "weight": torch.eye(2), "xs": [torch.ones(1, 2)], "dys": [torch.ones(1, 2)], "ids": [0], "order": "F0 B0 W0",
+}  # fmt: skip
+_TWO = {
+    "weight": torch.tensor([[1.0, 2.0], [0.0, 1.0]]),
+    "xs": [torch.tensor([[0.5, 0.0]]), torch.tensor([[0.0, 0.25]])],
+    "dys": [torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 2.0]])],
+    "ids": [0, 1], "order": "F0 F1 B0 W0 B1 W1",
 }  # fmt: skip
 _LONG: dict[str, Any] = {"n": 3, "rows": 3, "columns": 4, "tokens": 64}  # a microbatch is far larger than the weight
 _WIDE: dict[str, Any] = {
@@ -206,9 +256,9 @@ STAGE = Exercise(
     drive=_drive_stage,
     accept=[_not_early, _right_halves, _leaves_its_inputs],
     cases=[
-        Case("one microbatch: F0 B0 W0", _ONE),
-        Case("several, every W at the end; then nothing is kept", _stage_inputs(_w_last), points=2, hidden=True,
-             accept=[_nothing_kept], fixed=[
+        Case("one microbatch, weight 1 on the diagonal; two, weight [[1, 2], [0, 1]]", _ONE, fixed=[_TWO]),
+        Case("several microbatches, each with its W; then nothing is kept", _stage_inputs(_w_last), points=2,
+             hidden=True, accept=[_nothing_kept], fixed=[
                 _stage_inputs(_w_last, **_LONG), _stage_inputs(_one_by_one, **_LONG, ids=[4, 7, 4]),
                 _stage_inputs(_mixed, **_LONG), _stage_inputs(_w_last, dtype=torch.float64)]),
         Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True, fixed=[
@@ -216,6 +266,7 @@ STAGE = Exercise(
         Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True, accept=[_b_alone],
              fixed=[_stage_inputs(_w_last, **_WIDE)]),
     ],
+    idea="Which tensors does B need, which does W need, and which call is the last to need each of them?",
     hint="Keep x and y by microbatch. With dz = dy * (1 - y*y): B returns dz @ W.T, W *adds* x.T @ dz to self.grad, "
     "and takes the microbatch out of what is kept.",
 )  # fmt: skip

@@ -30,8 +30,8 @@ BUBBLE = Exercise(
     "bubble",
     reference=bubble,
     cases=[
-        Case("4 ranks, 8 microbatches", {"p": 4, "m": 8, "v": 1}),
-        Case("the same with 2 chunks a rank", {"p": 4, "m": 8, "v": 2}),
+        Case("2 ranks, 2 microbatches: the table by hand", {"p": 2, "m": 2, "v": 1}),
+        Case("the same with 2 chunks a rank", {"p": 2, "m": 2, "v": 2}),
         Case("one rank never waits", {"p": 1, "m": 8, "v": 1}),
         Case(
             "other pipelines",
@@ -39,6 +39,8 @@ BUBBLE = Exercise(
             points=2,
             hidden=True,
             fixed=[
+                {"p": 4, "m": 8, "v": 1},
+                {"p": 4, "m": 8, "v": 2},
                 {"p": 4, "m": 6, "v": 1},
                 {"p": 7, "m": 7, "v": 3},
                 {"p": 2, "m": 5, "v": 1},
@@ -53,8 +55,33 @@ BUBBLE = Exercise(
             "This is the share of the whole time. Asked is idle time over *work*: divide by the work alone.",
         ),
         Mistake(lambda p, m, v: p / (m * v), "The first rank is p-1 steps from the last, not p."),
+        Mistake(
+            lambda p, m, v: (p - 1) / (3 * v * m),
+            "You count 1 step of waiting a hop: a forward is 1, but a backward "
+            "takes 2, and the pipeline drains over as many hops as it fills.",
+        ),
+        Mistake(
+            lambda p, m, v: (p * v - 1) / (v * m),
+            "With chunks the pipeline has more stages, but it fills when the "
+            "first microbatch has reached the last *rank*.",
+        ),
+        *(
+            Mistake(
+                lambda p, m, v, digits=digits: round((p - 1) / (v * m), digits),
+                "Close: this is rounded. Return the number as it is.",
+            )
+            for digits in range(5, 0, -1)
+        ),
+        Mistake(
+            lambda p, m, v: 100 * (p - 1) / (v * m), "That is the bubble in percent. Asked is the fraction itself."
+        ),
+        Mistake(
+            lambda p, m, v: (p - 1) // v / m, "You divide whole numbers and lose the remainder: a bubble is a fraction."
+        ),
     ],
-    hint="A rank works m steps. While the pipeline fills and drains it waits p-1 steps, each 1/v as long.",
+    idea="How long does the last rank wait before its first action, and how long after its last one?",
+    hint="A rank works 3m steps. While the pipeline fills and drains it waits for p-1 forwards and p-1 backwards, "
+    "3(p-1) steps; with v chunks each of them is 1/v as long. Idle time over work is the quotient.",
 )
 
 # ---------------------------------------------------------------------------------------------------- questions
@@ -113,6 +140,10 @@ _GPT3 = {
     "kept_bytes_per_token_and_layer": 34 * 12288 // 8,
 }  # fmt: skip
 
+_BY_HAND = {
+    "p": 2, "m": 2, "v": 1, "layers": 2, "tokens": 1, "hidden": 1, "kept_bytes_per_token_and_layer": 10,
+}  # fmt: skip
+
 _RUN = {"layers": 72, "tokens": 3, "hidden": 5, "kept_bytes_per_token_and_layer": 7}
 _RUNS = [
     {"p": 2, "m": 4, "v": 3, **_RUN},  # 20/3 microbatches: 7, in groups of 2 are 8
@@ -142,18 +173,22 @@ QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("GPT-3 on 8 stages", _GPT3),
-        Case("the same with 4 chunks a rank", {**_GPT3, "v": 4}),
-        Case("another run", _a_run, points=2, hidden=True, fixed=_RUNS),
+        Case("2 stages, 2 microbatches: by hand", _BY_HAND),
+        Case("GPT-3 on 8 stages with 4 chunks a rank", {**_GPT3, "v": 4}),
+        Case("other runs", _a_run, points=2, hidden=True, fixed=[_GPT3, *_RUNS]),
     ],
     mistakes=[
         Mistake(
             instead(answers, idle_share=lambda p, m, v, **_: (p - 1) / (v * m)),
-            "The share of *all* time is bubble / (1 + bubble).",
+            "That is idle time over work, the bubble. Asked is the part of *all* time, work and idle time together.",
+        ),
+        Mistake(
+            _kept(lambda p, m, v: min(m * v, _ahead(p, v) + 1), lambda p, v: 1),
+            "That is what all layers together keep. A chunk of rank 0 has layers/p of them, and with v > 1 less still.",
         ),
         Mistake(
             instead(answers, kept_bytes_on_rank_0=_all_kept),
-            "That is GPipe's memory. 1F1B keeps warm-up + 1 chunks, not m.",
+            "That is GPipe's memory: all m microbatches. 1F1B goes back earlier.",
         ),
         Mistake(
             _few(in_groups=False),
@@ -161,7 +196,7 @@ QUESTIONS = Exercise(
         ),
         Mistake(
             instead(answers, microbatches_for_5_percent=_rounded_down),
-            "That is rounded down: the bubble is a little above 0.05. The fewest are the next whole number above.",
+            "That is rounded down: with so few the bubble is a little above 0.05.",
         ),
         Mistake(
             instead(answers, microbatches_for_5_percent=lambda p, v, **_: (n := _fewest(p, v)) + -n % p),
@@ -173,7 +208,8 @@ QUESTIONS = Exercise(
         ),
         *(
             Mistake(
-                _kept(chunks, lambda p, v: p * v), "There are no more than m*v chunks to keep: min(m*v, warm-up + 1)."
+                _kept(chunks, lambda p, v: p * v),
+                "A batch has no more than m*v chunks of activations, also where the warm-up would keep more.",
             )
             for chunks in (
                 lambda p, m, v: _ahead(p, v) + 1,
@@ -182,7 +218,7 @@ QUESTIONS = Exercise(
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, p), lambda p, v: p * v),
-            "With chunks rank 0 warms up longer: 2(p-1) + (v-1)p forwards, and keeps one more.",
+            "With chunks rank 0 warms up longer than in plain 1F1B: look at your `interleaved`.",
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, 2 * (p - 1) + (v - 1) * p + 1), lambda p, v: p * v),
@@ -196,6 +232,7 @@ QUESTIONS = Exercise(
         Mistake(_bytes(lambda p, v: p * v - 1, ways=1), "Activations go forward and gradients come back: twice."),
         Mistake(_bytes(lambda p, v: p - 1), "With v chunks a microbatch crosses p*v - 1 borders, not p - 1."),
     ],
+    idea="Work out the run by hand below the questions first, then change one of its numbers at a time.",
     hint="bubble = (p-1)/(vm). Its share of all time is bubble / (1 + bubble). Rank 0 keeps warm-up + 1 chunks of "
     "layers/(pv) layers, and never more than m*v chunks. The fewest microbatches: 20(p-1)/v, rounded up, with "
     "chunks to a multiple of p. A microbatch crosses pv - 1 borders, there and back, 2 bytes a number.",

@@ -12,7 +12,7 @@ The package generates the same lists. Its generators are closed while these exer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -43,7 +43,11 @@ def _read(lists: Any, sizes: Sizes) -> Schedule:
     """
     rows = [_actions(row, rank) for rank, row in enumerate(lists)]
     schedule = Schedule("yours", tuple(rows), round_robin(len(rows), sizes.get("v", 1)))
-    if schedule.m != sizes["m"]:
+    most = sizes["m"]
+    if beyond := next((a.microbatch for row in rows for a in row if a.microbatch >= most), None):
+        there = f"they are {', '.join(map(str, range(most))) if most <= 3 else f'0 to {most - 1}'}"
+        raise ConfigError(f"it names microbatch {beyond}; with m={most} {'there is only 0' if most == 1 else there}")
+    if schedule.m != most:
         raise ConfigError(f"it runs {schedule.m} microbatches, not {sizes['m']}")
     return schedule
 
@@ -55,9 +59,24 @@ def _actions(row: Any, rank: int) -> tuple[Action, ...]:
     return tuple(map(Action.parse, row.split() if isinstance(row, str) else row))
 
 
-def _runs(rule: Rule) -> Accept:
-    """For all sizes the lists run, and the rule is satisfied with them; the sentence says why not."""
-    return _for_all(lambda lists, sizes: _unable(lists, sizes, rule))
+def _runs(rule: Rule, after: Sequence[Sizes] = ()) -> Accept:
+    """For all sizes the lists run, and the rule is satisfied with them; the sentence says why not.
+
+    Args:
+        rule: beside that they run.
+        after: sizes of the rows above, which are asked for here as well: where one of those cannot run, its row has
+            said why, and this one does not say it again.
+    """
+
+    def accept(answer: Answer) -> str | None:
+        asked = list(zip(answer.value, answer.inputs["sizes"], strict=True))
+        mine = [(lists, sizes) for lists, sizes in asked if sizes not in after]
+        found = next(((sizes, said) for lists, sizes in mine if (said := _unable(lists, sizes, rule))), None)
+        if found and any(_unable(lists, sizes, rule) for lists, sizes in asked if sizes in after):
+            return f"{_named(found[0])}: it fails here too: see above"
+        return found and f"{_named(found[0])}: {found[1]}"
+
+    return accept
 
 
 def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
@@ -71,12 +90,12 @@ def _judged(*rules: Rule, runs: Rule, before: Rule | None = None) -> Accept:
 
     def problem(lists: Any, sizes: Sizes) -> str | None:
         if _unable(lists, sizes, runs):
-            return "it does not run yet: see above"
+            return "not judged yet: see above"
         schedule = _read(lists, sizes)
         if found := next(filter(None, (rule(schedule, sizes) for rule in rules)), None):
             return found
         if before and before(schedule, sizes):
-            return "that holds, and counts once the list is as fast as the row above asks"
+            return "no points yet: the limit is kept, but counts only for a list as fast as the row above asks"
         return None
 
     return _for_all(problem)
@@ -88,10 +107,14 @@ def _for_all(problem: Callable[[Any, Sizes], str | None]) -> Accept:
     def accept(answer: Answer) -> str | None:
         for lists, sizes in zip(answer.value, answer.inputs["sizes"], strict=True):
             if found := problem(lists, sizes):
-                return f"{', '.join(f'{name}={size}' for name, size in sizes.items())}: {found}"
+                return f"{_named(sizes)}: {found}"
         return None
 
     return accept
+
+
+def _named(sizes: Sizes) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _unable(lists: Any, sizes: Sizes, rule: Rule) -> str | None:
@@ -125,10 +148,14 @@ def _keeps(bound: Callable[..., int]) -> Rule:
         for rank, most in enumerate(peak_live(schedule)):
             enough = bound(rank, **sizes)
             if most > enough:
-                return f"rank {rank} keeps {most} activations at a time; {enough} are enough"
+                return f"rank {rank} keeps {most} activations at a time; {_are(enough)} enough"
         return None
 
     return rule
+
+
+def _are(count: int) -> str:
+    return "1 is" if count == 1 else f"{count} are"
 
 
 def _forwards_first(schedule: Schedule, sizes: Sizes) -> str | None:
@@ -154,6 +181,7 @@ def _whole(schedule: Schedule, sizes: Sizes) -> str | None:
 # ---------------------------------------------------------------------------------------------- sizes to ask for
 
 
+_SHOWN = {"p": 2, "m": 4}
 _FEW = [{"p": p, "m": m} for p in range(2, 7) for m in range(1, p)]
 _MANY = [{"p": p, "m": m} for p in range(1, 6) for m in sorted({p, p + 1, 2 * p - 1, 2 * p, 3 * p})]
 
@@ -174,11 +202,15 @@ def _asked(function: str, sizes: Iterable[Sizes]) -> dict[str, Any]:
 
 def _case(
     function: str, what: str, sizes: list[Sizes], drawn: Callable[[Draw, str], dict[str, Any]], points: int = 1,
-    accept: Iterable[Accept] = (),
+    accept: Iterable[Accept] = (), after: Sequence[Sizes] = (),
 ) -> Case:  # fmt: skip
-    """A hidden case: the fixed sizes in one call, then some that are drawn."""
-    return Case(what, lambda draw: drawn(draw, function), points=points, hidden=True,
-                fixed=[_asked(function, sizes)], accept=list(accept))  # fmt: skip
+    """A hidden case: the fixed sizes in one call, then some that are drawn; those of `after` come before both."""
+
+    def some(draw: Draw) -> dict[str, Any]:
+        return _asked(function, [*after, *drawn(draw, function)["sizes"]])
+
+    return Case(what, some, points=points, hidden=True, fixed=[_asked(function, [*after, *sizes])],
+                accept=list(accept))  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- GPipe
@@ -189,18 +221,22 @@ def _gpipe(schedule: Schedule, sizes: Sizes) -> str | None:
     return next(filter(None, (rule(schedule, sizes) for rule in rules)), None)
 
 
+_GPIPE_SHOWN = {"p": 2, "m": 3}
+
 GPIPE = Exercise(
     "gpipe",
     drive=_drive,
     without=GENERATORS,
-    accept=[_runs(_gpipe)],
     cases=[
-        Case("2 ranks, 3 microbatches", _asked("gpipe", [{"p": 2, "m": 3}])),
-        _case("gpipe", "fewer microbatches than ranks", _FEW, _large(0, 1)),
-        _case("gpipe", "more", _MANY, _large(1, 3), points=2),
+        Case("2 ranks, 3 microbatches", _asked("gpipe", [_GPIPE_SHOWN]), accept=[_runs(_gpipe)]),
+        _case("gpipe", "fewer microbatches than ranks", _FEW, _large(0, 1), after=[_GPIPE_SHOWN],
+              accept=[_runs(_gpipe, after=[_GPIPE_SHOWN])]),
+        _case("gpipe", "as many as ranks, or more", _MANY, _large(1, 3), points=2, after=[_GPIPE_SHOWN],
+              accept=[_runs(_gpipe, after=[_GPIPE_SHOWN])]),
     ],
+    idea="Look at the picture of two ranks and two microbatches: which words differ from rank to rank?",
     hint="Every rank has the same list: F of all m microbatches, then B of all m, in an order that all ranks share.",
-)
+)  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------------- 1F1B
 
@@ -212,15 +248,17 @@ ONE_F_ONE_B = Exercise(
     drive=_drive,
     without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches: it runs", _asked("one_f_one_b", [{"p": 2, "m": 4}]), accept=[_runs(_whole)]),
-        _case("one_f_one_b", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3),
-              accept=[_runs(_whole)]),
-        _case("one_f_one_b", "fewer: it runs", _FEW, _large(0, 1), accept=[_runs(_whole)]),
+        Case("2 ranks, 4 microbatches: it runs", _asked("one_f_one_b", [_SHOWN]), accept=[_runs(_whole)]),
+        _case("one_f_one_b", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3), after=[_SHOWN],
+              accept=[_runs(_whole, after=[_SHOWN])]),
+        _case("one_f_one_b", "fewer: it runs", _FEW, _large(0, 1), after=_MANY,
+              accept=[_runs(_whole, after=_MANY)]),
         _case("one_f_one_b", "it takes no longer than GPipe", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_TIME, runs=_whole)]),
         _case("one_f_one_b", "rank r keeps at most p - r activations", _FEW + _MANY, _large(1, 3), points=2,
               accept=[_judged(_MEMORY, runs=_whole, before=_TIME)]),
     ],
+    idea="How many forwards can rank r do before the gradient of its first microbatch can be back at it?",
     hint="Rank r does min(m, p-r-1) forwards to warm up. Then a forward and a backward in turn while forwards are "
     "left, then the backwards that remain.",
 )  # fmt: skip
@@ -232,6 +270,7 @@ _ONE_GROUP = [{"p": p, "m": p, "v": v} for p in (2, 3, 4, 5) for v in (2, 3, 4)]
 _GROUPS = [
     {"p": p, "m": p * n, "v": v} for p, n, v in ((2, 2, 2), (2, 5, 3), (3, 2, 2), (3, 3, 4), (4, 2, 3), (5, 2, 2))
 ]
+_INTERLEAVED_SHOWN = {"p": 2, "m": 4, "v": 2}
 _SOME = [*_ONE_GROUP[::3], *_GROUPS]
 
 
@@ -280,15 +319,18 @@ INTERLEAVED = Exercise(
     drive=_drive,
     without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches, 2 chunks: it runs", _asked("interleaved", [{"p": 2, "m": 4, "v": 2}]),
+        Case("2 ranks, 4 microbatches, 2 chunks: it runs", _asked("interleaved", [_INTERLEAVED_SHOWN]),
              accept=[_runs(_whole)]),
-        _case("interleaved", "other sizes: it runs", _GROUPS, _many_groups, accept=[_runs(_whole)]),
-        _case("interleaved", "as many microbatches as ranks: it runs", _ONE_GROUP, _one_group, accept=[_runs(_whole)]),
+        _case("interleaved", "other sizes: it runs", _GROUPS, _many_groups, after=[_INTERLEAVED_SHOWN],
+              accept=[_runs(_whole, after=[_INTERLEAVED_SHOWN])]),
+        _case("interleaved", "as many microbatches as ranks: it runs", _ONE_GROUP, _one_group, after=_GROUPS,
+              accept=[_runs(_whole, after=_GROUPS)]),
         _case("interleaved", "the bubble is (p-1)/(vm), also with messages that take time", _SOME, _many_groups,
               points=2, accept=[_judged(_FASTER, _hides_messages, runs=_whole)]),
         _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
               accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
+    idea="All ranks read the same two rows of slots, in groups of p microbatches; only the warm-up differs.",
     hint="One table for all ranks: for each group of p microbatches, for each chunk, for each microbatch of the group. "
     "F(k) is table[k]; B(k) is the same microbatch with chunk v-1-c. Warm up with 2(p-r-1) + (v-1)p forwards, "
     "at most all of them, then F and B in turn.",
@@ -310,16 +352,18 @@ ZB_H1 = Exercise(
     drive=_drive,
     without=GENERATORS,
     cases=[
-        Case("2 ranks, 4 microbatches: it runs, every backward split", _asked("zb_h1", [{"p": 2, "m": 4}]),
+        Case("2 ranks, 4 microbatches: it runs, every backward split", _asked("zb_h1", [_SHOWN]),
              accept=[_runs(_all_split)]),
-        _case("zb_h1", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3),
-              accept=[_runs(_all_split)]),
-        _case("zb_h1", "fewer microbatches than ranks: it runs", _FEW, _large(0, 1), accept=[_runs(_all_split)]),
+        _case("zb_h1", "as many microbatches as ranks, or more: it runs", _MANY, _large(1, 3), after=[_SHOWN],
+              accept=[_runs(_all_split, after=[_SHOWN])]),
+        _case("zb_h1", "fewer microbatches than ranks: it runs", _FEW, _large(0, 1), after=_MANY,
+              accept=[_runs(_all_split, after=_MANY)]),
         _case("zb_h1", "a third of 1F1B's bubble", _MANY, _large(1, 3), points=2,
               accept=[_judged(_THIRD, runs=_all_split)]),
         _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
+    idea="Leave the F and B of your 1F1B where they are: only the W get places, which depend on the rank.",
     hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
     "i - r (if there is one); what is left of W comes at the end.",
 )  # fmt: skip

@@ -41,7 +41,7 @@ def _drive_attend(exercise: Any, **inputs: Any) -> Any:
 
 
 def attended(block: int, **inputs: Any) -> dict[str, torch.Tensor]:
-    """As `attend` is asked for: what nobody sees is as if it were not there."""
+    """As `attend` is asked for: a key that no query sees is as if it were not there."""
     seen = (inputs["k_at"] <= inputs["q_at"].max()).nonzero().flatten()
     k, v, k_at = inputs["k"][:, seen], inputs["v"][:, seen], inputs["k_at"][seen]
     return named(dense(inputs["q"], k, v, inputs["q_at"], k_at))
@@ -64,8 +64,8 @@ def _placed(q_at: list[int], k_at: list[int], block: int) -> Callable[[Draw], di
     return lambda draw: _at(draw, q_at, k_at, block)
 
 
-# A block that nobody sees comes first; later ones begin or end with a place that nobody sees, the last is half a block;
-# the last query is not the one that sees most.
+# A block that no query sees comes first; later ones begin or end with a place that no query sees, the last is half a
+# block; the last query is not the one that sees most.
 _MIXED = _placed([5, 2, 3], [6, 9, 0, 11, 8, 1, 4, 7, 10, 2, 5], 2)
 
 
@@ -93,8 +93,24 @@ def _sees_nothing(draw: Draw) -> dict[str, Any]:
 
 
 def _long(draw: Draw) -> dict[str, Any]:
-    return {**_at(draw, list(range(512, 608)), list(range(512)), 8), "q": draw.tensor(2, 96, 4),
-            "k": draw.tensor(2, 512, 4), "v": draw.tensor(2, 512, 4)}  # fmt: skip
+    """Blocks of 7 keys, and no other size is a multiple of 7: a product over blocks of another width is not either."""
+    return {**_at(draw, list(range(512, 609)), list(range(453)), 7), "q": draw.tensor(2, 97, 4),
+            "k": draw.tensor(2, 453, 4), "v": draw.tensor(2, 453, 4)}  # fmt: skip
+
+
+def _by_blocks(answer: Answer) -> str | None:
+    """Most work is in products over whole blocks; elementwise work is not seen."""
+    block, q = answer.inputs["block"], answer.inputs["q"]
+    done = [much for what, much in answer.evidence[0].order if what == "matmul"]
+    over_a_block = sum(much for much in done if much % block == 0 and much < 1.5 * block * q.numel())
+    if 2 * over_a_block < sum(done):
+        return f"most of its products do not go over {block} keys at a time, which is `block` here"
+    return None
+
+
+def _double(draw: Draw) -> dict[str, Any]:
+    inputs = _any_pieces(draw)
+    return {**inputs, **{name: inputs[name].double() for name in "qkv"}}
 
 
 def _half_of_a_heads_scores(inputs: dict[str, Any]) -> float:
@@ -109,7 +125,7 @@ def _in_torch(answer: Answer) -> str | None:
 
 
 def _mostly_hidden(draw: Draw) -> dict[str, Any]:
-    """Nobody sees 14 of the 16 blocks."""
+    """No query sees 14 of the 16 blocks."""
     block = draw.integer(3, 6)
     return _at(draw, list(range(2 * block)), list(range(16 * block)), block)
 
@@ -136,6 +152,39 @@ def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, tota
         p, shrink = torch.exp(part - finite), 1.0 if total_too else torch.exp(top - finite)
         total, out, top = total * shrink + p.sum(-1, keepdim=True), out + p @ values, higher
     return named((out / total, (top + total.log()).squeeze(-1)))
+
+
+def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: bool, divided: bool) -> Any:
+    """O and l multiplied by exp(m_new - m_old) where they `grow`; O divided by l after every block."""
+    s = scores_of(q, k, q_at, k_at)
+    top = q.new_full((*q.shape[:2], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    for part, values in zip(s.split(block, -1), v.split(block, 1), strict=True):
+        higher = torch.maximum(top, part.amax(-1, keepdim=True))
+        finite = higher.masked_fill(higher == -torch.inf, 0.0)
+        p, shrink = torch.exp(part - finite), torch.exp(finite - top if grows else top - finite)
+        shrink = shrink.masked_fill(top == -torch.inf, 0.0)
+        total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher
+        out = out / total.masked_fill(total == 0, 1.0) if divided else out
+    return named((out if divided else out / total.masked_fill(total == 0, 1.0), (top + total.log()).squeeze(-1)))
+
+
+def _not_divided(block: int, **inputs: Any) -> Any:
+    """O in the place of O / l."""
+    out, lse = dense(**inputs)
+    top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
+    finite = top.masked_fill(top == -torch.inf, 0.0)
+    return named((out * torch.exp(lse - finite).unsqueeze(-1), lse))
+
+
+def _a_large_negative_score(skips: bool) -> Callable[..., Any]:
+    def answer(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+        keep = torch.cat([(at <= q_at.max()).any().expand(len(at)) for at in k_at.split(block)]) | (not skips)
+        k, v, k_at = k[:, keep], v[:, keep], k_at[keep]
+        s = scores_of(q.double(), k.double(), q_at, k_at, causal=False).masked_fill(q_at[:, None] < k_at, -1e9)
+        return named(((s.softmax(-1) @ v.double()).to(q.dtype), s.logsumexp(-1).to(q.dtype)))
+
+    return answer
 
 
 def _nothing_is_nan(block: int, **inputs: Any) -> Any:
@@ -176,8 +225,14 @@ def _skips(answer: Answer) -> str | None:
     return None
 
 
-_FIXED = {
-    "q": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), "k": torch.tensor([[[1.0, 1.0], [0.0, 1.0], [3.0, 0.0]]]),
+# The row of the lab's picture (`minimegatron.viz.softmax`): weights 2, 1, 8, 4 and values 3, 6, 1, 2.
+_PICTURE = {
+    "q": torch.ones(1, 1, 1), "k": torch.tensor([2.0, 1.0, 8.0, 4.0]).log().reshape(1, 4, 1),
+    "v": torch.tensor([3.0, 6.0, 1.0, 2.0]).reshape(1, 4, 1), "q_at": torch.tensor([3]), "k_at": torch.arange(4),
+    "block": 2,
+}  # fmt: skip
+_TWO = {
+    "q": torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]), "k": torch.tensor([[[0.0, 1.0], [1.0, 1.0], [3.0, 3.0]]]),
     "v": torch.tensor([[[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]]), "q_at": torch.tensor([1, 2]),
     "k_at": torch.tensor([0, 1, 2]), "block": 1,
 }  # fmt: skip
@@ -187,29 +242,39 @@ ATTEND = Exercise(
     reference=attended,
     drive=_drive_attend,
     cases=[
-        Case("two queries, three keys, blocks of one", _FIXED),
+        Case("the picture's four keys in blocks of two; two queries, three keys", _PICTURE, fixed=[_TWO]),
         Case("other sizes and places", _any_pieces, hidden=True, draws=3, fixed=[
             _MIXED, _placed([4, 1, 2], [0, 1, 2, 3, 4], 8)]),
         Case("scores in the hundreds", _large_scores, hidden=True, draws=2, fixed=[_far_below_zero]),
         Case("queries that see nothing", _sees_nothing, hidden=True, draws=2, fixed=[
             _placed([16, 12, 9, 13], [14, 15, 10, 11, 18, 19], 2), _placed([3, 2], [5, 6, 7], 2)]),
-        Case("never the whole matrix of scores", _long, hidden=True, points=2, accept=[
+        Case("inputs of float64: the answers are as precise", _double, hidden=True, draws=1),
+        Case("`block` keys at a time, never the whole matrix of scores", _long, hidden=True, accept=[
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
-            peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch]),
-        Case("a block that nobody sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan], accept=[_skips]),
+            peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch, _by_blocks]),
+        Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, fixed=[_mostly_nan],
+             accept=[_skips]),
     ],
     mistakes=[
         Mistake(lambda block, **i: named(dense(**i, scaled=False)), "The scores are divided by sqrt(d)."),
         Mistake(lambda block, **i: named(dense(**i, causal=False)),
                 "A query at place i sees keys at places j <= i only."),
         Mistake(lambda block, **i: named(dense(**i)),
-                "A block that no query sees is skipped, not computed and masked."),
+                "A block that no query sees is skipped, not computed and masked: it may hold NaN, and 0 times NaN is "
+                "NaN."),
+        *(Mistake(_a_large_negative_score(skips), "-1e9 is a score: a query that sees nothing then averages what is "
+                  "hidden. Use -inf.") for skips in (True, False)),
         Mistake(_nothing_is_nan, "A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
         Mistake(_plain_exp, "exp of a large score overflows: subtract the running maximum first."),
         Mistake(partial(_not_rescaled, total_too=True),
                 "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
         Mistake(partial(_not_rescaled, total_too=False),
                 "When the maximum grows, O shrinks by exp(m_old - m_new) as l does."),
+        Mistake(_not_divided, "out is O: the end of the calculation, O / l, is missing."),
+        Mistake(partial(_by_block, grows=True, divided=False),
+                "What was summed before grows instead of shrinking: its factor is exp(m_old - m_new), at most 1."),
+        Mistake(partial(_by_block, grows=False, divided=True),
+                "O is divided by l after every block. Until the last block neither of the two is final."),
         Mistake(_last_block_lost, "The last block may be shorter than the others: its keys are missing."),
         Mistake(_lost(lambda at, q_at: at[0] > q_at.max()),
                 "A block is skipped by its *lowest* place: places need not ascend, at[0] may be any of them."),
@@ -221,6 +286,7 @@ ATTEND = Exercise(
         Mistake(_lost(lambda at, q_at: at.min() > q_at.min()),
                 "You skip blocks that some queries see. Skip one only if *no* query sees any of it."),
     ],
+    idea="What was summed under the old maximum must be brought under the new one before the next block is added.",
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "
     "exp(m - m'), add exp(S - m'). Begin with m -inf, l and O 0. At the end O / l and m + log l. -inf minus -inf is no "
     "number: where m' is -inf use 0. Skip a block whose lowest place is above the highest of the queries.",

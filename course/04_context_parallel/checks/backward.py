@@ -15,7 +15,7 @@ import torch
 from labkit.checks import at_most, only, to_the_next
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-from .forward import kv_bytes, ring, ring_inputs
+from .forward import four_tokens, kv_bytes, ring, ring_inputs
 from .pieces import Triple, piece_backward
 
 Inputs = list[dict[str, Any]]
@@ -70,6 +70,23 @@ def _not_home(by: int) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
     return answer
 
 
+def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    right = _ring_back(ranks)
+    own = [_part(ranks, r, r, r) for r in range(len(ranks))]
+    return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
+
+
+def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dQ of the block that came last, that of the next rank."""
+    size = len(ranks)
+    last = [_part(ranks, r, (r + 1) % size, (r + 1) % size)[0] for r in range(size)]
+    return [{**one, "dq": dq} for one, dq in zip(_ring_back(ranks), last, strict=True)]
+
+
+def _averaged(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    return [{**one, "dq": one["dq"] / len(ranks)} for one in _ring_back(ranks)]
+
+
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     """`apart`: how much the keys and values of two ranks differ."""
     ranks = ring_inputs(draw, cp)
@@ -80,14 +97,27 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
     return ranks
 
 
+def _third_token() -> Inputs:
+    """2 ranks, every score 0; only the output at place 2 has a gradient, of 6 in its first number.
+
+    P is 1/3 and out 5, so dS is -3, -1, 4, dQ 7. The last token sees all keys: it would not tell whose block was used.
+    """
+    ranks = four_tokens()
+    for r, (one, o) in enumerate(zip(ranks, ring(ranks), strict=True)):
+        dout = torch.zeros_like(one["q"])
+        dout[0, :, 0] = 6.0 * (one["at"][r] == 2)
+        one.update(dout=dout, **o)
+    return ranks
+
+
 BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
     drive=_drive_back,
     axis="cp",
     cases=[
-        Case("2 ranks", partial(_back_inputs, cp=2)),
-        Case("up to 4 ranks", _back_inputs, points=2, hidden=True),
+        Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
+        Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
         Case("K, V and their gradients go round once, to the next rank", partial(_back_inputs, cp=4), hidden=True,
              points=2, accept=[only("send", "recv"), to_the_next, at_most(
                  "2C blocks", lambda i: 2 * len(i) * kv_bytes(i), "send")]),
@@ -102,8 +132,12 @@ BACK = Exercise(
                 "must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
+        Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
+        Mistake(_last_step, "dQ is that of the last step alone: the other blocks have their terms, too."),
+        Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
     ],
+    idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
     hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
     "before to this block's dK, dV and send the sum on. After C hops it is home.",
 )  # fmt: skip
@@ -138,6 +172,21 @@ def _case_of(
     return inputs
 
 
+def _two_ranks() -> dict[str, Any]:
+    """What rank 0 of 2 sees of a right ring over four tokens; the numbers can be worked out by hand."""
+    ranks = four_tokens()
+    for one in ranks:
+        one.update({name: one[name][..., :2].clone() for name in "qkv"})
+    for one, o in zip(ranks, ring(ranks), strict=True):
+        one.update(dout=torch.tensor([[[0.0, 0.0], [8.0, 0.0]]]), **o)
+    mine = ranks[0]
+    return {
+        "dqs": [_part(ranks, 0, owner, owner)[0] for owner in (0, 1)],
+        **{n: mine[n] for n in ("dout", "q", "out", "lse")}, "ks": [r["k"] for r in ranks],
+        "vs": [r["v"] for r in ranks], "at": mine["at"], "rank": 0,
+    }  # fmt: skip
+
+
 def _shuffled(draw: Draw, rank: int, size: int) -> list[int]:
     return draw.random.sample(range(size), size)
 
@@ -150,7 +199,8 @@ USED = Exercise(
     "blocks_used",
     reference=blocks_used,
     cases=[
-        Case("a ring that is right", _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])),
+        Case("a ring of two that is right, four tokens", _two_ranks(), draws=1, fixed=[
+            _case_of(lambda draw, r, size: [(r - i) % size for i in range(size)])]),
         Case("one that uses a single block", _case_of(lambda draw, r, size: [draw.integer(0, size - 1)] * size),
              hidden=True, fixed=[_case_of(_blocks(2, 2, 2), 3, 1), _case_of(_blocks(0, 0, 0, 0), 4, 2)]),
         Case("any blocks", _case_of(_shuffled), points=2, hidden=True, fixed=[
@@ -164,9 +214,14 @@ USED = Exercise(
         ),
         Mistake(
             lambda dqs, rank, ks, **_: [(rank + 1 - i) % len(ks) for i in range(len(dqs))],
-            "One shift explains one ring. Test every block at every step.",
+            "This ring is not always one ahead. Test every block at every step.",
+        ),
+        Mistake(
+            lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
+            "That is how far away the owner is. Return the owner's rank.",
         ),
     ],
+    idea="You know every block that could have been used. What would step i's dq be with each, under that step's mask?",
     hint="At step i the mask is that of at[(rank - i) mod C]. Compute piece_backward with every block's keys and "
     "values and take the one whose dq equals dqs[i].",
 )  # fmt: skip

@@ -93,6 +93,17 @@ def ring_inputs(draw: Draw, cp: int = 0, half: int = 0) -> Inputs:
     return [{**{name: draw.tensor(a, n, d) for name in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
 
 
+def four_tokens() -> Inputs:
+    """2 ranks, every score 0: out at place i is the mean of the values up to there, 2, 3, 5, 4; lse is log(i + 1)."""
+    at = [positions(4, 2, r) for r in range(2)]
+    ranks = []
+    for held in at:
+        q, k, v = torch.zeros(3, 1, 2, 4).unbind()
+        q[0, :, 0], k[0, :, 1], v[0, :, 0] = 1.0, 1.0 + held, torch.tensor([2.0, 4.0, 9.0, 1.0])[held]
+        ranks.append({"q": q, "k": k, "v": v, "at": [places.clone() for places in at]})
+    return ranks
+
+
 def kv_bytes(inputs: Inputs) -> int:
     return int(2 * inputs[0]["k"].nbytes)
 
@@ -102,17 +113,45 @@ def _counted(draw: Draw) -> Inputs:
     return [{**one, "count": True} for one in ring_inputs(draw, cp=4, half=16)]
 
 
+def _goes_round_once(answer: Answer) -> str | None:
+    size, a_block = len(answer.inputs), kv_bytes(answer.inputs)
+    for rank, one in enumerate(answer.evidence):
+        if one.nbytes("send") == size * a_block:
+            return f"rank {rank} sends {size} blocks, C hops; C-1 bring each block to all ranks, and the last is unused"
+    return at_most("(C-1) blocks", lambda i: (size - 1) * a_block, "send")(answer)
+
+
+def _computes_meanwhile(answer: Answer) -> str | None:
+    sentence = busy_during("send", _half_a_block_each, "the block")(answer)
+    before = "You wait before you compute: " if sentence and ": 0 of " in sentence else ""
+    return sentence and before + sentence
+
+
+_CUTS = {
+    (True, True): "cut q in halves and the keys in blocks of n/2",
+    (True, False): "attend with each half of q by itself",
+    (False, True): "give `attend` blocks of n/2 keys",
+    (False, False): "skip what the mask hides",
+}  # (the first ranks do too much, the last ones do)
+
+
 def _hidden_skipped(answer: Answer) -> str | None:
+    """An undivided q costs the first ranks most, a block of n keys the last ones."""
     q, size = answer.inputs[0]["q"], len(answer.inputs)
     enough = 2 * q.numel() * q.shape[1] * (size + 1) // 2  # the own block, and half of each other
+    too_much = {}
     for rank, one in enumerate(answer.evidence):
         done = [much for what, much in one.order if what == "matmul"]
         first = done.index(97)
         a_pair = sum(done[:first]) / (2 * q.shape[0] * q.shape[2])  # above 1 where `attend` makes a second pass
         all_of_it = sum(done[first + 1 :])
         if all_of_it > max(a_pair, 1) * enough:
-            return f"rank {rank} does {all_of_it} multiply-adds; {enough} are enough without the hidden halves"
-    return None
+            too_much[rank] = all_of_it
+    if not too_much:
+        return None
+    rank, much = next(iter(too_much.items()))
+    cut = _CUTS[0 in too_much, size - 1 in too_much]
+    return f"rank {rank} does {much} multiply-adds; {enough} are enough without the hidden halves: {cut}"
 
 
 def _half_a_block_each(inputs: Inputs) -> float:
@@ -128,13 +167,14 @@ RING = Exercise(
     drive=_drive_ring,
     axis="cp",
     cases=[
-        Case("2 ranks", partial(ring_inputs, cp=2)),
-        Case("up to 4 ranks", ring_inputs, points=2, hidden=True),
+        Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
+        Case("2 to 4 ranks", ring_inputs, hidden=True, fixed=[partial(ring_inputs, cp=2)]),
         Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
-            only("send", "recv"), to_the_next, at_most("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i), "send")]),
+            only("send", "recv"), to_the_next, _goes_round_once]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
-            only("send", "recv"), busy_during("send", _half_a_block_each)]),
+            only("send", "recv"), _computes_meanwhile]),
         Case("hidden halves are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
+        Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
     mistakes=[
         Mistake(lambda ranks: ring(ranks, scaled=False), "The scores are divided by sqrt(d)."),
@@ -148,6 +188,7 @@ RING = Exercise(
         Mistake(_stuck, "The same keys and values at every step: go on with what `wait()` returns."),
         Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
     ],
+    idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
     "each half of q, merge, then wait. Start with out 0 and lse -inf.",
 )  # fmt: skip
@@ -170,6 +211,14 @@ def _ulysses(ranks: Inputs, reorder: bool = True, order_back: bool = True) -> li
     return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
 
 
+def _dealt(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Rank r gets heads r, r + C, r + 2C, ..."""
+    size = len(ranks)
+    joined = _ulysses([{**r, "x": r["x"].unflatten(0, (-1, size)).transpose(0, 1).flatten(0, 1)} for r in ranks])
+    back = [one["tokens"].unflatten(0, (size, -1)).transpose(0, 1).flatten(0, 1) for one in joined]
+    return [{"heads": one["heads"], "tokens": tokens} for one, tokens in zip(joined, back, strict=True)]
+
+
 def _heads(draw: Draw, cp: int = 0) -> Inputs:
     cp = cp or draw.integer(3, 4)
     a, n, d = draw.integer(2, 3), 2 * draw.integer(2, 3), draw.choice([3, 5])
@@ -177,9 +226,9 @@ def _heads(draw: Draw, cp: int = 0) -> Inputs:
 
 
 def _numbered() -> Inputs:
-    """2 ranks, 2 heads, 8 tokens, width 1: head 1 at place 5 is 15."""
-    whole = (10 * torch.arange(2.0)[:, None] + torch.arange(8.0))[..., None]
-    return [{"x": whole[:, positions(8, 2, r)], "y": whole[r : r + 1].clone()} for r in range(2)]
+    """2 ranks, 4 heads, 8 tokens, width 1: head 1 at place 5 is 15."""
+    whole = (10 * torch.arange(4.0)[:, None] + torch.arange(8.0))[..., None]
+    return [{"x": whole[:, positions(8, 2, r)], "y": whole[2 * r : 2 * r + 2].clone()} for r in range(2)]
 
 
 ULYSSES = Exercise(
@@ -188,7 +237,7 @@ ULYSSES = Exercise(
     drive=_drive_ulysses,
     axis="cp",
     cases=[
-        Case("2 ranks, 2 heads, 8 tokens; each number is 10 head + place", _numbered()),
+        Case("2 ranks, 4 heads, 8 tokens; each number is 10·head + place", _numbered()),
         Case("up to 4 ranks", _heads, points=2, hidden=True),
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
             only("all_to_all"), count("all_to_all", 2), at_most("x and y", lambda i: 2 * i[0]["x"].nbytes)]),
@@ -207,7 +256,9 @@ ULYSSES = Exercise(
             lambda ranks: _ulysses(ranks, order_back=False),
             "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
         ),
+        Mistake(_dealt, "You deal the heads one by one. Rank r gets a/C heads that stand next to each other."),
     ],
+    idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
     hint="all_to_all_single cuts dim 0, the heads, into C. View what arrives as [C, a/C, 2, n/2, d]: the early chunks "
     "in rank order, then the late ones in reverse. The way back is the mirror image.",
 )  # fmt: skip

@@ -39,6 +39,17 @@ def _naive_merge(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
     return (a * out + b * more) / (a + b), (a + b).log().squeeze(-1)
 
 
+def _log_of_exponentials(finite: bool) -> Callable[..., Any]:
+    """`finite`: a sum of 0 has the logarithm 0."""
+
+    def answer(out: Any, lse: Any, more: Any, more_lse: Any) -> Any:
+        total = (lse.exp() + more_lse.exp()).log()
+        base = total.masked_fill(total == -torch.inf, 0.0) if finite else total
+        return named(((lse - base).exp().unsqueeze(-1) * out + (more_lse - base).exp().unsqueeze(-1) * more, total))
+
+    return answer
+
+
 def _nothing_merged(**pieces: Any) -> Pair:
     out, lse = merge(**pieces)
     return out.masked_fill((lse == -torch.inf).unsqueeze(-1), torch.nan), lse
@@ -91,8 +102,8 @@ def _far_apart(draw: Draw) -> dict[str, Any]:
 
 
 _EVEN = {
-    "out": torch.tensor([[[1.0, 2.0]]]), "lse": torch.tensor([[0.0]]), "more": torch.tensor([[[3.0, 6.0]]]),
-    "more_lse": torch.tensor([[math.log(3.0)]]),
+    "out": torch.tensor([[[4.0, 0.0]]]), "lse": torch.tensor([[math.log(2.0)]]), "more": torch.tensor([[[8.0, 4.0]]]),
+    "more_lse": torch.tensor([[math.log(6.0)]]),
 }  # fmt: skip
 
 MERGE = Exercise(
@@ -100,7 +111,7 @@ MERGE = Exercise(
     reference=lambda **i: named(merge(**i)),
     drive=_drive_merge,
     cases=[
-        Case("sums of 1 and 3", _EVEN),
+        Case("sums of 2 and 6", _EVEN),
         Case("other pieces", _halves(), hidden=True, draws=2, fixed=[_halves(30.0)]),
         Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
         Case(
@@ -127,15 +138,24 @@ MERGE = Exercise(
         Mistake(
             lambda **i: named(_one_empty("more_lse")(**i)), "The second piece may have seen nothing: its lse is -inf."
         ),
-        Mistake(
-            lambda **i: named(_naive_merge(**i)),
-            "exp(lse) overflows. Use differences: torch.logaddexp, then exp(lse - lse_new).",
+        *(
+            Mistake(
+                naive,
+                "exp(lse) overflows for a large lse, and is 0 for a very negative one. "
+                "Take exp of differences only: exp(lse - lse_new).",
+            )
+            for naive in (lambda **i: named(_naive_merge(**i)), _log_of_exponentials(False), _log_of_exponentials(True))
         ),
         Mistake(
             lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], lse + more_lse)),
             "The sums add, not their logarithms: lse_new = log(exp(lse) + exp(more_lse)).",
         ),
+        Mistake(
+            lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], torch.maximum(lse, more_lse))),
+            "out is right; lse is that of the larger piece alone, and the smaller one has its sum, too.",
+        ),
     ],
+    idea="Each out was divided by its own sum. Which share of the new sum is that?",
     hint="lse_new = logaddexp(lse, more_lse); out = exp(lse - lse_new) out + exp(more_lse - lse_new) more. Where "
     "lse_new is -inf nothing was seen: take 0 in its place before you subtract.",
 )
@@ -202,8 +222,27 @@ def _two_tokens() -> dict[str, Any]:
     return {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse, "q_at": at, "k_at": at.clone()}
 
 
+def one_query() -> dict[str, Any]:
+    """Every score is 0, so that P is 1/4: dV is 2, dS is v - 4, dQ 1 and dK v - 4, each in one place."""
+    k, v = torch.zeros(1, 4, 4), torch.zeros(1, 4, 4)
+    k[0, :, 1], v[0, :, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 4.0, 9.0, 1.0])
+    q = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
+    return {"dout": 8 * q, "q": q, "k": k, "v": v, "out": 4 * q, "lse": torch.tensor([[math.log(4.0)]]),
+            "q_at": torch.tensor([3]), "k_at": torch.arange(4)}  # fmt: skip
+
+
 def _back(**how: bool) -> Callable[..., Any]:
     return lambda **inputs: gradients(piece_backward(**inputs, **how))
+
+
+def _exchanged(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    return {"dq": dq, "dk": dv, "dv": dk}
+
+
+def _first_two_exchanged(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    return {"dq": dk, "dk": dq, "dv": dv}
 
 
 PIECE = Exercise(
@@ -211,7 +250,7 @@ PIECE = Exercise(
     reference=_back(),
     drive=_drive_piece,
     cases=[
-        Case("two tokens, all keys: the gradient of attention", _two_tokens()),
+        Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
              fixed=[_zigzag_piece, _all_keys]),
     ],
@@ -223,6 +262,8 @@ PIECE = Exercise(
             "P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
         ),
         Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
+        Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
+        Mistake(_first_two_exchanged, "dQ and dK are exchanged: dV is right, and so is dS. The order is dq, dk, dv."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "
                 "dQ = dS K."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dk": ANYTHING}, "dQ and dV are right, dK is not: "
@@ -232,6 +273,7 @@ PIECE = Exercise(
         Mistake(lambda **i: {"dq": ANYTHING, "dk": ANYTHING, "dv": piece_backward(**i)[2]}, "dV is right, so P is. "
                 "dS = P (dP - D) / sqrt(d), with D = rowsum(dout out) and the final out."),
     ],
+    idea="The final lse belongs to the whole row: with it P of this piece is known without any other piece.",
     hint="S = q k^T / sqrt(d), masked; P = exp(S - lse); dV = P^T dout; dP = dout v^T; "
     "dS = P (dP - rowsum(dout out)) / sqrt(d); dQ = dS k; dK = dS^T q.",
 )  # fmt: skip

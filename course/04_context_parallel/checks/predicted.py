@@ -42,17 +42,21 @@ def _layer(draw: Draw) -> dict[str, Any]:
 
 
 _THREE = {"s": 48, "b": 3, "heads": 18, "groups": 6, "d": 10, "cp": 3, "element_size": 1}
-_SMALL = {"s": 16, "b": 1, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 2}
+_SMALL = {"s": 16, "b": 2, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 4}
 
 BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("16 tokens on 4 ranks", _SMALL),
+        Case("2 sequences of 16 tokens on 4 ranks", _SMALL),
         Case("one rank sends nothing", {**_SMALL, "cp": 1}),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
     mistakes=[
+        Mistake(
+            lambda cp, **i: {way: cp * sent for way, sent in bytes_per_layer(cp=cp, **i).items()},
+            "That is what all ranks send together; asked is one rank.",
+        ),
         Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step."),
         Mistake(
             _ring(lambda s, b, heads, d, cp, element_size, **_: 2 * (cp - 1) * s // cp * b * heads * d * element_size),
@@ -73,6 +77,7 @@ BYTES = Exercise(
             "Queries, keys, values go out, and the *output* comes back: another all-to-all of `heads` heads.",
         ),
     ],
+    idea="Follow one tensor: how many of its numbers leave this rank, and how often?",
     hint="n = s/C tokens. Ring: C-1 steps, each K and V, n*b*groups*d elements. Ulysses: (C-1)/C of q, k, v and the "
     "output, n*b*(2*heads + 2*groups)*d elements.",
 )  # fmt: skip
@@ -120,6 +125,7 @@ WORK = Exercise(
             lambda s, cp, zigzag: [s // cp * s] * cp, "The mask is causal: a token sees nothing that comes after it."
         ),
     ],
+    idea="How many keys does the token at place i see, and which places does a rank hold?",
     hint="The token at place i sees i+1 keys. Add that up over the tokens that a rank holds.",
 )
 
@@ -162,6 +168,7 @@ POSITIONS = Exercise(
         Mistake(lambda s, cp, rank: positions(s, cp, rank).view(2, -1).flip(0).flatten(), "The early chunk comes "
                 "first, so that places ascend."),
     ],
+    idea="Rank r holds the r-th chunk from the beginning and the r-th from the end.",
     hint="Cut 0 .. s-1 into 2C equal chunks; concatenate chunk r and chunk 2C-1-r.",
 )  # fmt: skip
 
@@ -172,7 +179,7 @@ def answers(
     s: int, cp: int, tp: int, heads: int, groups: int, element_size: int, flops: float, bandwidth: float
 ) -> dict[str, Any]:
     return {
-        "slowest_over_mean": (2 * cp - 1 + cp / s) / (cp + cp / s),
+        "slowest_over_mean": (2 * cp - 1) / cp,  # where s is long; for any s here within rtol
         "ring_over_ulysses": cp * groups / (heads + groups),
         "largest_ulysses": groups // tp,
         "sequence_multiple": 2 * cp * tp,
@@ -191,7 +198,7 @@ def _machine(draw: Draw) -> dict[str, Any]:
 
 
 _LLAMA = {
-    "s": 131072, "cp": 8, "tp": 2, "heads": 32, "groups": 8, "element_size": 2, "flops": 4e14, "bandwidth": 5e10,
+    "s": 131072, "cp": 8, "tp": 4, "heads": 64, "groups": 8, "element_size": 2, "flops": 1e14, "bandwidth": 3e11,
 }  # fmt: skip
 
 _LAPTOPS = {
@@ -202,7 +209,7 @@ QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("128 k tokens, heads and groups of Llama-3 8B, cp 8, tp 2", _LLAMA),
+        Case("Llama-3 70B, 128 k tokens, cp 8, tp 4, 100 TFLOP/s, 300 GB/s", _LLAMA),
         Case("another machine", _machine, points=3, hidden=True, fixed=[_LAPTOPS]),
     ],
     rtol=1e-3,
@@ -212,9 +219,24 @@ QUESTIONS = Exercise(
             "Half of the pairs are visible at a step: 2 n^2 heads d operations, not 4.",
         ),
         Mistake(
+            instead(answers, tokens_to_hide=lambda **i: 2 * answers(**i)["tokens_to_hide"]),
+            "A step computes twice as much as you count: two products, and two operations for a multiply-add.",
+        ),
+        Mistake(
             instead(answers, tokens_to_hide=lambda element_size, flops, bandwidth, **_: element_size * flops
                     / bandwidth),
             "Keys and values have `groups` heads, the work has `heads`.",
+        ),
+        *(
+            Mistake(instead(answers, tokens_to_hide=lambda to_whole=to_whole, **i: to_whole(
+                answers(**i)["tokens_to_hide"])), "tokens_to_hide is asked for not rounded.")
+            for to_whole in (math.ceil, math.floor)
+        ),
+        *(
+            Mistake(instead(answers, tokens_to_hide=lambda tp, up=up, **i: answers(tp=tp, **i)["tokens_to_hide"]
+                            * float(tp) ** up), "tp cuts the work and the messages alike: tokens_to_hide is the same "
+                    "for every tp.")
+            for up in (1, -1)
         ),
         *(
             Mistake(instead(answers, sequence_multiple=too_small),
@@ -224,11 +246,16 @@ QUESTIONS = Exercise(
         ),
         Mistake(instead(answers, largest_ulysses=lambda heads, tp, **_: heads // tp), "Keys and values have fewer "
                 "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
+        Mistake(instead(answers, largest_ulysses=lambda groups, **_: groups), "tp has already shared the groups: "
+                "a rank has only its part of them to share once more."),
         Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "
                 "+ 2 groups, the ring 2 groups."),
+        Mistake(instead(answers, ring_over_ulysses=lambda **i: 1 / answers(**i)["ring_over_ulysses"]),
+                "That is Ulysses over the ring; asked is the ring over Ulysses."),
         Mistake(instead(answers, slowest_over_mean=lambda cp, **_: cp), "The last of C contiguous pieces has "
                 "(2C-1)/C^2 of the pairs, the mean is 1/C."),
     ],
+    idea="Each number is a ratio of two things that you have counted above: pairs, bytes, or seconds.",
     hint="Contiguous: rank C-1 has (2C-1)/C^2 of all pairs. Bytes as in your first exercise. A step computes "
     "2 n^2 heads d operations while 2 n groups d elements travel.",
 )  # fmt: skip

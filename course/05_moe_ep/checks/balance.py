@@ -17,11 +17,14 @@ from .routing import clear, top
 # ------------------------------------------------------------------------------------------------ balancing loss
 
 
-def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float) -> dict[str, Any]:
+def _drive_balance(exercise: Any, logits: Any, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
+    """`tied`: all logits are equal, and the gradient depends on which of them count; over a token it sums to 0."""
     import torch
 
     with torch.inference_mode():
         loss, grad = exercise.balance(logits, k, coeff)
+    if tied and isinstance(grad, torch.Tensor) and grad.ndim == 2:
+        return {"loss": loss, "the gradient's sum over each token": grad.sum(-1)}
     return {"loss": loss, "gradient": grad}
 
 
@@ -40,6 +43,33 @@ def balance(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
     return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
 
 
+def _compared(answer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same, with what is compared where all logits are equal."""
+
+    def found(logits: torch.Tensor, k: int, coeff: float, tied: bool = False) -> dict[str, Any]:
+        right = answer(logits, k, coeff)
+        if tied:
+            return {"loss": right["loss"], "the gradient's sum over each token": right["gradient"].sum(-1)}
+        return right
+
+    return found
+
+
+def _threshold(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """Counts all experts that are as good as the k-th."""
+    x = logits.double().requires_grad_()
+    t, e = logits.shape
+    n = (x >= x.topk(k, -1).values[:, -1:]).sum(0)
+    loss = coeff * e / (k * t * t) * (x.softmax(-1).sum(0) * n).sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _in_float32(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    right = balance(logits, k, coeff)
+    return {**right, "gradient": right["gradient"].float()}
+
+
 def _by_hand(logits: torch.Tensor, k: int, coeff: float, *, jacobian: str = "full") -> dict[str, Any]:
     right = balance(logits, k, coeff)
     t, e = logits.shape
@@ -56,6 +86,22 @@ def _soft(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
     loss = coeff * e * (mean * mean).sum()
     (grad,) = torch.autograd.grad(loss, x)
     return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """The softmax over the chosen experts in place of that over all."""
+    x = logits.double().requires_grad_()
+    t, e = logits.shape
+    chosen = top(logits, k)
+    p = x.masked_fill(~chosen, -torch.inf).softmax(-1)
+    loss = coeff * e / (k * t * t) * (p.sum(0) * chosen.sum(0)).sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _shares(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    right = balance(logits, k, coeff)
+    return {**right, "gradient": right["gradient"] / len(logits)}
 
 
 def _times(factor: Callable[[int, int, int], float]) -> Callable[..., dict[str, Any]]:
@@ -91,9 +137,32 @@ def _with_logits(experts: int, k: int, coeff: float, shift: float = 0.0) -> Call
     return inputs
 
 
+def _in_double(draw: Draw) -> dict[str, Any]:
+    inputs = _some_logits(draw)
+    return {**inputs, "logits": inputs["logits"].double()}
+
+
+_NEW_ROUTER = {"logits": torch.zeros(4, 8), "k": 2, "coeff": 0.5, "tied": True}
+
+_MISTAKES = [
+    (_threshold, "Where experts are equally good, a token still counts for exactly k of them. Here it counts for all "
+     "that are as good as the k-th."),
+    (lambda *i: _by_hand(*i, jacobian="none"), "That is the gradient with respect to p. The logits are behind a "
+     "softmax, which has a gradient of its own."),
+    (lambda *i: _by_hand(*i, jacobian="half"), "The gradient of a softmax has two terms; here is the first."),
+    (_of_chosen, "Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of them: "
+     "experts that are not chosen must learn, too, that they are cheap."),
+    (_shares, "The loss is right; its gradient is divided by the tokens once more."),
+    (_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
+    (_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
+    (_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever E is."),
+    (_times(lambda t, e, k: k), "The factor is E / (k T^2): every token counts for k experts."),
+    (_in_float32, "The gradient is fp32, and the logits are not: it is asked for in the dtype of the logits."),
+]  # fmt: skip
+
 BALANCE = Exercise(
     "balance",
-    reference=balance,
+    reference=_compared(balance),
     drive=_drive_balance,
     rtol=1e-3,
     atol=1e-6,
@@ -101,20 +170,15 @@ BALANCE = Exercise(
         Case("two tokens, four experts, k = 3",
              {"logits": torch.tensor([[1.0, 0.0, -1.0, 0.5], [2.0, 0.0, 0.5, -1.0]]), "k": 3, "coeff": 0.5}),
         Case("other sizes", _some_logits, points=2, hidden=True, draws=3, fixed=[
-            _with_logits(5, 1, 0.01), _with_logits(8, 5, 3.0), _with_logits(6, 3, 1.0, 200.0)]),
-        Case("a favourite expert", _skewed, hidden=True),
+            _with_logits(5, 1, 0.01), _with_logits(8, 5, 3.0), _with_logits(6, 3, 1.0, 200.0), _in_double]),
+        Case("a favourite expert; a new router, whose logits are all 0", _skewed, hidden=True, fixed=[_NEW_ROUTER]),
     ],
-    mistakes=[
-        Mistake(lambda **i: _by_hand(**i, jacobian="none"), "That is the gradient of p. The logits are behind a "
-                "softmax: dlogits = p (dp - sum over experts of p dp)."),
-        Mistake(lambda **i: _by_hand(**i, jacobian="half"), "The softmax's gradient has two terms: p dp, and minus p "
-                "times the sum over experts of p dp."),
-        Mistake(_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
-        Mistake(_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
-        Mistake(_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever "
-                "E is."),
-        Mistake(_times(lambda t, e, k: k), "The factor is E / (k T^2): every token counts for k experts."),
-    ],
+    mistakes=[Mistake(_compared(answer), hint) for answer, hint in _MISTAKES],
+    errors={
+        "does not require grad": "There is no autograd here: write the formula of the gradient.",
+        "Inference tensors": "There is no autograd here: write the formula of the gradient.",
+    },
+    idea="Write the loss as a sum over tokens of what each of them pays, and ask what one logit changes of it.",
     hint="p = softmax(logits); n = how often each expert is among the k largest; price = coeff E / (k T^2) n. "
     "loss = sum(p * price); dlogits = p * (price - (p * price).sum(-1, keepdim=True)).",
 )  # fmt: skip
@@ -125,20 +189,27 @@ BALANCE = Exercise(
 def _drive_bias(
     exercise: Any, scores: Any, bias: Any, k: int, counts: Any, rate: float, tied: bool = False
 ) -> dict[str, Any]:
-    """`tied`: any k of the best will do, so what is compared is the same for all of them."""
+    """`tied`: any k of the best will do, so what is compared is the same for all of them. The gradient is taken in a
+    call of its own, of copies, so that a call that changes its input is told as such."""
+    leaf, copy = scores.clone().requires_grad_(), bias.clone()
     probs, chosen = exercise.choose(scores, bias, k)
     found = {"probs": probs, "map": chosen}
     if tied:
         found = {"experts of each token": chosen.sum(1).tolist(), "weights": probs.sort(1, descending=True).values}
-    return {**found, "bias": exercise.move_bias(bias.clone(), counts, rate)}
+    else:
+        again, _ = exercise.choose(leaf * 1, copy, k)
+        if again.requires_grad:
+            (again * again.detach()).sum().backward()
+        found["gradient of scores"] = leaf.detach() * 0 if leaf.grad is None else leaf.grad
+    return {**found, "bias": exercise.move_bias(bias, counts, rate)}
 
 
 def _biased(
     scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False, *,
-    seen: str = "choice", how: str = "sign",
+    seen: str = "choice", how: str = "sign", cut: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """`seen`: where the bias enters. `how`: the way in which it moves."""
-    s, b = scores.double(), bias.double()
+    """`seen`: where the bias enters. `how`: the way in which it moves. `cut`: the weights have no gradient."""
+    s, b = scores.double().requires_grad_(), bias.double()
     chosen = top(s if seen == "nowhere" else s + b, k)
     if seen == "ties":
         chosen = s + b >= (s + b).topk(k, -1).values[:, -1:]
@@ -146,7 +217,9 @@ def _biased(
     gap = counts.double().mean() - counts.double()
     move = {"sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum()}[how]
     probs = (kept / kept.sum(-1, keepdim=True)).float()
-    found: dict[str, Any] = {"probs": probs, "map": chosen}
+    (grad,) = torch.autograd.grad((probs * probs.detach()).sum(), s)
+    probs, grad = probs.detach(), (0 * grad if cut else grad).float()
+    found: dict[str, Any] = {"probs": probs, "map": chosen, "gradient of scores": grad}
     if tied:
         found = {"experts of each token": chosen.sum(1).tolist(), "weights": probs.sort(1, descending=True).values}
     return {**found, "bias": (b + rate * move).float()}
@@ -185,12 +258,13 @@ _SCORES = {
     "counts": torch.tensor([2, 0, 1]), "rate": 0.5,
 }  # fmt: skip
 
-_BIAS_MISTAKES = [
+_BIAS_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"seen": "both"}, "The bias has a say in who is chosen, not in what it counts: the weights are the *scores* of "
      "the chosen, over their sum."),
     ({"seen": "nowhere"}, "The choice is by score plus bias."),
-    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same: take the k "
-     "largest by their places, not all that reach the k-th."),
+    ({"seen": "ties"}, "Where experts are equally good, a token goes to exactly k of them all the same. Here it "
+     "goes to all that are as good as the k-th."),
+    ({"cut": True}, "The weights have no gradient: the scores of the chosen experts must get one."),
     ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
     ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
     ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
@@ -212,6 +286,8 @@ BIAS = Exercise(
             _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],
     mistakes=[Mistake(_bias_mistake(how), hint) for how, hint in _BIAS_MISTAKES],
+    idea="The bias decides who is chosen, the scores what each of the chosen weighs. In a step a bias moves by the "
+    "rate, up or down, or not at all.",
     hint="choose: the k largest of scores + bias; weights = scores of those over their sum. "
     "move_bias: bias + rate * sign(mean of counts - counts).",
 )  # fmt: skip

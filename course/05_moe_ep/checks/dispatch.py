@@ -20,11 +20,11 @@ def _drive_dispatch(exercise: Any, rows: Any, counts: Any, experts: Any, later: 
     come back."""
     counts, later = counts.contiguous(), [one.contiguous() for one in later]  # counts are, as a sum is
     mine, blocks = exercise.dispatch(rows, counts, ep)
-    found = {"mine": mine, "blocks": blocks}
+    found = {"dispatch's rows": mine, "dispatch's blocks": blocks}
     if later:
         more, cut = exercise.dispatch(*later, ep)
-        found["back, of another layer"] = exercise.combine(experts * more, cut, later[1], ep)
-    return {**found, "back": exercise.combine(experts * mine, blocks, counts, ep)}
+        found["combine's result, of another layer"] = exercise.combine(experts * more, cut, later[1], ep)
+    return {**found, "combine's result": exercise.combine(experts * mine, blocks, counts, ep)}
 
 
 def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[list[torch.Tensor]]]:
@@ -36,13 +36,13 @@ def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[list[to
 
 
 def _dispatched(ranks: Inputs, *, grouped: bool = True, home: bool = True, flat: bool = False) -> list[dict[str, Any]]:
-    """`grouped`: by expert; `home`: the way back undoes the grouping; `flat`: blocks turned round."""
+    """`grouped`: by expert; `home`: the way back undoes what was done; `flat`: blocks turned round."""
     factors = [one["experts"] for one in ranks]
     found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, grouped, home, flat)
     if ranks[0]["later"]:
         more = _journey([tuple(one["later"]) for one in ranks], factors, grouped, home, flat)
         for one, other in zip(found, more, strict=True):
-            one["back, of another layer"] = other["back"]
+            one["combine's result, of another layer"] = other["combine's result"]
     return found
 
 
@@ -57,13 +57,28 @@ def _journey(
         blocks = torch.tensor([[len(piece) for piece in sender] for sender in of])
         mine = torch.cat(by_expert if grouped else by_sender)
         times = torch.tensor(factors, dtype=rows.dtype).repeat_interleave(local).repeat_interleave(counts)
-        found.append({"mine": mine, "blocks": blocks.T if flat else blocks, "back": times[:, None] * rows})
+        found.append(
+            {
+                "dispatch's rows": mine,
+                "dispatch's blocks": blocks.T if flat else blocks,
+                "combine's result": times[:, None] * rows,
+            }
+        )
     if home:
         return found
-    # rows go home in the order of the experts, cut as if in that of the senders
-    sent = [f * one["mine"] for f, one in zip(factors, found, strict=True)]
-    cut = [rows.split(one["blocks"].sum(1).tolist()) for rows, one in zip(sent, found, strict=True)]
-    return [{**one, "back": torch.cat([cut[r][i] for r in range(len(cut))])} for i, one in enumerate(found)]
+    # rows go home in the order of the experts, cut as if in that of the senders; or ungrouped, and never grouped
+    sent = [f * one["dispatch's rows"] for f, one in zip(factors, found, strict=True)]
+    if not grouped:
+        sent = [_ungrouped(rows, one["dispatch's blocks"]) for rows, one in zip(sent, found, strict=True)]
+    cut = [rows.split(one["dispatch's blocks"].sum(1).tolist()) for rows, one in zip(sent, found, strict=True)]
+    return [{**one, "combine's result": torch.cat([cut[r][i] for r in range(len(cut))])} for i, one in enumerate(found)]
+
+
+def _ungrouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """By sender, of rows that stand by expert."""
+    world, local = blocks.shape
+    pieces = rows.split(blocks.T.flatten().tolist())
+    return torch.cat([pieces[e * world + i] for i in range(world) for e in range(local)])
 
 
 def _on_ranks(draw: Draw, counts: list[torch.Tensor], h: int, later: list[torch.Tensor] | None = None) -> Inputs:
@@ -134,17 +149,23 @@ def _in_step(answer: Answer) -> str | None:
     return None
 
 
-_SMALLEST = [
-    {"rows": torch.tensor([[0.0, 1.0], [20.0, 2.0], [21.0, 3.0], [30.0, 4.0]]), "counts": torch.tensor([1, 0, 2, 1]),
-     "experts": 2.0, "later": []},
-    {"rows": torch.tensor([[10.0, -1.0], [22.0, -2.0]]), "counts": torch.tensor([1, 0, 1, 0]), "experts": 3.0,
-     "later": []},
+# The lab's picture: row b3, token b for expert 3, is [2, 3]; rank 0's experts multiply by 1, rank 1's by 10.
+_PICTURE = [
+    {"rows": torch.tensor([[1.0, 1], [2, 1], [3, 1], [1, 2], [2, 3], [3, 3]]), "counts": torch.tensor([0, 3, 1, 2]),
+     "experts": 1.0, "later": []},
+    {"rows": torch.tensor([[4.0, 0], [5, 0], [6, 0], [4, 1], [6, 1], [5, 2]]), "counts": torch.tensor([3, 2, 1, 0]),
+     "experts": 10.0, "later": []},
 ]  # fmt: skip
 
 # what a rank sends; a message that it gets has been counted where it left
 OUTWARD = (
     "all_to_all", "all_gather", "all_reduce", "reduce_scatter", "broadcast", "gather", "scatter", "reduce", "send",
 )  # fmt: skip
+
+_STAYS_AWAY = {
+    words: "A rank without rows must still take part: a collective is a call that all ranks of the group make."
+    for words in ("is not the same on its ranks", "has returned", "deadlock")
+}
 
 DISPATCH = Exercise(
     "dispatch",
@@ -153,21 +174,28 @@ DISPATCH = Exercise(
     axis="ep",
     accept=[_in_step],
     cases=[
-        Case("2 ranks, 4 experts", _SMALLEST),
-        Case("up to 4 ranks", _some_rows, points=2, hidden=True, fixed=[_two_layers]),
+        Case("the picture: row b3 is [2, 3]; rank 1's experts multiply by 10", _PICTURE),
+        Case("up to 4 ranks", _some_rows, points=2, hidden=True, fixed=[_two_layers], errors=_STAYS_AWAY),
         Case("a rank that gets nothing, one that has nothing", _an_idle_rank, hidden=True, fixed=[
-            _a_rank_without_both]),
+            _a_rank_without_both], errors=_STAYS_AWAY),
         Case("rows travel to their expert and back, and nowhere else", _many_rows, points=2, hidden=True, accept=[
             at_most("the busiest rank's rows, there and back, and the counts", _rows_and_counts, *OUTWARD)]),
     ],
     mistakes=[
-        Mistake(lambda ranks: _dispatched(ranks, grouped=False), "The rows arrive by sender. An expert wants its own "
-                "in one piece: sort the blocks by expert, then by sender."),
+        Mistake(lambda ranks: _dispatched(ranks, grouped=False), "The rows arrive by sender, and are left so. An "
+                "expert wants its own in one piece."),
+        Mistake(lambda ranks: _dispatched(ranks, grouped=False, home=False), "`dispatch` leaves the rows by sender, "
+                "and `combine` takes them for grouped by expert. An expert wants its own in one piece."),
         Mistake(lambda ranks: _dispatched(ranks, home=False), "`y` is sorted by expert; before it travels its blocks "
                 "must be back in the order in which they came, by sender."),
         Mistake(lambda ranks: _dispatched(ranks, flat=True), "blocks[i, e]: the rows that rank i sends to expert e of "
                 "this rank, [P, E/P]."),
     ],
+    errors={
+        words: "The splits do not fit the rows: input splits are the rows for each rank, output splits those from each."
+        for words in ("Split sizes", "split sizes", "which expects")
+    },
+    idea="Follow b3 through the picture: at each line ask how many rows come before it.",
     hint="Send counts first: an all-to-all of [P, E/P], or an all-gather, gives blocks. Rows: input splits are "
     "counts.view(P, -1).sum(1), output splits blocks.sum(1). What arrives is a list of P * E/P blocks: take e slowest, "
     "i fastest. The way back is the mirror image, splits exchanged.",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labkit.checks import at_most
-from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 from .dispatch import OUTWARD
 
@@ -28,9 +28,9 @@ def _same_experts(ranks: Inputs) -> list[list[int]]:
 
 
 def _finished(
-    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_by: str = "all"
+    ranks: Inputs, *, expert_over: str = "edp", expert_by: str = "all", dense_over: str = "dp", dense_by: str = "all"
 ) -> list[dict[str, torch.Tensor]]:
-    """`expert_over`: the ranks that are summed; `..._by`: what the sum is divided by."""
+    """`..._over`: the ranks that are summed; `..._by`: what the sum is divided by."""
     ep, world = ranks[0]["ep"], len(ranks)
     every = sum(r["tokens"] for r in ranks)
     found = []
@@ -42,7 +42,7 @@ def _finished(
             "nothing": 1, "dp": every * world,
         }  # fmt: skip
         means = torch.stack([one["dense"] / one["tokens"] for one in ranks]).mean(0)
-        total = torch.stack([one["dense"] for one in ranks]).sum(0)
+        total = torch.stack([one["dense"] for one in (edp if dense_over == "edp" else ranks)]).sum(0)
         dense = {"all": total / every, "means": means, "nothing": total}[dense_by]
         found.append({"dense": dense, "expert": torch.stack([one["expert"] for one in own]).sum(0) / by[expert_by]})
     return found
@@ -84,6 +84,12 @@ def _sums(ranks: Inputs) -> int:
     return 2 * int(ranks[0]["dense"].nbytes + ranks[0]["expert"].nbytes) + 4096
 
 
+def _tokens_once(answer: Answer) -> str | None:
+    """In this case a gradient has thousands of numbers: a small sum is that of the tokens."""
+    times = max(sum(call.name == "all_reduce" and call.nbytes <= 64 for call in one.calls) for one in answer.evidence)
+    return f"the number of tokens is summed {times} times: one sum is enough" if times > 1 else None
+
+
 def _expert(**how: str) -> Callable[[Inputs], Any]:
     return lambda ranks: _finished(ranks, **how)
 
@@ -95,25 +101,26 @@ FINISH = Exercise(
     axis={"dp": None, "edp": _same_experts},
     changes=("dense", "expert"),
     cases=[
-        Case("4 ranks, ep 2", _FOUR, points=2),
+        Case("4 ranks with 1, 2, 3, 4 tokens, ep 2", _FOUR, points=2),
         Case("3 ranks, ep 3: every expert lives once", _all_ep, hidden=True),
         Case("2 ranks, ep 1; one has no token that counts", _no_ep, hidden=True),
         Case("no more travels than the sums need", _many, hidden=True, accept=[
-            at_most("two sums, of dense and of expert,", _sums, *OUTWARD)]),
+            at_most("two sums, of dense and of expert,", _sums, *OUTWARD), _tokens_once]),
     ],
     mistakes=[
         Mistake(_expert(expert_by="edp"), "The experts are divided by the tokens of edp alone. Tokens of *all* ranks "
-                "reached them, through the all-to-all: divide by the tokens of the whole batch."),
-        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks. Sums are "
-                  "divided by the number of tokens and by nothing else.") for by in ("mean", "ep", "dp")),
-        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Sum an expert over the "
-                "ranks that hold a copy of it: edp."),
-        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens: their gradients "
+                "reached them, through the all-to-all."),
+        *(Mistake(_expert(expert_by=by), "The experts are divided once too often, by a number of ranks.")
+          for by in ("mean", "ep", "dp")),
+        Mistake(_expert(expert_over="dp"), "Ranks of one ep group hold *different* experts. Here their gradients "
+                "are added to each other."),
+        Mistake(_expert(expert_over="own"), "Ranks of edp hold the same experts and saw other tokens, and here each "
+                "keeps its own gradient."),
+        Mistake(_expert(dense_over="edp"), "Every rank of dp holds a copy of the dense weights. Here only those of edp "
                 "are summed."),
-        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much. Sum the gradients, "
-                "sum the tokens, divide once."),
-        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet: by the tokens of all "
-                "ranks."),
+        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much."),
+        Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet."),
     ],
+    idea="Count tokens, not ranks: the loss is one sum over all tokens of the batch, divided once.",
     hint="N = tokens summed over dp. dense: sum over dp, divided by N. expert: sum over edp, divided by the same N.",
 )  # fmt: skip

@@ -17,14 +17,20 @@ from .routing import Pair, top, weights
 
 def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool = False) -> Any:
     """`tied`: of tokens that weigh the same any will do, so what is compared is the same for all of them."""
+    leaf, copy = probs.clone().requires_grad_(), map.clone()
     left, kept = exercise.limit(probs, map, capacity)
+    again, _ = exercise.limit(leaf * 1, copy, capacity)  # for the gradient: of copies, which it may spoil
+    if again.requires_grad:
+        (again * again.detach()).sum().backward()
+    grad = 0 * leaf.detach() if leaf.grad is None else leaf.grad
     if tied:
         return {
             "tokens of each expert": kept.sum(0).tolist(),
             "weights": left.sort(0).values,
             "kept of those that chose it": bool((kept <= map).all()),
+            "gradient of probs": grad.sort(0).values,
         }
-    return {"probs": left, "map": kept}
+    return {"probs": left, "map": kept, "gradient of probs": grad}
 
 
 def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
@@ -58,15 +64,27 @@ def _padded(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
     return probs * kept, kept
 
 
-def _limited(way: Callable[[torch.Tensor, torch.Tensor, int], Pair]) -> Callable[..., dict[str, Any]]:
-    """The answer of a capacity that leaves what `way` says."""
+def _places_lost(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    """A chosen token that weighs 0 loses its place to tokens that did not choose the expert."""
+    kept = torch.zeros_like(map).scatter(0, probs.topk(min(capacity, len(probs)), 0).indices, True) & map
+    return probs * kept, kept
+
+
+def _limited(
+    way: Callable[[torch.Tensor, torch.Tensor, int], Pair], *, cut: bool = False
+) -> Callable[..., dict[str, Any]]:
+    """The answer of a capacity that leaves what `way` says. `cut`: without a gradient."""
 
     def answer(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
-        left, kept = way(probs, map, capacity)
+        leaf = probs.clone().requires_grad_()
+        left, kept = way(leaf, map, capacity)
+        (grad,) = torch.autograd.grad((left * left.detach()).sum(), leaf)
+        left, grad = left.detach(), 0 * grad if cut else grad
         if tied:
             return {"tokens of each expert": kept.sum(0).tolist(), "weights": left.sort(0).values,
-                    "kept of those that chose it": bool((kept <= map).all())}  # fmt: skip
-        return {"probs": left, "map": kept}
+                    "kept of those that chose it": bool((kept <= map).all()),
+                    "gradient of probs": grad.sort(0).values}  # fmt: skip
+        return {"probs": left, "map": kept, "gradient of probs": grad}
 
     return answer
 
@@ -101,6 +119,20 @@ def _one_choice(draw: Draw) -> dict[str, Any]:
     return {**_routing(draw, 1), "tied": True}
 
 
+def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
+    """A weight may come to 0, and where there is room the row travels all the same."""
+    inputs = _routing(draw)
+    places = inputs["map"].nonzero()[::3]
+    inputs["probs"][places[:, 0], places[:, 1]] = 0.0
+    return {**inputs, "capacity": len(inputs["map"])}
+
+
+# Each expert but the first is chosen by one token, with the weight 0: there is room for it.
+_ROOM_FOR_ONE = {
+    "probs": torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.75, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]),
+    "map": torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], dtype=torch.bool), "capacity": 1,
+}  # fmt: skip
+
 _THREE = {
     "probs": torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3]]), "map": torch.ones(3, 2, dtype=torch.bool),
     "capacity": 2,
@@ -111,21 +143,27 @@ LIMIT = Exercise(
     reference=_limited(limit),
     drive=_drive_limit,
     cases=[
-        Case("three tokens, room for two", _THREE),
-        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens]),
+        Case("three tokens, two experts with room for two each", _THREE),
+        Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens, _weight_of_nothing]),
+        Case("chosen with the weight 0, and there is room", _ROOM_FOR_ONE),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
             _one_choice, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
     ],
     mistakes=[
         Mistake(_limited(_first_come), "Those are the first to come. Keep the heaviest."),
         Mistake(_limited(_all_that_weigh_as_much), "Where tokens weigh the same, an expert gets more than it has room "
-                "for. Keep at most C, by their places in the order, whichever of the equal ones they are."),
+                "for: at most C are kept, whichever of the equal ones they are."),
         Mistake(_limited(_made_whole), "The weights of those that stay do not change: what is dropped is missing."),
         Mistake(_limited(_same_map), "`map` must say who is left: rows that are dropped do not travel."),
+        Mistake(_limited(_places_lost), "A token that did not choose an expert takes a place there from one that did, "
+                "with the weight 0: only those that chose it compete."),
+        Mistake(_limited(limit, cut=True), "The weights have no gradient: those of the tokens that stay must keep "
+                "theirs."),
         Mistake(_limited(_padded), "Some expert gets tokens that did not choose it: kept means chosen *and* among the "
                 "heaviest."),
         Mistake(_limited(_of_a_token), "That limits the experts of a token. The capacity limits the tokens of an "
                 "*expert*: go down the columns."),
     ],
+    idea="Each expert ranks the tokens that chose it.",
     hint="Sort each column by weight, largest first; the first C are kept, if they were chosen at all. The rest is 0.",
 )  # fmt: skip

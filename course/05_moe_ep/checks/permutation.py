@@ -15,6 +15,10 @@ def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> 
     for given in (tokens, probs, y):
         given.requires_grad_()
     rows, weights, source = exercise.permute(tokens, probs, map)
+    said, places = [len(one) for one in (rows, weights, source)], int(map.sum())
+    if said != [places] * 3:
+        of_probs = ": `map` says where a token goes, `probs` does not" if said[0] == int((probs != 0).sum()) else ""
+        raise ValueError(f"{said[0]} rows, {said[1]} weights, {said[2]} sources for {places} places in map{of_probs}")
     ((rows * rows.detach()).sum() + (weights * weights.detach()).sum()).backward()
     back = exercise.unpermute(y, source, len(tokens))
     (back * back.detach()).sum().backward()
@@ -98,6 +102,12 @@ def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
+def _in_double(draw: Draw) -> dict[str, Any]:
+    """Rows have the dtype of the tokens, whatever it is."""
+    inputs = _some_map(draw)
+    return {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+
+
 _SMALL = {
     "tokens": torch.tensor([[1.0], [2.0], [3.0]]),
     "probs": torch.tensor([[0.25, 0.75], [0.0, 1.0], [1.0, 0.0]]),
@@ -110,15 +120,15 @@ PERMUTE = Exercise(
     reference=_permuted,
     drive=_drive_permute,
     cases=[
-        Case("three tokens, two experts", _SMALL),
+        Case("three tokens a, b, c and two experts, as in the text", _SMALL),
         Case("other sizes", _some_map, points=2, hidden=True, draws=3, fixed=[
-            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing]),
+            lambda draw: _some_map(draw, 3), lambda draw: _some_map(draw, 1), _weight_of_nothing, _in_double]),
         Case("every token to every expert", _every_expert, hidden=True),
         Case("an expert without tokens, a token without experts", _quiet, hidden=True, fixed=[_quiet_ends]),
     ],
     mistakes=[
         Mistake(lambda **i: _permuted(**i, by="token"), "The rows are sorted by token. What goes to one expert must "
-                "be contiguous: sort by expert, then by token."),
+                "lie in one piece."),
         Mistake(lambda **i: _permuted(**i, weights_by="token"), "The weights stand in the order of the tokens, the "
                 "rows in that of the experts: each row gets another row's weight."),
         Mistake(lambda **i: _permuted(**i, back="last"), "A token has several rows: they are *added* to it. An "
@@ -126,6 +136,10 @@ PERMUTE = Exercise(
         Mistake(lambda **i: _permuted(**i, back="mean"), "The rows are added, not averaged: their weights sum to 1 "
                 "already."),
     ],
+    errors={
+        "`probs` does not": "A weight may be 0, and the row travels all the same: `map` says where a token goes.",
+    },
+    idea="A row is a pair (expert, token): list the pairs in the right order, and both ways follow from the list.",
     hint="map.T.nonzero() lists the pairs (expert, token) in the right order. rows = tokens[source]; "
     "weights = probs.T[map.T]; back: index_add into zeros.",
 )  # fmt: skip

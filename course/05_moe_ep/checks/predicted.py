@@ -27,6 +27,7 @@ def _layer(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_EXAMPLE = {"tokens": 4, "h": 3, "experts": 4, "k": 2, "ep": 2, "element_size": 4}
 _EIGHT = {"tokens": 16, "h": 8, "experts": 8, "k": 2, "ep": 4, "element_size": 2}
 
 _TINY_NUMBERS = {"tokens": 48, "h": 96, "experts": 24, "k": 3, "ep": 8, "element_size": 1}
@@ -50,9 +51,9 @@ BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("16 tokens, 8 experts on 4 ranks", _EIGHT),
+        Case("the example: 4 tokens, 4 experts, 2 ranks", _EXAMPLE),
         Case("one rank sends nothing", {**_EIGHT, "ep": 1}),
-        Case("other layers", _layer, points=2, hidden=True, fixed=[_TINY_NUMBERS, _THREE_RANKS]),
+        Case("other layers", _layer, points=2, hidden=True, fixed=[_EIGHT, _TINY_NUMBERS, _THREE_RANKS]),
     ],
     mistakes=[
         Mistake(
@@ -104,6 +105,7 @@ BYTES = Exercise(
             "All-gather: of the reduce-scatter's [P T, h] a rank keeps T rows, and sends P-1 times that.",
         ),
     ],
+    idea="For each way: how many rows or tokens leave this rank, and what does each of them weigh, there and back?",
     hint="All-to-all: k*T rows, of which (P-1)/P leave: h elements and 4 bytes there, h elements back. All-gather: "
     "P-1 times T tokens with 5*E bytes of routing, and P-1 times T rows of partial sums.",
 )
@@ -169,6 +171,7 @@ DROPS = Exercise(
         Mistake(_one_choice, "A token chooses k of E experts: the chance that this expert is one of them is k/E."),
         Mistake(_floor, "The capacity is rounded up."),
     ],
+    idea="An expert drops n - C rows where n is larger than C, and none where it is not: what is the mean over n?",
     hint="C = ceil(k T / E * factor). n ~ Binomial(T, k/E). dropped = E * sum over n > C of (n - C) P(n), over k T.",
 )  # fmt: skip
 
@@ -201,6 +204,11 @@ def _machine(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_TINY = {
+    "tokens": 8, "h": 2, "f": 3, "experts": 4, "k": 2, "ep": 4, "dp": 8, "element_size": 2, "flops": 144.0,
+    "bandwidth": 96.0,
+}  # fmt: skip
+
 _MIXTRAL = {
     "tokens": 4096, "h": 4096, "f": 14336, "experts": 8, "k": 2, "ep": 4, "dp": 8, "element_size": 2, "flops": 4e14,
     "bandwidth": 5e10,
@@ -218,8 +226,9 @@ QUESTIONS = Exercise(
     reference=answers,
     rtol=1e-3,
     cases=[
-        Case("a layer of Mixtral 8x7B on 8 ranks, ep 4", _MIXTRAL),
-        Case("another model, another machine", _machine, points=3, hidden=True, fixed=[_FINE_GRAINED]),
+        Case("8 tokens, 4 experts of 2 x 3, ep 4, dp 8", _TINY),
+        Case("a layer of Mixtral 8x7B, another model, another machine", _machine, points=3, hidden=True, fixed=[
+            _MIXTRAL, _FINE_GRAINED]),
     ],
     mistakes=[
         Mistake(_wrong_answers(
@@ -253,6 +262,7 @@ QUESTIONS = Exercise(
             / (element_size * flops)
         ), "Of a rank's rows (P-1)/P travel, and all are computed."),
     ],
+    idea="Start from one row: what does it cost to compute, and what to send there and back?",
     hint="An expert: 3 h f parameters; the router: E h. edp = dp/ep. Rows: T k from each of ep ranks, over E experts. "
     "A row: 6 h f operations; 2 h element_size bytes, of which (P-1)/P travel.",
 )  # fmt: skip

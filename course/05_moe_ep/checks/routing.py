@@ -25,7 +25,12 @@ def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any, tied: bool 
     x.requires_grad_()
     weight.requires_grad_()
     probs, chosen = exercise.route(x, weight, k)
+    for name, one in (("probs", probs), ("map", chosen)):
+        if isinstance(one, torch.Tensor) and one.shape != g.shape:
+            t, e = g.shape
+            raise ValueError(f"`{name}` has the shape {list(one.shape)}, not [T, E], here [{t}, {e}]")
     if tied:
+        chosen = chosen.bool()
         scores = (x.float() @ weight.float().T).masked_fill(~chosen, float("-inf"))
         return {
             "experts of each token": chosen.sum(1).tolist(),
@@ -33,7 +38,8 @@ def _drive_route(exercise: Any, x: Any, weight: Any, k: int, g: Any, tied: bool 
             "weights": probs.sort(1, descending=True).values,
             "weights elsewhere": probs.masked_fill(chosen, 0).sum(),
         }
-    (probs * g).sum().backward()
+    if probs.requires_grad:
+        (probs * g).sum().backward()
     found = {"probs": probs.detach(), "map": chosen}
     for name, given in (("x's gradient", x), ("weight's gradient", weight)):
         if given.dtype == g.dtype:
@@ -75,6 +81,11 @@ def _router(way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch
     return answer
 
 
+def _where_it_weighs(logits: torch.Tensor, k: int) -> Pair:
+    probs, _ = weights(logits, k)
+    return probs, probs.float() > 0
+
+
 def _rounded(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
     """Logits in the dtype of the tokens, softmax in fp32."""
     probs, chosen = weights((x @ weight.to(x.dtype).T).double(), k)
@@ -88,6 +99,10 @@ def _all_tied(logits: torch.Tensor, k: int) -> Pair:
 
 def _all_softmax(logits: torch.Tensor, k: int) -> Pair:
     return logits.softmax(-1) * top(logits, k), top(logits, k)
+
+
+def _softmax_twice(logits: torch.Tensor, k: int) -> Pair:
+    return weights(logits.softmax(-1), k)
 
 
 def _equal_weights(logits: torch.Tensor, k: int) -> Pair:
@@ -162,6 +177,12 @@ _TWO = {
     "g": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]),
 }  # fmt: skip
 
+# A softmax of logits more than 104 apart holds zeros in fp32; no choice among the zeros is right for all three tokens.
+_FAR_APART = {
+    "x": torch.eye(3), "weight": torch.tensor([[300.0, 0.0, 100.0], [100.0, 300.0, 0.0], [0.0, 100.0, 300.0]]),
+    "k": 2, "g": torch.ones(3, 3),
+}  # fmt: skip
+
 ROUTE = Exercise(
     "route",
     reference=_router(weights),
@@ -172,25 +193,33 @@ ROUTE = Exercise(
         Case("other sizes", _tokens, hidden=True, draws=3, fixed=[
             lambda draw: _tokens(draw, 1), lambda draw: _tokens(draw, 5, 7), lambda draw: _tokens(draw, 4, 4),
             _tied, _NEW_ROUTER]),
-        Case("logits in the hundreds", _large_logits, hidden=True, fixed=[_large_logits]),
+        Case("logits in the hundreds", _large_logits, hidden=True, fixed=[_large_logits, _FAR_APART]),
         Case("tokens and weights in bf16", _half, points=2, hidden=True, fixed=[
             _half, lambda draw: _half(draw, weight=torch.float32), lambda draw: _half(draw, x=torch.float32)]),
     ],
     mistakes=[
         Mistake(_router(_all_softmax), "That is the softmax over all experts. Here it is over the k chosen ones: the "
                 "weights of a token sum to 1."),
-        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same: "
-                "take the k largest by their places (topk's indices), not all that reach the k-th."),
+        Mistake(_router(_softmax_twice), "That is a softmax of a softmax: the weights come out nearly equal. The "
+                "softmax over the chosen ones is taken of their *logits*."),
+        Mistake(_router(_all_tied), "Where experts are equally good, a token goes to exactly k of them all the same. "
+                "Here it goes to all that are as good as the k-th."),
         Mistake(_router(lambda logits, k: (logits.softmax(-1), logits > -torch.inf)), "Every expert gets every token. "
                 "Keep the k largest."),
         Mistake(_router(_equal_weights), "The weights are the softmax of the chosen logits; equal ones teach the "
                 "router nothing."),
-        Mistake(_router(_cut_off), "No gradient reaches the router's weight: the weights of the experts must stay "
+        Mistake(_router(_cut_off), "The weights have no gradient, and so the router learns nothing: they must stay "
                 "differentiable."),
-        Mistake(_router(_plain_exp), "exp of a large logit overflows; torch.softmax subtracts the largest first."),
+        Mistake(_router(_where_it_weighs), "A chosen expert may weigh 0, and the token goes there all the same: `map` "
+                "says who is chosen, not who weighs something."),
+        Mistake(_router(_plain_exp), "exp of a large logit overflows."),
         Mistake(_rounded, "The logits were rounded to bf16, and some tokens go elsewhere. Cast x and weight to fp32 "
                 "*before* the product."),
         Mistake(_router(weights, torch.bfloat16), "The weights must be fp32, whatever the tokens are."),
     ],
+    errors={
+        "not [T, E]": "There is a column for each expert, also for those that are not chosen: their weight is 0.",
+    },
+    idea="Four steps: the product in fp32, the k largest, their softmax, and a place for each in a table of zeros.",
     hint="logits = x.float() @ weight.float().T; the k largest of each row; softmax over those; scatter into zeros.",
 )  # fmt: skip

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from labkit.exercises import Case, Draw, Exercise, Mistake
+
+
+def _drive_suspects(exercise: Any, got: Any, want: Any) -> Any:
+    found = exercise.suspects(got, want)
+    return {f"`{name}`": factor for name, factor in found.items()} if isinstance(found, dict) else found
 
 
 def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -17,7 +23,7 @@ def suspects(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
         if (g - w).norm() <= 1e-3 * w.norm():
             continue
         factor = (g * w).sum() / (w * w).sum()
-        found[name] = factor.item() if (g - factor * w).norm() <= 1e-3 * g.norm() else math.nan
+        found[name] = factor.item() if (g - factor * w).norm() <= 1e-3 * (factor * w).norm() else math.nan
     return found
 
 
@@ -49,6 +55,7 @@ _AWKWARD = {
         "large, nearly three times": torch.tensor([100.0, 0.0]),
         "large, hardly three times": torch.tensor([100.0, 0.0]),
         "first is right": torch.tensor([1.0, 1.0, 1.0]), "a sign": torch.tensor([1.0, 2.0]),
+        "a hundredth": torch.tensor([1.0, 0.0]), "hardly a hundredth": torch.tensor([1.0, 0.0]),
     },
     "got": {
         "zeros in it": torch.tensor([[3.0, 0.0], [0.0, 6.0]]), "sums to nothing": torch.tensor([0.5, -0.5, 1.0, -1.0]),
@@ -60,6 +67,7 @@ _AWKWARD = {
         "large, nearly three times": torch.tensor([300.0, 0.06]),
         "large, hardly three times": torch.tensor([300.0, 0.45]),
         "first is right": torch.tensor([1.0, 2.0, 2.0]), "a sign": torch.tensor([-1.0, -2.0]),
+        "a hundredth": torch.tensor([0.01, 0.9e-5]), "hardly a hundredth": torch.tensor([0.01, 1.1e-5]),
     },
 }  # fmt: skip
 
@@ -69,28 +77,41 @@ def _by_norm(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dic
     return {n: r for n, r in ratio.items() if abs(r - 1) > 1e-3}
 
 
+def _only_positive(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
+    return {n: f if f > 0 else math.nan for n, f in suspects(got, want).items()}
+
+
 _NAMED = {
     "want": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, -1.0]), "c": torch.tensor([3.0, 0.0])},
     "got": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.5, -0.5]), "c": torch.tensor([0.0, 3.0])},
 }
 
+
+def _quoted(answer: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """Names in backticks, as the drive writes them: a reader sees where a name ends."""
+    return lambda got, want: {f"`{name}`": factor for name, factor in answer(got, want).items()}
+
+
+_MISTAKES = [
+    (_by_norm, "A norm does not see a direction, or a sign: gradients of the same length may still differ."),
+    (lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor is got over "
+     "want."),
+    (_only_positive, "A gradient may be wrong by its sign, or be 0 where it must not: -1 and 0 are factors, too."),
+    (lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that are right."),
+]  # fmt: skip
+
 SUSPECTS = Exercise(
     "suspects",
-    reference=suspects,
+    reference=_quoted(suspects),
+    drive=_drive_suspects,
     rtol=1e-2,
     cases=[
         Case("one right, one half as large, one of another direction", _NAMED),
         Case("nine gradients", _pairs, points=2, hidden=True, fixed=[_AWKWARD]),
         Case("gradients of zero, and tiny ones", _never_used, hidden=True),
     ],
-    mistakes=[
-        Mistake(_by_norm, "A norm does not see a direction, or a sign. The factor is (got . want) / (want . want), if "
-                "got - factor * want is nothing."),
-        Mistake(lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor "
-                "is got over want."),
-        Mistake(lambda got, want: {n: suspects(got, want).get(n, 1.0) for n in want}, "Leave out the gradients that "
-                "are right."),
-    ],
+    mistakes=[Mistake(_quoted(answer), hint) for answer, hint in _MISTAKES],
+    idea="If got is a multiple of want at all, which multiple comes nearest to it? Then look at what is left.",
     hint="For each name: right if |got - want| <= 1e-3 |want|. Else factor = (got . want)/(want . want); if "
-    "|got - factor want| is not small beside |got| it is no factor: nan.",
+    "|got - factor want| is not small beside |factor want| it is no factor: nan.",
 )  # fmt: skip

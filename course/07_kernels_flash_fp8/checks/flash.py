@@ -66,6 +66,11 @@ FLASH_BYTES = Exercise(
             "A block of keys that begins right after the last query of a block is not loaded for it.",
         ),
         Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + s + d * sum(_keys_seen(s, rows, cols)))),
+            "Only one of K and V is counted: a block of queries loads both.",
+        ),
+        Mistake(
             _other(flash=lambda element_size, s, **i: flash_bytes(s=s, element_size=element_size, **i)["flash"]
                    - s * element_size),
             "lse is written too: one number a query.",
@@ -76,13 +81,14 @@ FLASH_BYTES = Exercise(
         ),
         Mistake(
             _other(standard=lambda s, d, element_size, **_: (2 * s * s + 4 * s * d) * element_size),
-            "Three kernels: S is written, read, P is written, read. Four times s x s.",
+            "What one of the three kernels writes, the next one reads: count S and P in both.",
         ),
         Mistake(
             _other(standard=lambda s, element_size, **_: 4 * s * s * element_size),
-            "Q, K and V are read and out is written: 4 s d beside the 4 s x s.",
+            "Q, K, V and out move too, not S and P alone.",
         ),
     ],
+    idea="Look at the picture of the tiles: which keys does each block of queries load, and which tensors move once?",
     hint="standard: Q K^T reads 2 s d, writes s^2; softmax reads s^2, writes s^2; P V reads s^2 + s d, writes s d. "
     "flash: q, out and lse once; for each block of queries, K and V of all key blocks up to its last query.",
 )  # fmt: skip
@@ -103,7 +109,7 @@ def _memory(answer: Answer) -> dict[str, Any]:
     return found
 
 
-_CLOSE = 1e-3, 1e-4  # scores in the hundreds have few digits left behind the point
+_CLOSE = 1e-3, 1e-4  # float32 keeps 7 decimal digits: of scores in the hundreds few lie behind the point
 
 
 def attention(
@@ -118,6 +124,42 @@ def attention(
     return s.softmax(-1) @ v, s.logsumexp(-1)
 
 
+def _added_up(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int, shrinks: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse block by block, in float64; only what `shrinks` names ("o", "l") is rescaled when m grows."""
+    q, k, v = q.double(), k.double(), v.double()
+    places, outs, lses = torch.arange(len(q)), [], []
+    for first in range(0, len(q), rows):
+        here = slice(first, first + rows)
+        m, total, o = torch.full((rows, 1), -torch.inf).double(), torch.zeros(rows, 1), torch.zeros_like(q[here])
+        for start in range(0, first + rows, cols):
+            there = slice(start, start + cols)
+            scores = q[here] @ k[there].T / q.shape[1] ** 0.5
+            scores = scores.masked_fill(places[there] > places[here, None], -torch.inf)
+            higher = torch.maximum(m, scores.amax(1, keepdim=True))
+            p, shrink = torch.exp(scores - higher), torch.exp(m - higher)
+            total = total * (shrink if "l" in shrinks else 1) + p.sum(1, keepdim=True)
+            o, m = o * (shrink if "o" in shrinks else 1) + p @ v[there], higher
+        outs.append(o / total)
+        lses.append((m + total.log())[:, 0])
+    return torch.cat(outs), torch.cat(lses)
+
+
+def _top(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The largest score of each query."""
+    scores = q @ k.T / q.shape[1] ** 0.5
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).amax(1)
+
+
+def _lost(q: torch.Tensor, k: torch.Tensor, start: float, grows: bool) -> torch.Tensor:
+    """Queries for which e^(score - m) of all keys is 0, or of one is infinite, when m begins at `start`."""
+    top = _top(q, k)
+    m = top.clamp(min=start) if grows else torch.full_like(top, start)
+    highest = torch.exp(top - m)
+    return (highest == 0) | highest.isinf()
+
+
 def _right(answer: Answer) -> str | None:
     got, i = _memory(answer)["tensors"], answer.inputs
     q, k, v = i["q"], i["k"], i["v"]
@@ -129,10 +171,28 @@ def _right(answer: Answer) -> str | None:
                          ({"scaled": False}, "the scores are divided by sqrt(d)")):  # fmt: skip
             if not difference(got["out"], attention(q, k, v, **how)[0].float(), *_CLOSE):
                 return why
+        for shrinks, why in (
+            ("l", "o was added up under the old maximum, and is not rescaled when m grows"),
+            ("o", "l was added up under the old maximum, and is not rescaled when m grows"),
+            ("", "l and o were added up under the old maximum, and are not rescaled when m grows"),
+        ):
+            if not difference(got["out"], _added_up(q, k, v, i["rows"], i["cols"], shrinks)[0].float(), *_CLOSE):
+                return f"out is wrong: {why}"
+        if not difference(got["out"], want * torch.exp(lse - _top(q, k))[:, None], *_CLOSE):
+            return "out is wrong: it is o, which is still to be divided by l"
         if got["out"].isnan().any():
-            return "out has NaN: some rows were not stored, or -inf minus -inf was computed"
-        return "out is wrong"
-    return "lse is wrong: it is m + log l" if difference(got["lse"], lse, *_CLOSE) else None
+            for start, grows, why in (
+                (0.0, True, "m began at 0, and all scores of a query are far below: begin at -∞"),
+                (0.0, False, "e^score is no number of float32 here: subtract the largest score first"),
+            ):
+                if torch.equal(got["out"].isnan().any(1), _lost(q, k, start, grows)):
+                    return f"out has NaN: {why}"
+            if _memory(answer)["stored"]["out"] < q.numel():
+                return "out has NaN: some of its rows were never stored"
+            return "out has NaN: -inf minus -inf was computed, for a query that had not seen any key yet"
+        row = int((~torch.isclose(got["out"], want, *_CLOSE)).any(1).nonzero()[0])
+        return f"out is wrong, first of query {row}"
+    return "out is right, lse is wrong: it is m + log l" if difference(got["lse"], lse, *_CLOSE) else None
 
 
 def _moves(answer: Answer) -> str | None:
@@ -179,9 +239,10 @@ def _of_size(draw: Draw, s: int, d: int, rows: int, cols: int, scale: float = 1.
 
 
 def _low_scores(draw: Draw) -> dict[str, Any]:
-    """All scores far below 0: a sum or a maximum that begins at 0 shows."""
+    """Scores far below 0: a maximum that begins at 0 shows. Those of the last query lie far above: no maximum shows."""
     inputs = _of_size(draw, 32, 3, 4, 8)
     inputs["q"][:, 0], inputs["k"][:, 0] = -60.0, 5.0
+    inputs["q"][-1, 0] = 60.0
     return inputs
 
 
@@ -190,7 +251,8 @@ def _long(draw: Draw) -> dict[str, Any]:
 
 
 _FIXED = _inputs(
-    torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.0]]), torch.eye(2).repeat(2, 1),
+    torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-1.0, 0.0]]),
+    torch.tensor([[1.0, 0.0], [0.0, 1.0], [4.0, 0.0], [0.0, 2.0]]),
     torch.arange(8.0).view(4, 2), 2, 2,
 )  # fmt: skip
 
@@ -211,6 +273,8 @@ FLASH_TILES = Exercise(
         Case("a chip with room for as many numbers as K has", _long, hidden=True, accept=[
             _moves, peak_at_most("the chip's room, as many numbers as K has,", _chip)]),
     ],
+    idea="Follow one query through two blocks of keys: which keys count, what is loaded, what a new maximum "
+    "does to l and o.",
     hint="for each block of queries: load q; m = -inf, l = 0, o = 0. For each block of keys that begins at or before "
     "the last query: load k, v; S = q k^T / sqrt(d), -inf where the key comes after the query; m' = max(m, rowmax S); "
     "p = exp(S - m'); l = l exp(m - m') + rowsum p; o = o exp(m - m') + p v. Then store o / l and m + log l.",

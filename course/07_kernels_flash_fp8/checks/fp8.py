@@ -10,20 +10,20 @@ import torch
 
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
-E4M3: dict[str, Any] = {"digits": 3, "lowest": -6, "top": 448.0}
-E5M2: dict[str, Any] = {"digits": 2, "lowest": -14, "top": 57344.0}
+E4M3: dict[str, Any] = {"mantissa": 3, "lowest": -6, "top": 448.0}
+E5M2: dict[str, Any] = {"mantissa": 2, "lowest": -14, "top": 57344.0}
 # Small formats that no dtype of torch has: what is rounded by asking torch is wrong there.
 OTHERS = (
-    {"digits": 1, "lowest": 0, "top": 6.0}, {"digits": 3, "lowest": 0, "top": 7.5},
-    {"digits": 2, "lowest": -2, "top": 28.0}, {"digits": 4, "lowest": -2, "top": 15.5},
+    {"mantissa": 1, "lowest": 0, "top": 6.0}, {"mantissa": 3, "lowest": 0, "top": 7.5},
+    {"mantissa": 2, "lowest": -2, "top": 28.0}, {"mantissa": 4, "lowest": -2, "top": 15.5},
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------------------- rounding
 
 
-def grid(digits: int, lowest: int, top: float) -> torch.Tensor:
-    """All numbers of a format that are not negative, ascending, float64. Even places have an even last digit."""
-    steps = 2**digits
+def grid(mantissa: int, lowest: int, top: float) -> torch.Tensor:
+    """All numbers of a format that are not negative, ascending, float64. Even places have an even last bit."""
+    steps = 2**mantissa
     numbers = [m / steps * 2.0**lowest for m in range(steps)]
     exponent = lowest
     while 2.0**exponent <= top:
@@ -32,9 +32,9 @@ def grid(digits: int, lowest: int, top: float) -> torch.Tensor:
     return torch.tensor([n for n in numbers if n <= top], dtype=torch.float64)
 
 
-def to_fp8(x: torch.Tensor, digits: int, lowest: int, top: float) -> torch.Tensor:
+def to_fp8(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Tensor:
     """By looking for the two neighbours in the grid, a way of its own; see `tests/course/test_lab07.py` for torch's."""
-    numbers = grid(digits, lowest, top)
+    numbers = grid(mantissa, lowest, top)
     a = x.double().abs().clamp(max=top).nan_to_num(0.0)
     above = torch.searchsorted(numbers, a.contiguous()).clamp(1, len(numbers) - 1)
     low, high = numbers[above - 1], numbers[above]
@@ -43,13 +43,13 @@ def to_fp8(x: torch.Tensor, digits: int, lowest: int, top: float) -> torch.Tenso
     return torch.where(x.isnan(), x.float(), torch.copysign(nearest, x.float()))
 
 
-def _rounded(x: torch.Tensor, digits: int, lowest: int, top: float, how: Callable[[torch.Tensor], torch.Tensor],
+def _rounded(x: torch.Tensor, mantissa: int, lowest: int, top: float, how: Callable[[torch.Tensor], torch.Tensor],
              clamp: bool = True, small: str = "") -> torch.Tensor:  # fmt: skip
     """A wrong cast: another rounding, no clamp, or no numbers below the lowest exponent."""
     x = x.float()
     x = x.clamp(-top, top) if clamp else x
     exponent = (torch.frexp(x)[1] - 1).double()
-    step = torch.exp2((exponent if small == "normal" else exponent.clamp(min=lowest)) - digits)
+    step = torch.exp2((exponent if small == "normal" else exponent.clamp(min=lowest)) - mantissa)
     y = (how(x.double() / step) * step).float()
     return torch.where(x.abs() < 2.0**lowest, torch.zeros_like(y), y) if small == "zero" else y
 
@@ -58,9 +58,9 @@ def _wrong(**how: Any) -> Callable[..., torch.Tensor]:
     return lambda **i: _rounded(**i, **{"how": torch.round, **how})
 
 
-def _awkward(draw: Draw, digits: int, lowest: int, top: float) -> dict[str, Any]:
+def _awkward(draw: Draw, mantissa: int, lowest: int, top: float) -> dict[str, Any]:
     """Ties, numbers below the lowest exponent, beyond the top, of both signs, and zeros."""
-    numbers = grid(digits, lowest, top)
+    numbers = grid(mantissa, lowest, top)
     ties = (numbers[1:] + numbers[:-1]) / 2
     pick = torch.randint(len(ties), (12,), generator=draw.generator)
     x = torch.cat((
@@ -69,7 +69,7 @@ def _awkward(draw: Draw, digits: int, lowest: int, top: float) -> dict[str, Any]
     ))  # fmt: skip
     signs = torch.randint(2, x.shape, generator=draw.generator) * 2 - 1
     order = torch.randperm(len(x), generator=draw.generator)
-    return {"x": (x * signs)[order].view(4, -1), "digits": digits, "lowest": lowest, "top": top}
+    return {"x": (x * signs)[order].view(4, -1), "mantissa": mantissa, "lowest": lowest, "top": top}
 
 
 def _every(format: dict[str, Any]) -> Callable[[Draw], dict[str, Any]]:
@@ -105,23 +105,24 @@ TO_FP8 = Exercise(
     ],
     mistakes=[
         Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].isinf(), torch.nan), "An infinite number is beyond the top, "
-                "too: clamp before anything else, as inf / inf is NaN."),
-        Mistake(lambda **i: to_fp8(**i).nan_to_num(0.0), "NaN stays NaN: who rounds it to a number hides that a step "
-                "went wrong."),
-        Mistake(_wrong(clamp=False), "Beyond the top: clamp to ±top first. (Some casts give NaN there.)"),
-        Mistake(_wrong(how=lambda t: (t + 0.5 * t.sign()).trunc()), "Half-way goes to the *even* digit, not away from "
-                "zero: torch.round does that."),
-        Mistake(_wrong(how=lambda t: (t + 0.5).floor()), "Half-way goes to the *even* digit, not up: torch.round does "
-                "that."),
-        Mistake(_wrong(how=torch.trunc), "This cuts digits off. Round to the nearest."),
+                "too, and becomes ±top; here it became NaN."),
+        Mistake(lambda **i: to_fp8(**i).nan_to_num(0.0), "NaN stays NaN: as a number it would hide that a step went "
+                "wrong."),
+        Mistake(_wrong(clamp=False), "Beyond ±top the answer is ±top. (Some casts give NaN there.)"),
+        Mistake(_wrong(how=lambda t: (t + 0.5 * t.sign()).trunc()), "Half-way goes to the number whose last bit is "
+                "*even* (0), not away from zero."),
+        Mistake(_wrong(how=lambda t: (t + 0.5).floor()), "Half-way goes to the number whose last bit is *even* "
+                "(0), not up."),
+        Mistake(_wrong(how=torch.trunc), "This cuts bits off. Round to the nearest."),
         Mistake(_wrong(how=torch.floor), "This rounds down. Round to the nearest."),
-        Mistake(_wrong(small="normal"), "Below 2**lowest steps get no finer: the exponent is at least lowest."),
-        Mistake(_wrong(small="zero"), "Below 2**lowest there are still numbers: multiples of 2**(lowest - digits)."),
-        Mistake(lambda x, digits, lowest, top: x.clamp(-448, 448).to(torch.float8_e4m3fn).float(), "Other formats than "
-                "E4M3 are asked too."),
+        Mistake(_wrong(small="normal"), "Below 2**lowest the steps get no finer: they stay as they are."),
+        Mistake(_wrong(small="zero"), "Below 2**lowest there are still numbers: multiples of 2**(lowest - mantissa)."),
+        Mistake(lambda x, mantissa, lowest, top: x.clamp(-448, 448).to(torch.float8_e4m3fn).float(), "Other formats "
+                "than E4M3 are asked too."),
     ],
+    idea="Between two powers of two all steps are equal: find the step at each number, and round to a multiple of it.",
     hint="x = clamp(x, ±top); e = the exponent of |x| (torch.frexp(x)[1] - 1), at least lowest; the steps there are "
-    "2**(e - digits); the answer is round(x / step) * step.",
+    "2.0 ** (e - mantissa); the answer is round(x / step) * step.",
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------- scales of tiles
@@ -206,6 +207,11 @@ def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tenso
     return torch.where(a > 0, torch.exp2((top / a).log2().floor()), 1.0).float()
 
 
+def _of_zeros(scale: float) -> Callable[..., torch.Tensor]:
+    """A wrong scale for tiles of zeros."""
+    return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top), scale)
+
+
 TILE_SCALES = Exercise(
     "tile_scales",
     reference=tile_scales,
@@ -216,13 +222,18 @@ TILE_SCALES = Exercise(
              "tile": [1, 2], "top": 448.0}),
         Case("the whole tensor as one tile", lambda draw: {**(i := _tiles(draw)), "tile": list(i["x"].shape)},
              hidden=True),
-        Case("other tiles", _tiles, hidden=True, points=2, draws=3, fixed=[
-            *(_at_the_edge(top) for top in (448.0, 57344.0, 6.0)), _TINY_NUMBERS]),
+        Case("a tile of zeros gets the scale 1", {"x": torch.tensor([[0.0, 0.0, 7.0, -1.0]]), "tile": [1, 2],
+             "top": 448.0}),
+        Case("other tiles, and negative numbers", _tiles, hidden=True, draws=3, fixed=[_negative]),
         Case("a last tile that is not full", _ragged, hidden=True, fixed=[_ragged_both, _larger_tile]),
-        Case("negative numbers; a tile of zeros", _negative, hidden=True),
-        Case("a tile of zeros gets the scale 1", _with_zeros, hidden=True),
+        Case("a tile of zeros among others", _with_zeros, hidden=True),
+        Case("fits to the last bit; tiny numbers", _at_the_edge(448.0), hidden=True, fixed=[
+            _at_the_edge(57344.0), _at_the_edge(6.0), _TINY_NUMBERS]),
     ],
     mistakes=[
+        Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
+        *(Mistake(_of_zeros(scale), "A tile of zeros has nothing to scale: its scale is 1, and here it is not.")
+          for scale in (math.inf, math.nan, 0.0, 2.0**127)),
         Mistake(lambda **i: 1 / tile_scales(**i), "This is the inverse. x is *multiplied* by the scale."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, top / a, 1.0)), "Round it down to a power of two."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().ceil()), 1.0)),
@@ -232,9 +243,9 @@ TILE_SCALES = Exercise(
         Mistake(lambda x, tile, top: _in_float32(x.double(), tile, top), "Of next to nothing the scale would be "
                 "infinite. It is a float32, too: at most 2**127."),
         Mistake(lambda x, tile, top: _in_float32(x, tile, top), "In float32 log2 rounds: top / amax = 0.99999994 comes "
-                "out as 2**0, and amax times the scale lies beyond the top. Take the logarithm in float64."),
-        Mistake(lambda x, tile, top: tile_scales(x.clamp(min=0), tile, top), "The largest *magnitude*: abs first."),
+                "out as 2**0, and amax times the scale lies beyond the top."),
     ],
+    idea="The largest magnitude of a tile decides alone: how often may it be doubled, or must it be halved, to fit?",
     hint="For each tile amax = largest |x|, in float64; scale = 2 ** min(127, floor(log2(top / amax))), or 1 where "
     "amax is 0; the result in float32. Cut rows with x.split(m), columns with .split(n, dim=1): the last piece may be "
     "smaller.",

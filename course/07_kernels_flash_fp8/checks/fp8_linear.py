@@ -73,12 +73,13 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
     return {"y": y, "dx": leaves[0].grad, "dw": leaves[1].grad, "noted": noted, "kept": sum(kept.values()) + plain}
 
 
-def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] = E5M2,
+def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] | None = E5M2,
                stale: bool = False) -> dict[str, Any]:  # fmt: skip
     """`kept` is not compared here."""
     sx, sw, sdy = scales
     used = later[2]  # the gradient is cast when it comes
-    qx, qw, qdy = (to_fp8(t * s, **f).double() for t, s, f in ((x, sx, E4M3), (weight, sw, E4M3), (dy, used, gradient)))
+    formats = ((x, sx, E4M3), (weight, sw, E4M3), (dy, used, gradient))
+    qx, qw, qdy = ((to_fp8(t * s, **f) if f else t * s).double() for t, s, f in formats)
     bx, bw = (later[0], later[1]) if stale else (sx, sw)
     amaxes = [float(t.detach().abs().max()) for t in (x, weight, dy)]
     return {
@@ -106,7 +107,8 @@ def _linear_right(answer: Answer) -> str | None:
     if not (phrase := difference(got, want)):
         return None
     for wrong, why in (
-        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than digits"),
+        (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than precision"),
+        (fp8_linear(**i, gradient=None), "dy is not rounded: both products of the backward pass take it in E5M2"),
         (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: dequantise with the scales "
                                       "that x and W were cast with"),
         (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
@@ -168,6 +170,8 @@ FP8_LINEAR = Exercise(
         Case("one byte a number is kept", _linear(sizes=(16, 24, 20)), hidden=True, accept=[_kept], fixed=[
             _linear(0.5, 0.5, (24, 12, 16))]),
     ],
+    idea="Of each of x, W and dy three things are asked: when it is noted, with which scale it is cast, and what "
+    "of it is kept.",
     hint="forward: note both, qx = E4M3(x sx), qw = E4M3(W sw), y = qx qw^T / (sx sw). Keep qx, qw as float8 tensors, "
     "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), dx = qdy qw / (sdy sw), dW = qdy^T qx / "
     "(sdy sx). Compute with .float() of them.",

@@ -39,12 +39,14 @@ def _largest(amaxes: list[float]) -> float:
 
 def delayed(
     ranks: Inputs, *, shared: bool = True, longest: bool = True, own: bool = True, last: bool = False,
-    overflow: str = "leaves", nan: bool = True, zero: str = "history",
+    overflow: str = "leaves", nan: bool = True, zero: str = "history", total: bool = False,
 ) -> list[list[list[float]]]:  # fmt: skip
     """The scales of every step, by rank. The keywords make mistakes.
 
     Args:
-        overflow: the scale of a step that overflows "leaves" or "moves".
+        overflow: a step that overflows "leaves" the scale and puts 0 into the history; or the scale "moves"; or the
+            history "skips" the step; or each rank notes 0 for it before the ranks exchange ("local").
+        total: the ranks' amaxes are added up, as by an all_reduce with SUM.
         nan: whether it counts as not finite; else Python's `max` drops it.
         zero: the scale is left where the "history" is all zero, or already where the "step" is.
     """
@@ -59,13 +61,18 @@ def delayed(
             for t in range(len(scale)):
                 noted = [[m[t] for m in ranks[r]["amaxes"][step]] for r in who]
                 seen = [a for row in noted for a in (row[-1:] if last else row)]
+                if overflow == "local":
+                    seen = [a if math.isfinite(_largest(row)) else 0.0 for row in noted for a in row]
                 amax = _largest(seen if nan else [a for a in seen if not math.isnan(a)] or [0.0])
-                past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
+                if total:
+                    amax = sum(_largest(row) for row in noted)
+                if overflow != "skips" or math.isfinite(amax):
+                    past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
                 window = past[t][-h:] if longest else past[t][-1:]
                 if not own:
                     window = past[t][-h - 1 : -1]
                 most = max(window, default=0.0)
-                left = overflow == "leaves" and not math.isfinite(amax)
+                left = overflow != "moves" and not math.isfinite(amax)
                 if most > 0 and not left and not (zero == "step" and amax == 0):
                     scale[t] = top / most
             trace.append(list(scale))
@@ -138,8 +145,8 @@ DELAYED = Exercise(
         Case("a history of 1", _steps((1, 1), (1, 1)), hidden=True),
         Case("several microbatches a step", _steps((2, 4), (1, 1), 3), hidden=True),
         Case("a step in which a tensor is zero", _steps((1, 1), (1, 1), odd=0.0), hidden=True, fixed=[_ZEROS]),
-        Case("a step that overflows changes nothing", _steps((2, 4), (1, 2), odd=math.inf), hidden=True,
-             fixed=[_OVERFLOWS]),
+        Case("a step that overflows leaves the scale, and puts 0 into the history",
+             _steps((2, 4), (1, 2), odd=math.inf), hidden=True, fixed=[_OVERFLOWS]),
         Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2, fixed=[_RANKS_IN_TURN]),
         Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[_one_message]),
     ],
@@ -150,11 +157,17 @@ DELAYED = Exercise(
         Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
         Mistake(lambda r: delayed(r, overflow="moves"), "A step that overflows leaves the scale as it is, also when "
                 "the largest has just left the history."),
-        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: Python's max(a, nan) is a. torch.maximum keeps it. A "
-                "step with NaN has overflowed, too."),
+        Mistake(lambda r: delayed(r, overflow="skips"), "A step that overflows belongs to the history, too: as 0, so "
+                "that the oldest step leaves."),
+        Mistake(lambda r: delayed(r, overflow="local"), "A rank that makes 0 of its infinity hides it from the others: "
+                "the step overflowed on all of them."),
+        Mistake(lambda r: delayed(r, total=True), "The ranks' amaxes are added up here; the largest of them counts."),
+        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
+                "nan) is a.)"),
         Mistake(lambda r: delayed(r, zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
                 "scale: the largest of the history counts."),
     ],
+    idea="Keep three things apart: the largest magnitude of this step, the history of steps, and the scale in use.",
     hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, one "
     "all_reduce with op=MAX; append each to its history of at most H, set amax to 0. Where the new one is finite and "
     "the history's maximum is not 0: scale = top / maximum. One that is not finite goes into the history as 0.",
@@ -189,13 +202,17 @@ def _any_factors(draw: Draw) -> dict[str, Any]:
     return {"outs": outs, "parts": parts}
 
 
+_PARTS = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])]
+_FOUR = {"outs": [_PARTS[0] + 2 * _PARTS[1], 0.5 * _PARTS[0] + _PARTS[1]], "parts": _PARTS}
+
 SHARES = Exercise(
     "shares",
     reference=shares,
     rtol=0.05,
     atol=0.02,
     cases=[
-        Case("two ranks", lambda draw: _mixed((2, 2))(draw)),
+        Case("two ranks, four numbers", _FOUR),
+        Case("two ranks", lambda draw: _mixed((2, 2))(draw), hidden=True),
         Case("two to four ranks", _mixed((2, 4)), hidden=True, fixed=[_any_factors]),
         Case("with the noise of FP8", _mixed((2, 4), 0.02), hidden=True, points=2),
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
@@ -205,8 +222,9 @@ SHARES = Exercise(
                 "[r][j]: a list a rank, and in it the factor of each rank's part."),
         Mistake(lambda outs, parts: [[1.0] * len(parts) for _ in outs], "Find out; do not assume."),
         Mistake(lambda outs, parts: [[float((o * p).sum() / (p * p).sum()) for p in parts] for o in outs],
-                "The parts are not orthogonal: solve for all factors together (torch.linalg.lstsq)."),
+                "The parts are not orthogonal: one factor at a time takes in some of the others."),
     ],
+    idea="Each output is a sum of known parts with unknown factors: few unknowns, and one equation for each number.",
     hint="For each rank: out = c_0 part_0 + c_1 part_1 + ... Flatten, stack the parts as columns, torch.linalg.lstsq.",
 )  # fmt: skip
 
@@ -257,17 +275,20 @@ ANSWERS = Exercise(
     mistakes=[
         Mistake(_instead(ridge=lambda bandwidth, peak, **_: bandwidth / peak), "FLOP per byte: peak over bandwidth."),
         Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, **_: math.ceil(
-            peak / bandwidth * element_size / 2)), "x and y move too: 2 n h² FLOP for (2 n h + h²) numbers."),
+            peak / bandwidth * element_size / 2)), "x and y move too, not W alone."),
         Mistake(_instead(amax_bytes=lambda layers, **_: 4 * 4 * layers), "x, W *and* dy: three numbers a linear "
                 "layer."),
         Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "Four linear layers in each layer."),
         Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
-        Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value: (growth - 1) / growth."),
-        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 come seven more: down to 2^-9."),
+        Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value, not to what is "
+                "left of it."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 E4M3 has seven more numbers, "
+                "in equal steps down to 0."),
         Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
         Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
                 "written once."),
     ],
+    idea="Write each number down with its units first: FLOP, bytes, seconds, numbers.",
     hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
     "tensors x 4 bytes a layer. 1 - 1/growth. E4M3's smallest number is 2^-9 and the scale 448/amax. 2 x 8192 x h x e "
     "bytes over the bandwidth.",

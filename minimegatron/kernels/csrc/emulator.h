@@ -80,6 +80,7 @@ struct State {
   bool running = false;
   int error = 0;                                    // of `stop`
   int (*met)() = nullptr;                           // asked before a barrier of the block opens; an error ends the launch
+  int (*hung)() = nullptr;                          // asked when no thread can go on: may say which waits for which
   long long serial = 0;                             // blocks since the library was loaded
   long long block_epoch = 0, warp_epochs[32] = {};  // barriers that have opened in this block
   unsigned masks[1024];                             // of the wait of each lane
@@ -185,6 +186,7 @@ inline int run_block() {
       ++S.block_epoch;
       for (int i = 0; i < S.threads; ++i) S.fibers[i].wait = RUN;
     } else if (!ran) {
+      if (int error = S.hung ? S.hung() : 0) return fail(error);
       std::snprintf(S.message, sizeof S.message,
                     "deadlock in block (%u, %u, %u): %d threads wait at __syncthreads, %d for lanes of their warp",
                     S.block_id.x, S.block_id.y, S.block_id.z, at_block, alive - at_block);

@@ -1,4 +1,4 @@
-# told: ordered by their first member
+# told: ordered by their first rank
 import math, torch
 def axis_groups(sizes, axes):
     names = list(reversed(sizes))

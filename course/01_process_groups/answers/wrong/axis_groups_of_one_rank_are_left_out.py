@@ -1,4 +1,4 @@
-# told: group of one rank
+# told: Groups of one rank are missing
 import math, torch
 def axis_groups(sizes, axes):
     names = list(reversed(sizes))

@@ -1,4 +1,4 @@
-# told: each sample
+# told: the epoch in which the batch begins | the same epoch
 # the epoch in which the batch of all ranks begins
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):

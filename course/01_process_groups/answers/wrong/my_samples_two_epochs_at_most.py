@@ -1,4 +1,4 @@
-# told: more than one
+# told: more than one epoch
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     epoch, place = divmod(consumed + dp_rank * micro_batch, num_samples)

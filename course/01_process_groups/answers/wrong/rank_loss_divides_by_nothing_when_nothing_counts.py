@@ -1,4 +1,4 @@
-# told: 0 where none counts
+# told: 0 where no rank
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):

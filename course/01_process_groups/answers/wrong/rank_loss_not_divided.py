@@ -1,3 +1,3 @@
-# told: Somebody must divide
+# told: nothing divides it
 def rank_loss(losses, mask, group=None):
     return (losses * mask).sum()

@@ -1,4 +1,4 @@
-# told: number of ones
+# told: all tokens | number of counted tokens
 import torch
 import torch.distributed as dist
 def rank_loss(losses, mask, group=None):

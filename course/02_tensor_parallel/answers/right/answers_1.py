@@ -5,7 +5,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
         "query_heads": queries,
         "kv_heads": tuple(dict.fromkeys(q // (heads // groups) for q in queries)),
         "gate_up_rows": tuple((half + rank * ffn // tp, half + (rank + 1) * ffn // tp) for half in (0, ffn)),
-        "payloads_forward": 1 + layers + layers,
+        "all_reduces_forward": 1 + layers + layers,
         "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 9 * hidden // 2,
+        "zero3_sends_less_from": 9 * hidden // 2 + 1,
     }

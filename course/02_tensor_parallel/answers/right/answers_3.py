@@ -9,7 +9,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
         "query_heads": queries,
         "kv_heads": np.unique(queries // (heads // groups)),
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "payloads_forward": 2 * layers + 1,
+        "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": Fraction(vocab, 6),
-        "zero3_sends_less_from": np.float64(4.5 * hidden),
+        "zero3_sends_less_from": np.float64(4.5 * hidden) + 1,
     }

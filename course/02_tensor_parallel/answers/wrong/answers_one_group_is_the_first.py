@@ -5,7 +5,7 @@ def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
         "query_heads": queries,
         "kv_heads": [0] if groups < tp else sorted({q // (heads // groups) for q in queries}),
         "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "payloads_forward": 2 * layers + 1,
+        "all_reduces_forward": 2 * layers + 1,
         "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 4.5 * hidden,
+        "zero3_sends_less_from": 9 * hidden // 2 + 1,
     }

@@ -1,4 +1,4 @@
-# told: equal shards
+# told: all shards are equal
 import torch
 def initial_part(shape, dim, tp_rank, tp_size, seed, std):
     local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]

@@ -1,4 +1,4 @@
-# told: 
+# told: changed places
 import torch
 
 

@@ -1,3 +1,3 @@
-# told: 1/v as long
+# told: lose the remainder
 def bubble(p, m, v):
     return (p - 1) // v / m

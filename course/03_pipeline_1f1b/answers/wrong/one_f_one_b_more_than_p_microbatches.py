@@ -1,4 +1,4 @@
-# told: microbatches | never does
+# told: it names microbatch 1; with m=1 there is only 0
 def one_f_one_b(rank, p, m):
     w = p - 1 - rank
     todo = [f"F{i}" for i in range(w)]

@@ -1,4 +1,4 @@
-# told: the other is W
+# told: belongs to W
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: Solve for all weights together
+# told: decide on all together
 import torch
 def survivors(got, grads):
     rest, found = got.clone(), []

@@ -1,4 +1,4 @@
-# told: Not always the last
+# told: not always the answer
 def survivors(got, grads):
     n = len(grads)
     def apart(which): return (sum(grads[i] for i in which) - got).norm().item()

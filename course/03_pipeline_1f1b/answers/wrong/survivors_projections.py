@@ -1,3 +1,3 @@
-# told: Not always the last
+# told: not always the answer
 def survivors(got, grads):
     return [i for i, g in enumerate(grads) if float((g * got).sum() / (g * g).sum()) > 0.5]

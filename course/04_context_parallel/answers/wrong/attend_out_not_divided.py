@@ -1,4 +1,4 @@
-# told: 
+# told: O / l, is missing
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: dQ and dK are exchanged
 import torch
 
 

@@ -1,4 +1,4 @@
-# told:
+# told: You wait before you compute
 import torch
 from exercises.attend import attend
 from minimegatron.comm.ring import Shift

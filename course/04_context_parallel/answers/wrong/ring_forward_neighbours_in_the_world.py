@@ -1,4 +1,4 @@
-# told: 
+# told: a group smaller than the world
 import torch
 import torch.distributed as dist
 from exercises.attend import attend

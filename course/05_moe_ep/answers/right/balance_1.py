@@ -10,4 +10,4 @@ def balance(logits, k, coeff):
     n = torch.zeros(T, E, dtype=torch.float64).scatter(1, logits.topk(k).indices, 1).sum(0)
     loss = coeff * E / (k * T * T) * (n * p.sum(0)).sum()
     c = coeff * E / (k * T * T) * n
-    return loss.float(), (p * c - p * (p @ c)[:, None]).float()
+    return loss.float(), (p * c - p * (p @ c)[:, None]).to(logits)

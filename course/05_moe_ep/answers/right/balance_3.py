@@ -11,4 +11,4 @@ def balance(logits, k, coeff):
     n = np.bincount(np.argsort(-z, axis=1, kind="stable")[:, :k].ravel(), minlength=E)
     c = coeff * E / (k * T * T) * n
     paid = p @ c
-    return float(paid.sum()), torch.from_numpy((p * (c - paid[:, None])).astype(np.float32))
+    return float(paid.sum()), torch.from_numpy((p * (c - paid[:, None])).astype(logits.numpy().dtype))

@@ -14,5 +14,6 @@ def choose(scores, bias, k):
 
 
 def move_bias(bias, counts, rate):
-    bias += rate * torch.sign(counts.double().mean() - counts).to(bias.dtype)
-    return bias
+    moved = bias.clone()
+    moved += rate * torch.sign(counts.double().mean() - counts).to(bias.dtype)
+    return moved

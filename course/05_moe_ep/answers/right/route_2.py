@@ -1,11 +1,9 @@
-# softmax over all, then made whole
-import math
+# softmax over all in double, then made whole
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from minimegatron.comm.collectives import all_reduce
+
+
 def route(x, weight, k):
-    p = (x.float() @ weight.float().T).softmax(-1)
+    p = (x.double() @ weight.double().T).softmax(-1)
     v, i = p.topk(k)
     z = torch.zeros_like(p)
-    return z.scatter(1, i, v / v.sum(-1, keepdim=True)), z.scatter(1, i, 1).bool()
+    return z.scatter(1, i, v / v.sum(-1, keepdim=True)).float(), z.scatter(1, i, 1).bool()

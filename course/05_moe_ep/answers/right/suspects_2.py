@@ -14,5 +14,5 @@ def suspects(got, want):
             out[n] = 0.0
             continue
         cos = (g * w).sum() / g.norm() / w.norm()
-        out[n] = float(cos.sign() * g.norm() / w.norm()) if cos.abs() > 1 - 1e-6 else math.nan
+        out[n] = float(cos.sign() * g.norm() / w.norm()) if cos.abs() > 1 - 0.5e-6 else math.nan
     return out

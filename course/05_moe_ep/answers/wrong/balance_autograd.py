@@ -1,4 +1,4 @@
-# told: does not require grad
+# told: no autograd here
 import math
 import torch
 import torch.distributed as dist

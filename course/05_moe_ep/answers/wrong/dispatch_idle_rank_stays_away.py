@@ -1,4 +1,4 @@
-# told: takes part | has returned | not the same on its ranks
+# told: must still take part
 # a rank with nothing to send and nothing to get does not call the all-to-all
 import torch
 import torch.distributed as dist

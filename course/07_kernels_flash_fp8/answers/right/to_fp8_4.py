@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 
-def to_fp8(x, digits, lowest, top):
+def to_fp8(x, mantissa, lowest, top):
     a = np.clip(x.numpy().astype(np.float64), -top, top)
     exponent = np.maximum(np.frexp(a)[1] - 1, lowest)
-    return torch.from_numpy(np.ldexp(np.rint(np.ldexp(a, digits - exponent)), exponent - digits)).float()
+    return torch.from_numpy(np.ldexp(np.rint(np.ldexp(a, mantissa - exponent)), exponent - mantissa)).float()

@@ -1,4 +1,4 @@
-# told: is wrong
+# told: dy is not rounded
 import torch
 from exercises.to_fp8 import to_fp8
 

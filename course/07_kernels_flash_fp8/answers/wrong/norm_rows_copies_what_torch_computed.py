@@ -1,4 +1,4 @@
-# told: the kernel gets x, which is neither x nor gamma
+# told: the kernel's x is neither x nor gamma
 import torch
 from labkit.cuda import Kernel
 

@@ -1,4 +1,4 @@
-# told: one launch computes all rows
+# told: one launch computes all of y
 import torch
 from labkit.cuda import Kernel
 

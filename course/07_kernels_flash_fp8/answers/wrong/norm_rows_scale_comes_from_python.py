@@ -1,4 +1,4 @@
-# told: which is neither x nor gamma
+# told: rstd is neither x nor gamma
 import torch
 from labkit.cuda import Kernel
 

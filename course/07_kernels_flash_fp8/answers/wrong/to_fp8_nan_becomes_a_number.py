@@ -3,11 +3,11 @@
 import torch
 
 
-def to_fp8(x, digits, lowest, top):
-    grid = [m * 2.0 ** (lowest - digits) for m in range(2**digits)]
+def to_fp8(x, mantissa, lowest, top):
+    grid = [m * 2.0 ** (lowest - mantissa) for m in range(2**mantissa)]
     e = lowest
     while 2.0**e <= top:
-        grid += [(1 + m / 2**digits) * 2.0**e for m in range(2**digits)]
+        grid += [(1 + m / 2**mantissa) * 2.0**e for m in range(2**mantissa)]
         e += 1
     grid = torch.tensor([g for g in grid if g <= top], dtype=torch.float64)
     gap = (x.double().abs().clamp(max=top)[..., None] - grid).abs()

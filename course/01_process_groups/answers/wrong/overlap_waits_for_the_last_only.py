@@ -1,0 +1,29 @@
+# told: who waits for it
+import torch
+import torch.distributed as dist
+
+
+class OverlappedReducer:
+    def __init__(self, params, bucket_size, group=None):
+        self.size, self.group, self.open, self.gone = bucket_size, group, [], []
+        for p in params:
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, p):
+        self.open.append(p)
+        if sum(q.numel() for q in self.open) >= self.size:
+            self.leave()
+
+    def leave(self):
+        flat = torch.cat([p.grad.flatten() for p in self.open])
+        self.gone.append((self.open, flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        self.open = []
+
+    def finish(self):
+        if self.open:
+            self.leave()
+        self.gone[-1][2].wait()
+        for params, flat, _ in self.gone:
+            for p, part in zip(params, flat.split([p.numel() for p in params])):
+                p.grad.copy_(part.view_as(p))
+        self.gone = []

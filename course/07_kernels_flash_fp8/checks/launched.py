@@ -1,0 +1,161 @@
+"""How lab 07 judges a kernel: one launch, of what the function was given, that writes every number of its result once.
+
+A kernel is judged by what it wrote, in several orders of its threads, and by what it did to memory, as the emulator in
+the judge's process counted it. One launch must do all of it, from the arrays as they were given; with other arrays the
+same launch must be right, too, so nothing that Python computed from them can be passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Accept, Answer
+
+
+@dataclasses.dataclass(frozen=True)
+class OneLaunch:
+    """What a function that launches one kernel is held against.
+
+    Attributes:
+        function: its name, for messages.
+        arrays: inputs that the kernel gets, the first of the shape of the result.
+        want: the right result, in float64.
+        wrong: results of known mistakes, each with a sentence about it.
+        number: the input that the kernel gets as a number, beside sizes.
+    """
+
+    function: str
+    arrays: tuple[str, ...]
+    want: Callable[..., torch.Tensor]
+    wrong: Callable[..., list[tuple[torch.Tensor, str]]]
+    number: str = ""
+
+    def right(self, answer: Answer) -> str | None:
+        """y is right in every order of the threads, and one launch of a kernel wrote each element of it once."""
+        if sentence := self._given(answer):
+            return sentence
+        y, launch = answer.value, launch_of(answer)
+        x = answer.inputs[self.arrays[0]]
+        if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+            return f"{self.function} must return a tensor {list(x.shape)} of float32"
+        first = launch["outputs"][0]
+        name = next((name for name in first if same(first[name].nan_to_num(), y.nan_to_num())), None)
+        if name is None:
+            return f"{self.function} must return what the kernel wrote into y"
+        writes = launch["writes"][name].view(x.shape)
+        if not writes.all():
+            missing = int((writes == 0).sum())
+            return f"{_place(writes == 0)} was never written; missing: {missing} of {y.numel()} numbers"
+        want = self.want(**answer.inputs)
+        right = [close(outputs[name].view(x.shape), want) for outputs in launch["outputs"]]
+        if any(right) and not all(right):
+            return "in another order of its threads y differs: one reads what another has not written yet"
+        if not right[0]:
+            return self._what_is_wrong(answer, y, want)
+        if sentence := self._on_others(launch, name, answer.inputs):
+            return sentence
+        times = launch["counts"][name]["written"] / y.nbytes
+        if times != 1:
+            return f"it writes y {times:.4g} times; once is enough: do several threads do the same work?"
+        return None
+
+    def _given(self, answer: Answer) -> str | None:
+        """One launch, of the arrays and the number as given: so what is in y came into being in the kernel."""
+        launches = answer.evidence[0].launches
+        if not launches:
+            return f"no kernel ran: {self.function} must call it"
+        if failed := next((one for one in launches if one["error"]), None):
+            return f"{failed['error']}"
+        if len(launches) > 1:
+            return f"{self.function} launches {len(launches)} kernels; one launch computes all of y"
+        launch, given = launches[0], [answer.inputs[name] for name in self.arrays]
+        for name, array in launch["arrays"].items():
+            if name not in launch["writes"] and not any(same(array, one) for one in given):
+                return f"the kernel's {name} is neither {' nor '.join(self.arrays)}, as {self.function} got them"
+        if not any(same(array, given[0]) for name, array in launch["arrays"].items() if name not in launch["writes"]):
+            return f"the kernel does not get {self.arrays[0]}: it computes y from it"
+        x = given[0]
+        known = [*([answer.inputs[self.number]] if self.number else []), 1 / x.shape[-1], *map(float, x.shape)]
+        for name, number in launch["numbers"].items():
+            fits = abs(number) <= 4 * x.numel() if isinstance(number, int) else any(
+                abs(number - one) <= 1e-6 * abs(one) for one in known)  # fmt: skip
+            if not fits and float(number) not in known:
+                wanted = f"neither {self.number} nor a size" if self.number else "no size"
+                return f"the kernel gets {name} = {number:.6g}, which is {wanted}"
+        return None
+
+    def _on_others(self, launch: dict[str, Any], name: str, inputs: dict[str, Any]) -> str | None:
+        """The same launch on other arrays: what Python computed from x, and passed as numbers, is wrong there."""
+        other = launch["other"] or {"arrays": {}, "outputs": {}}
+
+        def drawn(array: torch.Tensor) -> torch.Tensor | None:
+            places = (what for what in other["arrays"] if same(launch["arrays"][what], array))
+            return next((other["arrays"][what].view(array.shape) for what in places), None)
+
+        fresh = {what: drawn(inputs[what]) for what in self.arrays}
+        if fresh[self.arrays[0]] is not None:
+            there = {**inputs, **{what: one for what, one in fresh.items() if one is not None}}
+            if close(other["outputs"][name].view(inputs[self.arrays[0]].shape), self.want(**there)):
+                return None
+        return "with the same numbers and another x the kernel is wrong: what depends on x is computed in the kernel"
+
+    def _what_is_wrong(self, answer: Answer, y: torch.Tensor, want: torch.Tensor) -> str:
+        note = launch_of(answer)["note"]
+        if found := next((why for other, why in self.wrong(**answer.inputs) if close(y, other)), None):
+            return found
+        off = ~torch.isclose(y.double(), want, rtol=1e-4, atol=1e-5)
+        place = tuple(off.nonzero()[0].tolist())
+        got = "no number" if y[place].isnan() else f"{y[place]:.6g}"
+        return f"{_place(off)} is {got}, expected {want[place]:.6g}{f' ({note})' if note else ''}"
+
+
+def launch_of(answer: Answer) -> dict[str, Any]:
+    """The first launch."""
+    return answer.evidence[0].launches[0]
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Equal as far as float32 is."""
+    return torch.allclose(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, in any shape."""
+    return one.dtype == other.dtype and one.numel() == other.numel() and torch.equal(
+        one.flatten().view(torch.int32), other.contiguous().flatten().view(torch.int32))  # fmt: skip
+
+
+def reads(most: float) -> Accept:
+    """x is read `most` times at most."""
+
+    def accept(answer: Answer) -> str | None:
+        read = sum(of["read"] for of in counts_of(answer, "x"))
+        times = read / answer.inputs["x"].nbytes
+        return f"it reads x {times:.4g} times; {most:g} are enough" if times > most else None
+
+    return accept
+
+
+def counts_of(answer: Answer, what: str) -> list[dict[str, Any]]:
+    """The counts of the arrays that hold an input."""
+    launch = launch_of(answer)
+    names = [name for name, array in launch["arrays"].items() if name not in launch["writes"]]
+    return [launch["counts"][name] for name in names if same(launch["arrays"][name], answer.inputs[what])]
+
+
+def coalesced(answer: Answer) -> str | None:
+    """Of the bytes that are fetched for x, most were asked for."""
+    counts = counts_of(answer, "x")
+    share = sum(of["read"] for of in counts) / max(1, sum(of["served"] for of in counts))
+    if share < 0.6:
+        return (f"of the bytes that are fetched for x, {share:.0%} are asked for: neighbouring threads must read "
+                "neighbouring numbers")  # fmt: skip
+    return None
+
+
+def _place(where: torch.Tensor) -> str:
+    return f"y{where.nonzero()[0].tolist()}"

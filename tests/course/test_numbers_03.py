@@ -1,0 +1,182 @@
+"""Every number that lab 03 states, computed again: a sentence that has changed, or is wrong, fails."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from minimegatron.parallel.actions import Schedule
+from minimegatron.parallel.schedule_check import peak_live
+from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
+from minimegatron.parallel.schedules import alternate, build_schedule, interleaved_table, interleaved_warmup
+
+FOLDER = Path(str(import_module("course.03_pipeline_1f1b").__file__)).parent
+PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
+GRADIENTS = import_module("course.03_pipeline_1f1b.checks.gradients")
+HALVES = import_module("course.03_pipeline_1f1b.checks.halves")
+
+
+def prose(text: str) -> str:
+    """The lab's text in one line: a sentence is found wherever its lines end."""
+    return re.sub(r"\s+", " ", re.sub(r"^# ?", "", text, flags=re.M))
+
+
+LAB = prose((FOLDER / "lab.py").read_text())
+
+
+def planned(name: str, p: int, m: int) -> Simulation:
+    schedule = build_schedule(name, p, m)
+    return simulate(schedule, Costs().divided(schedule.v))
+
+
+def words(name: str, p: int, m: int, rank: int) -> list[str]:
+    schedule = build_schedule(name, p, m)
+    return [schedule.label(action) for action in schedule.actions[rank]]
+
+
+def _numbers() -> list[str]:
+    """The sentences, each number put in."""
+    params = 175e9 * 16
+    h, t, layers, stages = 12288, 8, 96, 8
+    kept = 34 * h / t * 2048 * layers / stages
+    two = planned("gpipe", 2, 2)
+    inter, one = planned("interleaved", 4, 8), planned("1f1b", 4, 8)
+    y = math.tanh(1)
+    tiny = PREDICTED.answers(**PREDICTED._BY_HAND)
+    a, b, c, d = (
+        words("1f1b", 4, 3, 2),
+        words("interleaved", 2, 4, 1),
+        words("zb_h1", 2, 3, 1),
+        interleaved_table(4, 2, 2),
+    )
+    tied = GRADIENTS._tied([{"grad": torch.tensor([1, 2])}, {"grad": torch.tensor([10, 20])}])
+    return [
+        f"GPT-3 has {layers} layers and 175 billion parameters: {params / 1e12:.1f} TB with gradients",
+        f"leaves {params / 8 / 1e9:.0f} GB for each; a GPU has 80",
+        f"NVLink moves {900 // 2} GB/s each way, the network card of a GPU {400 // 8} GB/s",
+        f"Each rank works 2 · (1 + 2) = {two.busy[0]} steps of {two.makespan} and waits {two.makespan - two.busy[0]}.",
+        f"idle time over *work*: here {two.makespan - two.busy[0]}/{two.busy[0]}.",
+        f"For p = m = 2 and v = 1 it is {PREDICTED.bubble(2, 2, 1):g}.",
+        "With p ranks, the last one waits for p-1 forwards, and p-1 backwards come after it.",
+        f"For GPT-3 rank 0 keeps {peak_live(build_schedule('1f1b', 8, 64))[0]} in place of 64, "
+        f"{8 * kept / 1e9:.1f} GB in place of {64 * kept / 1e9:.1f}.",
+        f"its list is {a[0]}, then {a[1]} {a[2]}, {a[3]} {a[4]}, then {a[5]}.",
+        "| forward: microbatch.chunk | " + " | ".join(f"{i}.{chunk}" for i, chunk in d) + " |",
+        "| backward | " + " | ".join(f"{i}.{1 - chunk}" for i, chunk in d) + " |",
+        f"rank 1 of these two warms up with 2·0 + 1·2 = {interleaved_warmup(2, 1, 2, 2)} forwards. Its list begins "
+        f"{b[0]} {b[1]}, then {b[2]} {b[3]}, {b[4]} {b[5]}, {b[6]} {b[7]}, ...",
+        f"a microbatch crosses {4 * 2 - 1} borders in place of {4 - 1}",
+        f"rank 0 keeps {inter.peak_live[0]} chunks, each half as large as before, where 1F1B kept "
+        f"{one.peak_live[0]} whole",
+        f"y = ({y:.3f}, {y:.3f}), dz = ({1 - y * y:.2f}, {1 - y * y:.2f})",
+        f"So B returns dx = ({1 - y * y:.2f}, {1 - y * y:.2f}), and W adds {1 - y * y:.2f} to each of the four entries",
+        f"Its list is {c[0]} {c[1]}, {c[2]} {c[3]} {c[4]}, {c[5]} {c[6]} {c[7]}, and {c[8]} at the end.",
+        f"then both return ({tied[0][0]}, {tied[0][1]})",
+        f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1]), GRADIENTS._BASIS)}.",
+        "of the gradients (1, 0, 0), (-2, 1, 0) and (1, 1, 1)",
+        f"the idle share is 3/9; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 2 microbatches in 1 "
+        f"layer, {tiny['kept_bytes_on_rank_0']} bytes; and 2 microbatches cross 1 border both ways with 2 bytes each, "
+        f"{tiny['bytes_between_ranks']} bytes.",
+        f"with p = 8 and v = 4, {PREDICTED._fewest(8, 4, in_groups=False)} microbatches would be enough, and the next "
+        f"multiple of 8 is {PREDICTED._fewest(8, 4)}.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", _numbers(), ids=lambda s: s[:40])
+def test_the_lab_says_so(sentence: str) -> None:
+    assert prose(sentence) in LAB
+
+
+def test_the_table_by_hand_is_the_plan_of_two_ranks_and_two_microbatches() -> None:
+    spans = planned("gpipe", 2, 2).spans
+    moments = sorted({moment for row in spans for s in row for moment in (s.start, s.end)})
+    for start, end in zip(moments, moments[1:], strict=False):
+        did = [
+            next((f"{s.action.kind}{s.action.microbatch}" for s in row if s.start <= start < s.end), "waits")
+            for row in spans
+        ]
+        assert f"| {start} to {end} | {did[0]} | {did[1]} |" in LAB
+
+
+def test_three_of_four_ranks_wait_while_one_microbatch_passes() -> None:
+    plan = planned("gpipe", 4, 1)
+    assert plan.makespan == sum(plan.busy) and "At every moment three of four GPUs wait." in LAB
+
+
+def test_the_claims_about_bubbles() -> None:
+    bubble = {name: planned(name, 4, 8).bubble for name in ("gpipe", "1f1b", "interleaved", "zb_h1")}
+    assert bubble["gpipe"] == bubble["1f1b"] and "The bubble is the same: 1F1B does not make" in LAB
+    assert bubble["interleaved"] == bubble["1f1b"] / 2 and "The bubble is half that of 1F1B." in LAB
+    assert bubble["zb_h1"] == bubble["1f1b"] / 3 and "The bubble is a third of that of 1F1B" in LAB
+    assert max(peak_live(build_schedule("zb_h1", 4, 8))) == peak_live(build_schedule("1f1b", 4, 8))[0]
+    for p, m in ((3, 6), (4, 8)):
+        assert planned("zb_v", p, m).bubble * 6 == planned("1f1b", p, m).bubble
+        schedule = build_schedule("zb_v", p, m)
+        assert max(peak_live(schedule)) / 2 <= p, "no more than 1F1B keeps on rank 0"
+        crossing = [len(schedule.messages(a, b)) for a in range(p) for b in range(p) if a != b]
+        straight = build_schedule("1f1b", p, m)
+        assert sum(crossing) == 2 * sum(len(straight.messages(a, b)) for a in range(p) for b in range(p) if a != b)
+    assert "twice the messages between ranks" in LAB
+    assert "The bubble is then a sixth of that of 1F1B, and no rank keeps more than rank 0 of 1F1B does." in LAB
+
+
+@pytest.mark.parametrize("p", range(2, 9))
+def test_no_rank_of_zb_v_is_idle_inside_from_2p_minus_1_microbatches_on(p: int) -> None:
+    whole = [m for m in range(1, 3 * p + 1) if not any(planned("zb_v", p, m).inner_bubbles)]
+    assert whole == list(range(2 * p - 1, 3 * p + 1))
+    assert "m is at least 2p-1, no rank is idle between its first and its last action." in LAB
+    assert "at least 2p-1 microbatches, and an optimizer step" in LAB
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_on_a_v_rank_0_goes_back_first_and_in_1f1b_it_waits_longest(p: int) -> None:
+    def first_backward(name: str) -> list[Fraction]:
+        return [min(Fraction(s.start) for s in row if s.action.kind == "B") for row in planned(name, p, 2 * p).spans]
+
+    straight, on_a_v = first_backward("1f1b"), first_backward("zb_v")
+    assert straight[0] == max(straight) > straight[1] and on_a_v[0] == min(on_a_v) < on_a_v[1]
+    assert "In 1F1B rank 0 waits longest for its first backward; on a V it is the first that goes back." in LAB
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+def test_from_2p_microbatches_on_bubbles_halve_and_only_gpipe_keeps_more(p: int) -> None:
+    for name in ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"):
+        for m in (2 * p, 4 * p):
+            few, many = planned(name, p, m), planned(name, p, 2 * m)
+            assert many.bubble == few.bubble / 2
+            assert max(many.peak_live) == max(few.peak_live) * (2 if name == "gpipe" else 1)
+    assert planned("zb_v", p, 2 * p).bubble == planned("zb_v", p, p).bubble / 4
+    assert max(planned("interleaved", p, 2 * p).peak_live) > max(planned("interleaved", p, p).peak_live)
+    assert "From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well" in LAB
+    assert "From m = p to 2p ZB-V gains more: its bubble falls to a quarter" in LAB
+
+
+def test_half_the_warm_up_is_as_fast_only_while_messages_are_free() -> None:
+    table = interleaved_table(32, 4, 8)
+    back = [(i, 3 - c) for i, c in table]
+    place = build_schedule("interleaved", 8, 32, 4).placement
+
+    def bubble(factor: int, latency: Fraction) -> Fraction:
+        rows = tuple(alternate(table, back, factor * (7 - r) + 3 * 8) for r in range(8))
+        return Fraction(simulate(Schedule("f", rows, place), Costs(latency=latency / 4).divided(4)).bubble)
+
+    assert bubble(1, Fraction(0)) == bubble(2, Fraction(0))
+    assert all(bubble(1, late) > bubble(2, late) for late in (Fraction(1, 10), Fraction(1, 2)))
+
+
+def test_the_example_by_hand_of_the_split_backward_is_the_first_case() -> None:
+    one = HALVES._halves(**HALVES._ONE)
+    assert (
+        {round(float(x), 2) for x in one["grad"].flatten()} == {0.42} == {round(float(x), 2) for x in one["dx"][0][0]}
+    )
+
+
+def test_the_idle_share_that_is_guessed() -> None:
+    assert round(100 * (1 - 3 * 8 / float(planned("1f1b", 8, 8).makespan)), 1) == 46.7
+    assert "46.7" not in LAB, "no text gives the guess away"
