@@ -24,6 +24,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from labkit.pictures import smaller
 from labkit.source import HIDDEN, checked, edited, name_of, notebooks
 from labkit.verdict import SIGNS
 from minimegatron.errors import ConfigError, MinimegatronError
@@ -138,6 +139,7 @@ def _execute(notebook: Any, target: Path) -> None:
     for cell in notebook.cells:
         if HIDDEN in cell.metadata.get("tags", []):
             cell.outputs = []
+    smaller(notebook)
 
 
 def _failed_cell(notebook: Any) -> str:

@@ -396,3 +396,8 @@ def test_the_scanner_leaves_harmless_calls_alone(source):
 )
 def test_the_scanner_sees_waits_without_a_deadline(source, seen):
     assert bool(list(waits(ast.parse(source)))) is seen
+
+
+def test_no_file_is_large() -> None:
+    large = {path: size >> 10 for path in tracked() if (size := (ROOT / path).stat().st_size) > 1 << 20}
+    assert not large, f"KiB of files over 1 MiB, which every clone keeps for ever: {large}"

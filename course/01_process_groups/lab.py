@@ -1001,7 +1001,8 @@ print("all four ranks report the same losses:", all(reported[0] == curve for rep
 #    tree takes about 2 log₂ N.</details>
 #
 # **Exercise.** The first four questions for any cluster. Return a dict: `dp`; `edp`, the number of ranks that hold the same
-# experts; `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group (the axes in the order tp, cp, dp, pp);
+# experts; `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group, or all of them where there are fewer
+# (the axes in the order tp, cp, dp, pp);
 # `all_reduce_seconds`, the time in which a ring sums `gigabytes` of gradients over that group when every rank sends
 # `gb_per_second`.
 

@@ -150,7 +150,11 @@ WRONG: dict[str, list[Edit]] = {
             "  float rstd = rsqrtf(parts[0] / cols + eps);",
             "  float rstd = 0; if (threadIdx.x == 0) rstd = rsqrtf(parts[0]);",
         ),
-        Edit("  __syncthreads();\n  float", "  if (threadIdx.x == 0) __syncthreads();\n  float", told="a race"),
+        Edit(
+            "  __syncthreads();\n  float",
+            "  if (threadIdx.x == 0) __syncthreads();\n  float",
+            told="did not meet the barrier",
+        ),
     ],
     "norm_warp": [
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),

@@ -42,7 +42,7 @@ def test_what_is_no_number_leaves_an_earlier_guess(tmp_path: Path) -> None:
     guesses = Guesses(tmp_path)
     guesses.guess("gpus", 12)
     assert "is no number" in guesses.guess("gpus", "many")
-    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "measured 7 GPUs; you guessed 12"
+    assert Guesses(tmp_path).guessed("gpus", 7, "GPUs") == "it is 7 GPUs; you guessed 12"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"gpus": "12"}', '{"gpus": NaN}', "\x00", "null"])
