@@ -66,8 +66,7 @@ class GatherOnUse:
 
     def ran(self, index: int) -> None:
         """A unit's forward pass has ended."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        if not in_backward and not (self._keep and torch.is_grad_enabled() and self._is_outside(index)):
+        if not _in_backward() and not (self._keep and torch.is_grad_enabled() and self._is_outside(index)):
             self.release(index)
 
     def complete(self, name: str) -> None:
@@ -102,8 +101,12 @@ class GatherOnUse:
         return getattr(self.units[index][0], "is_stage", False)
 
 
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 def _before_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any) -> None:
-    units.need(index, index + 1)
+    units.need(index, index - 1 if _in_backward() else index + 1)  # a layer is computed again on the way back
 
 
 def _after_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any, output: Any) -> None:
