@@ -17,13 +17,14 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
-from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
+from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
@@ -45,6 +46,7 @@ class Case:
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
         documents: samples are made of documents that do not see each other.
+        freeze: patterns of parameters that have no gradient.
     """
 
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,6 +59,7 @@ class Case:
     seed: int = 0
     empty_rank: int | None = None
     documents: bool = False
+    freeze: tuple[str, ...] = ()
     seq_length: int = 16
     micro_batch_size: int = 2
 
@@ -117,6 +120,7 @@ def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor
     model = GPTModel(case.config, Mesh.serial())
     load_logical(model, weights(case.config, case.seed))
     model = model.double() if case.double else model
+    freeze(model, OptimizerConfig(freeze=case.freeze), Mesh.serial())
     batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
     count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
     set_loss_scale(model, 1.0 / count)  # what the loss below is multiplied by
@@ -138,6 +142,7 @@ def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
     model = model.double() if case.double else model
+    freeze(model, OptimizerConfig(freeze=case.freeze), mesh)
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
