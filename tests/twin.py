@@ -17,13 +17,15 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
-from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.router import set_loss_scale
+from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
+from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
@@ -45,6 +47,8 @@ class Case:
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
         documents: samples are made of documents that do not see each other.
+        freeze: patterns of parameters that have no gradient.
+        unused: every layer has a parameter on which no loss depends.
     """
 
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,6 +62,8 @@ class Case:
     seed: int = 0
     empty_rank: int | None = None
     documents: bool = False
+    freeze: tuple[str, ...] = ()
+    unused: bool = False
     seq_length: int = 16
     micro_batch_size: int = 2
 
@@ -84,7 +90,10 @@ class Case:
 
 
 # What the serial twin of a case depends on.
-TWIN_FIELDS = ("model", "accumulation", "double", "seed", "empty_rank", "documents", "seq_length", "micro_batch_size")
+TWIN_FIELDS = (
+    *("model", "accumulation", "double", "seed", "empty_rank", "documents", "freeze", "unused", "seq_length"),
+    "micro_batch_size",
+)
 
 
 def weights(config: TransformerConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -138,6 +147,15 @@ def serial_model(case: Case) -> GPTModel:
     """The case's model with its weights, in one process."""
     model = GPTModel(case.config, Mesh.serial())
     load_logical(model, weights(case.config, case.seed))
+    return prepared(model, case, Mesh.serial())
+
+
+def prepared(model: Any, case: Case, mesh: Mesh) -> Any:
+    """With a parameter in each layer that nothing reads, and without gradients of some others, as the case says."""
+    for layer in model.modules():
+        if case.unused and isinstance(layer, TransformerLayer):
+            layer.register_parameter("unused", torch.nn.Parameter(torch.ones(7, 3, dtype=case.config.dtype)))
+    freeze(model, OptimizerConfig(freeze=case.freeze), mesh)
     return model.double() if case.double else model
 
 
@@ -160,7 +178,7 @@ def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
     model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
-    model = model.double() if case.double else model
+    model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32

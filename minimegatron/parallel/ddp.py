@@ -208,15 +208,15 @@ class DistributedDataParallel(DataParallel):
 
     def _gather_on_use(self, units: list[Unit]) -> None:
         """The units of the model gather their weights."""
-        buckets: list[list[ShardedParams]] = [[] for _ in units]
+        bucket_of: dict[nn.Parameter, ShardedParams] = {}
         for buffer, sharded in zip(self.grad_buffers, self._sharded_params, strict=True):
             params = list(buffer.params.values())
             for span, bucket in zip(buffer.layout.buckets, sharded, strict=True):
-                buckets[self._unit_of[params[span.members[0]]]].append(bucket)
-        parts = [
-            (unit.module, mine, [self._names[p] for p in unit.params if p in self._names])
-            for unit, mine in zip(units, buckets, strict=True)
-        ]
+                bucket_of |= {params[member]: bucket for member in span.members}
+        parts = []
+        for unit in units:
+            used = dict.fromkeys(bucket_of[p] for p in (*unit.params, *unit.borrowed) if p in bucket_of)
+            parts.append((unit.module, list(used), [self._names[p] for p in unit.params if p in bucket_of]))
         self._on_use = GatherOnUse(parts, keep_outside=self.mesh.pp.size == 1)
 
     def complete(self, name: str) -> None:
