@@ -216,7 +216,7 @@ class DistributedDataParallel(DataParallel):
         parts = []
         for unit in units:
             used = dict.fromkeys(bucket_of[p] for p in (*unit.params, *unit.borrowed) if p in bucket_of)
-            parts.append((unit.module, list(used), [self._names[p] for p in unit.params if p in bucket_of]))
+            parts.append((unit, list(used), [self._names[p] for p in unit.params if p in bucket_of]))
         self._on_use = GatherOnUse(parts, keep_outside=self.mesh.pp.size == 1)
 
     def complete(self, name: str) -> None:

@@ -133,15 +133,22 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block the model has plain parameters, with their layouts."""
+        """In the block the model has plain parameters, with their layouts; layers that run keep them."""
         sharded = {name: layout_of(param) for name, param in self.module.named_parameters()}
+        inside = [part for part in self._parts if not getattr(part, "is_stage", False)]
+        for part in inside:
+            part.set_reshard_after_forward(False, recurse=False)
         for part in self._parts:
             part.unshard()
         for name, param in self.module.named_parameters():
             param.param_layout = sharded[name]  # type: ignore[attr-defined]
-        yield
-        for part in self._parts:
-            part.reshard()
+        try:
+            yield
+        finally:
+            for part in inside:
+                part.set_reshard_after_forward(True, recurse=False)
+            for part in self._parts:
+                part.reshard()
 
 
 def _local(x: torch.Tensor) -> torch.Tensor:

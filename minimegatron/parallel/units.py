@@ -33,18 +33,22 @@ class Unit:
         module: runs with them.
         params: each once; a parameter that several units share belongs to the first.
         borrowed: what it shares with units before it.
+        stage: number of its stage.
+        in_list: it is an element of a list.
     """
 
     module: nn.Module
     params: tuple[nn.Parameter, ...]
     borrowed: tuple[nn.Parameter, ...] = ()
+    stage: int = 0
+    in_list: bool = False
 
 
 def units_of(model: nn.Module) -> list[Unit]:
     """The units in the order of registration: of each stage what is in no list, then its layers."""
     seen: set[int] = set()
     units = []
-    for stage in _stages(model):
+    for number, stage in enumerate(_stages(model)):
         elements = list(_elements(stage))
         inside = {id(p) for element in elements for p in element.parameters()}
         outside = [p for p in stage.parameters() if id(p) not in inside]
@@ -53,7 +57,7 @@ def units_of(model: nn.Module) -> list[Unit]:
             borrowed = tuple(p for p in params if id(p) in seen)
             seen |= {id(p) for p in fresh}
             if params:
-                units.append(Unit(module, fresh, borrowed))
+                units.append(Unit(module, fresh, borrowed, number, module is not stage))
     return units
 
 
