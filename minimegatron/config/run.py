@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 from minimegatron.config.fields import Config, opt
+from minimegatron.config.groups import parse_group
 from minimegatron.errors import require
 
 
@@ -50,9 +51,21 @@ class OptimizerConfig(Config):
     hysteresis: int = opt(2, "overflows before the scale halves", least=1)
     check_for_nan_in_loss_and_grad: bool = opt(True, "stop with exit status 6 on a number that is not finite")
     log_num_zeros_in_grad: bool = opt(False, "count the zeros of the gradient")
+    decoupled_lr: float | None = opt(None, "peak learning rate of word embedding and output layer", least=0.0)
+    decoupled_min_lr: float | None = opt(None, "their schedule never goes below; default min_lr", least=0.0)
+    apply_wd_to_qk_layernorm: bool = opt(False, "weight decay on the norms of queries and keys as well")
+    param_groups: tuple[str, ...] = opt(
+        (),
+        "factors of learning rate and weight decay by name: 'decoder.*.mlp.*:lr_mult=0.1,wd_mult=0' ...",
+        repeats=True,
+    )
+    freeze: tuple[str, ...] = opt(
+        (), "parameters that do not move, by patterns of their names: 'embedding.*' ...", repeats=True
+    )
 
     def _check(self) -> None:
         require(self.lr >= self.min_lr, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr")
+        self._check_groups()
         warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
         for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
             given = [name for name in names if getattr(self, name)]
@@ -69,6 +82,22 @@ class OptimizerConfig(Config):
                 "lr_decay_style WSD without lr_wsd_decay_iters",
                 "give --lr-wsd-decay-iters",
             )
+
+    def _check_groups(self) -> None:
+        for text in self.param_groups:
+            parse_group(text)
+        peak, floor = self.decoupled_lr, self.decoupled_min_lr
+        require(
+            floor is None or peak is not None,
+            "decoupled_min_lr without decoupled_lr",
+            "give --decoupled-lr, or drop --decoupled-min-lr",
+        )
+        lowest = self.min_lr if floor is None else floor
+        require(
+            peak is None or peak >= lowest,
+            f"decoupled_lr={peak} is below its floor {lowest}",
+            "choose decoupled_lr above",
+        )
 
 
 @dataclasses.dataclass(frozen=True)

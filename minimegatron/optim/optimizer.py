@@ -43,6 +43,7 @@ from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
 from minimegatron.layers.param import logical_parameters
 from minimegatron.optim.clip import clip_coefficient, grad_stats
 from minimegatron.optim.fused import FusedAdam, NormReader
+from minimegatron.optim.groups import Rates
 from minimegatron.optim.main_params import MainParam, Shard
 from minimegatron.optim.scaler import GradScaler, build_grad_scaler
 
@@ -100,7 +101,7 @@ class MixedPrecisionOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """torch's parameter groups: with weight decay (`wd_mult` 1) and without (0)."""
+        """torch's parameter groups: with weight decay (`wd_mult` 1), without (0), and those of `optim/groups`."""
         return self.inner.param_groups
 
     @property
@@ -254,7 +255,7 @@ def build_optimizer(
     chunks = [model] if isinstance(model, nn.Module) else model
     named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
     params = [
-        MainParam.of(name, param, mesh, None if shards is None else shards[name])
+        MainParam.of(name, param, mesh, config, None if shards is None else shards[name])
         for name, param in named
         if shards is None or name in shards
     ]
@@ -264,11 +265,10 @@ def build_optimizer(
 
 def _inner_optimizer(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
     """torch's optimizer over the main parameters, its state allocated at once, so that it can be saved and loaded."""
+    kinds = dict.fromkeys([Rates(1.0), Rates(0.0), *(p.rates for p in params)])
     groups: list[dict[str, Any]] = [
-        {"params": [p.main for p in params if p.wd_mult == wd_mult], "wd_mult": wd_mult} for wd_mult in (1.0, 0.0)
+        {"params": [p.main for p in params if p.rates == rates], **rates.group(config)} for rates in kinds
     ]
-    for group in groups:
-        group["weight_decay"] = config.weight_decay * group["wd_mult"]
     if config.optimizer == "sgd":
         inner: torch.optim.Optimizer = torch.optim.SGD(groups, config.lr, config.sgd_momentum, fused=True)
         fresh = ["momentum_buffer"] if config.sgd_momentum else []

@@ -139,7 +139,7 @@ REFUSED: dict[str, str] = {
     "optimizer offload": (
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),
-    "other optimizers": "muon-* lion-* decoupled-lr decoupled-min-lr head-lr-mult no-weight-decay-cond* apply-wd-*",
+    "other optimizers": "muon-* lion-* head-lr-mult no-weight-decay-cond*",
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",

@@ -136,7 +136,13 @@ def check_twin(run: RunConfig, dp: int) -> None:
 def _messages(parallel: ParallelConfig) -> dict[str, bool]:
     sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
     found = {f"{x}_parallel_size": getattr(parallel, f"{x}_parallel_size") > 1 for x in sizes}
-    return found | {"overlap_grad_reduce": parallel.overlap_grad_reduce}
+    strategy = parallel.data_parallel_sharding_strategy
+    return found | {
+        "overlap_grad_reduce": parallel.overlap_grad_reduce,
+        "overlap_param_gather": parallel.overlap_param_gather,
+        "use_torch_fsdp2": parallel.use_torch_fsdp2,
+        f"data_parallel_sharding_strategy {strategy}": strategy not in ("no_shard", "optim"),
+    }
 
 
 def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:
