@@ -210,6 +210,20 @@ class Mesh:
         return cls(parallel, 0, torch.device(device), axes)
 
     @classmethod
+    def planned(cls, parallel: ParallelConfig, rank: int, world: int) -> Mesh:
+        """The mesh of one rank of a world that need not exist: a model can be built on it, and nothing can travel."""
+        check_grids_agree(parallel, world)
+        groups = {name: rank_groups(parallel, world, members, grid) for name, (grid, members) in AXES.items()}
+        groups |= context_groups(parallel, world) | instance_groups(parallel, world)
+        pipelines = rank_groups(parallel, world, "pp")
+        groups |= {"embd": [sorted({p[0], p[-1]}) for p in pipelines], "pp_up": pipelines, "pp_down": pipelines}
+        axes = {}
+        for name, of in groups.items():
+            mine = next((tuple(ranks) for ranks in of if rank in ranks), (rank,))
+            axes[name] = Axis(name, mine, mine.index(rank))
+        return cls(parallel, rank, torch.device("cpu"), axes)
+
+    @classmethod
     def build(cls, parallel: ParallelConfig, device: torch.device | None = None) -> Mesh:
         """Create every group; all ranks must call it together.
 

@@ -133,15 +133,16 @@ class Sizes:
         return self.e * self.n * h // (self.t if self.sequence_parallel else 1)
 
 
-def unknown(config: TransformerConfig, context_parallel: int = 1) -> list[str]:
+def unknown(config: TransformerConfig, context_parallel: int = 1, device: str = "cpu") -> list[str]:
     """What of this model is not predicted here."""
+    kernels = ("torch", "auto") if device == "cpu" else ("torch",)
     found = {
         "experts (how many rows one gets is in the data)": config.num_experts,
         "multi-latent attention": config.multi_latent_attention,
         "prediction of several tokens": config.mtp_num_layers,
         "FP8": config.fp8_format,
         "transformer_impl transformer_engine": config.transformer_impl != "local",
-        "own kernels": config.kernels != "torch",
+        "own kernels": config.kernels not in kernels,
         "context parallelism": context_parallel > 1,
         "dropout of attention weights": config.attention_dropout > 0,
         "norms of queries and keys": config.qk_layernorm,
