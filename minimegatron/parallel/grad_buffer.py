@@ -132,7 +132,7 @@ class Sharded(Replicated):
         return self.data[self.shard.slice]
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self.data, self.axis, self.owned)
+        return reduce_scatter_start(self.data, self.axis, self.owned, spend=True)
 
 
 class Fleeting(Bucket):
@@ -156,7 +156,7 @@ class Fleeting(Bucket):
         return self.data
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self._opened(), self.axis)
+        return reduce_scatter_start(self._opened(), self.axis, spend=True)
 
     def _end(self, result: torch.Tensor) -> None:
         self._owned += result
