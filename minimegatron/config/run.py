@@ -182,6 +182,12 @@ class TrainingConfig(Config):
     profile_step_end: int = opt(12, "steps before it ends")
     profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
     profile_dir: str = opt("profile", "folder for the traces")
+    log_memory_interval: int | None = opt(
+        None, "steps between tables of every rank's memory by name, predicted and counted; such a step is slow", least=1
+    )
+    log_memory_to_tensorboard: bool = opt(False, "TensorBoard gets the allocator's numbers, and bytes by name")
+    record_memory_history: bool = opt(False, "write the last rank's GPU allocations for torch's memory viewer")
+    memory_snapshot_path: str = opt("snapshot.pickle", "where they are written")
     distributed_backend: str | None = opt(
         None, "nccl or gloo; default nccl with a GPU for each rank, gloo where there is none", (None, "nccl", "gloo")
     )

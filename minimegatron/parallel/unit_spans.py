@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,14 @@ from minimegatron.parallel.units import units_of
 
 
 @contextlib.contextmanager
-def units_in_trace(ddp: DataParallel) -> Iterator[None]:
+def units_in_trace(ddp: DataParallel, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """In the block the passes of units are spans `forward` and `backward` of kind `unit`, their note is the unit.
 
     Args:
         ddp: a wrapped model; its hooks that gather weights wait before these spans begin.
+        tell: is told at once what begins (`backward unit 2`), and "" where nothing does (`memory.Tracker.tell`).
     """
-    clock = _Clock()
+    clock = _Clock(tell)
     hooks = []
     number = 0
     for unit in units_of(ddp.module):
@@ -63,8 +64,9 @@ class _Clock:
         outer: units whose forward pass contains the one that runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         self.outer: list[str] = []
+        self._tell = tell
         self._open: tuple[str, str, float] | None = None
 
     def switch(self, what: tuple[str, str] | None) -> None:
@@ -74,6 +76,7 @@ class _Clock:
             name, unit, start = self._open
             trace.emit(name, "unit", start, now, note=unit)
         self._open = (*what, now) if what else None
+        self._tell(" ".join(what) if what else "")
 
     @property
     def name(self) -> str:

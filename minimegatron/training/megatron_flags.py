@@ -92,7 +92,6 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--log-throughput": ((), "every line has it"),
     "--log-loss-scale-to-tensorboard": ((), "TensorBoard gets it"),
     "--log-validation-ppl-to-tensorboard": ((), "TensorBoard gets it"),
-    "--log-memory-to-tensorboard": ((), "TensorBoard gets it"),
     "--overlap-p2p-communication-warmup-flush": ((), "messages between stages always overlap"),
     "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
     "--no-load-optim": ((), "a fresh run loads nothing"),
@@ -167,12 +166,10 @@ REFUSED: dict[str, str] = {
         "step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train "
         "iterations-to-skip lr-wsd-decay-samples batch-size"
     ),
-    "other options of profilers": (
-        "pytorch-profiler-* use-nsys-profiler record-memory-history memory-snapshot-path nvtx-ranges record-shapes"
-    ),
+    "other options of profilers": ("pytorch-profiler-* use-nsys-profiler nvtx-ranges record-shapes"),
     "more logging": (
         "log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-* log-progress "
-        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* log-memory-interval "
+        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* "
         "tensorboard-log-interval tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level "
         "app-tag-* otel-* throughput-window-size"
     ),
