@@ -85,6 +85,7 @@ class Tracker(TorchDispatchMode):
         self._totals: dict[str, int] = {}
         self._where: list[str] = []
         self._told = self._operation = ""
+        self._watching = False
         self._saved: Any = None
         for owner, tensors in (of or {}).items():
             for tensor in tensors:
@@ -122,7 +123,7 @@ class Tracker(TorchDispatchMode):
         self._told = where
 
     def __enter__(self) -> Tracker:
-        self._began = time.perf_counter()
+        self._began, self._watching = time.perf_counter(), True
         self._sample()
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = _seen(self, self._resize)  # type: ignore[method-assign]
@@ -138,6 +139,7 @@ class Tracker(TorchDispatchMode):
         self._saved.__exit__(*exc)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._sample()
+        self._watching = False  # what ends later is not of this block
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -165,7 +167,7 @@ class Tracker(TorchDispatchMode):
         self._totals[owner] = self._totals.get(owner, 0) + nbytes
 
     def _sample(self) -> None:
-        if hasattr(self, "_began"):
+        if self._watching:
             where = ", ".join(filter(None, (*self._where[-1:], self._told)))
             alive = {owner: nbytes for owner, nbytes in self._totals.items() if nbytes}
             self.samples.append(Sample(time.perf_counter() - self._began, alive, where, self._operation))

@@ -22,7 +22,6 @@ Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in 
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -124,8 +123,7 @@ class MemoryReport:
         """Write the history."""
         if self.recording:
             self.recording = False
-            with open(self.run.training.memory_snapshot_path, "wb") as file:
-                pickle.dump(torch.cuda.memory._snapshot(), file)
+            torch.cuda.memory._dump_snapshot(self.run.training.memory_snapshot_path)
             torch.cuda.memory._record_memory_history(enabled=None)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from minimegatron.commands import memory
 from minimegatron.errors import ConfigError
+from minimegatron.memory import Tracker
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.memory_report import table
 from minimegatron.training.trainer import Trainer
@@ -75,6 +76,16 @@ def test_watching_changes_no_number() -> None:
     assert [r.losses for r in plain.history] == [r.losses for r in watched.history]
     weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)
+
+
+def test_a_tracker_has_no_samples_of_what_ends_after_its_block() -> None:
+    kept = torch.zeros(100)
+    with Tracker({"parameters": [kept]}) as tracker:
+        more = kept + 1
+    seen = len(tracker.samples)
+    del kept, more
+    assert len(tracker.samples) == seen and tracker.peak.owners == {"parameters": 400, "workspace": 400}
+    assert tracker.peak.operation == "aten.add.Tensor"
 
 
 def test_tensorboard_gets_bytes_by_name(tmp_path: Any) -> None:
