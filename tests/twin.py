@@ -24,8 +24,10 @@ from minimegatron.layers.router import set_loss_scale
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.torch_fsdp import TorchFSDP2
 from minimegatron.training.pipelined import forward_backward
 from minimegatron.training.step import forward_step
 
@@ -38,7 +40,7 @@ class Case:
         layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
-        overlap, bucket_size: of the data-parallel wrapper.
+        overlap, bucket_size, sharding: of the data-parallel wrapper.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
@@ -50,6 +52,7 @@ class Case:
     accumulation: int = 1
     overlap: bool = False
     bucket_size: int | None = None
+    sharding: str = "no_shard"
     double: bool = False
     seed: int = 0
     empty_rank: int | None = None
@@ -130,16 +133,18 @@ def _grad(p: torch.Tensor) -> torch.Tensor:
     return p.grad if p.grad is not None else torch.zeros_like(p)
 
 
-def parallel_model(case: Case, mesh: Mesh) -> DistributedDataParallel:
+def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
     model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
     model = model.double() if case.double else model
+    if case.sharding == "fsdp2":
+        return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
-    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype)
+    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding)
 
 
-def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+def accumulate(ddp: DataParallel, case: Case, mesh: Mesh) -> float:
     """Forward and backward over this rank's microbatches, then the last sums; returns the mean loss per token."""
     ddp.zero_grad_buffer()
     if isinstance(ddp.module, ModelChunks):
@@ -149,14 +154,15 @@ def accumulate(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
         batch = cut_batch(microbatch(case, mesh.dp.rank, i), mesh)
         with ddp.no_sync() if i < case.accumulation - 1 else contextlib.nullcontext():
             loss = losses(ddp, batch).sum()
-            loss.backward()
+            with ddp.backward_pass():
+                loss.backward()
         total += loss.detach()
         count += batch["loss_mask"].sum()
     tokens = finalize_model_grads(ddp, mesh, count)
     return (c.all_reduce(total, mesh.dp_cp) / tokens).item()
 
 
-def _accumulate_pipelined(ddp: DistributedDataParallel, case: Case, mesh: Mesh) -> float:
+def _accumulate_pipelined(ddp: DataParallel, case: Case, mesh: Mesh) -> float:
     batches = (cut_batch(microbatch(case, mesh.dp.rank, i), mesh) for i in range(case.accumulation))
     count, reports = forward_backward(forward_step, batches, ddp, case.accumulation, lambda loss: loss)
     assert bool(reports) == any(chunk.post_process for _, chunk in ddp.module.stages()), "the last stage reports"
@@ -176,7 +182,7 @@ def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]
     reports = []
     for case in cases:
         mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
-        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None)}"
+        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None, sharding='')}"
         if key not in twins:
             twins[key] = serial_gradients(case, mesh.dp.size)
         reports.append(_compare(case, mesh, *twins[key]))
@@ -192,7 +198,10 @@ def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
 def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Tensor]) -> dict[str, Any]:
     ddp = parallel_model(case, mesh)
     loss = accumulate(ddp, case, mesh)
-    got = {n: gather_logical(p.main_grad, layout_of(p), mesh) for n, p in ddp.params.items()}
+    whole = ddp.whole_gradients()
+    with ddp.whole_weights():
+        held_weights = {n: p.detach().clone() for n, p in ddp.params.items()}
+    got = {n: gather_logical(whole[n], layout_of(p), mesh) for n, p in ddp.params.items()}
     counted = [g for n, g in got.items() if not layout_of(ddp.params[n]).shared]
     squares = sum((g.double().square().sum() for g in counted), torch.zeros((), dtype=torch.float64))
     norm = c.all_reduce(squares, mesh.pp).sqrt().item()
@@ -202,7 +211,7 @@ def _compare(case: Case, mesh: Mesh, want_loss: float, want: dict[str, torch.Ten
     for name, param in ddp.params.items():
         expert = layout_of(param).experts is not None
         copies, tp = (mesh.edp, mesh.etp) if expert else (mesh.dp_cp, mesh.tp)
-        for what, tensor in ((name, param), (f"{name}.grad", param.main_grad)):
+        for what, tensor in ((name, held_weights[name]), (f"{name}.grad", whole[name])):
             over_dp = c.all_gather(tensor.detach()[None], copies)
             over_tp = c.all_gather(tensor.detach()[None], tp)
             if any(not torch.equal(over_dp[0], other) for other in over_dp[1:]):

@@ -89,13 +89,19 @@ def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Pending:
     return _issue("all_reduce", axis, x, x, lambda **k: dist.all_reduce(x, op=_OPS[op], group=axis.group, **k))
 
 
-def all_gather_start(x: torch.Tensor, axis: Axis) -> Pending:
-    """Begin an all-gather along dim 0: `[n, ...] -> [n * size, ...]`, rank 0's part first."""
+def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
+    """Begin an all-gather along dim 0: `[n, ...] -> [n * size, ...]`, rank 0's part first.
+
+    Args:
+        x: this rank's part.
+        axis: over which.
+        output: where the result is written; `x` may be this rank's part of it. Default a new tensor.
+    """
     if axis.size == 1:
         return Pending(x)
     x = x.contiguous()
-    output = x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
-    return _issue("all_gather", axis, x, output, lambda **k: _all_gather_single(output, x, group=axis.group, **k))
+    result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
 
 
 def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:

@@ -181,6 +181,7 @@ class Mesh:
             setattr(self, name, axis)
         self._axes = axes
         self._device_mesh: DeviceMesh | None = None
+        self._alone: dist.ProcessGroup | None = None
 
     @classmethod
     def serial(cls, parallel: ParallelConfig | None = None, device: str | torch.device = "cpu") -> Mesh:
@@ -250,20 +251,29 @@ class Mesh:
             sizes = grid_sizes(self.parallel, self.world.size)
             names = [a for a in reversed(sizes) if a != "ep"]
             ranks = torch.arange(self.world.size).view([sizes[a] for a in names])
-            alone = [name for name in names if self._axes[name].group is None]
-            groups = {n: self._axes[n].group for n in names}
-            for name in alone:  # DeviceMesh wants a real group even for one rank alone
-                for other in range(self.world.size):
-                    seconds = self.parallel.distributed_timeout_seconds
-                    group = dist.new_group([other], timeout=outstanding.group_timeout(seconds, dist.get_backend()))
-                    groups[name] = group if other == self.rank else groups[name]
             self._device_mesh = DeviceMesh.from_group(
-                [groups[n] for n in names],  # type: ignore[misc]
+                [self._group(self._axes[n]) for n in names],
                 self.device.type,
                 mesh=ranks,
                 mesh_dim_names=tuple(names),
             )
         return self._device_mesh
+
+    def device_mesh_of(self, name: str) -> DeviceMesh:
+        """One axis as torch's `DeviceMesh`; all ranks call it together."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        return DeviceMesh.from_group(self._group(self.axis(name)), self.device.type, mesh_dim_names=(name,))
+
+    def _group(self, axis: Axis) -> dist.ProcessGroup:
+        """The axis's group; for one rank alone a real one too, because `DeviceMesh` wants it."""
+        if axis.group is not None:
+            return axis.group
+        if self._alone is None:
+            timeout = outstanding.group_timeout(self.parallel.distributed_timeout_seconds, dist.get_backend())
+            made = [dist.new_group([other], timeout=timeout) for other in range(self.world.size)]
+            self._alone = made[self.rank]
+        return self._alone  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         sizes = " ".join(f"{n}{self._axes[n].size}" for n in ("tp", "cp", "pp", "dp"))

@@ -80,7 +80,7 @@ class Config:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, choices = getattr(self, field.name), field.metadata.get("choices")
             for one in value if isinstance(value, tuple) else (value,):
-                if choices and one not in choices:
+                if choices and one not in choices and not (one is None and field.default is None):
                     named = ", ".join(repr(c) for c in choices)
                     fix = did_you_mean(str(one), [str(c) for c in choices]) or f"one of {named}"
                     raise ConfigError(f"{field.name}={value!r} is not one of {named}", fix=fix)

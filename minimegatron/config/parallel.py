@@ -14,9 +14,10 @@ import dataclasses
 import math
 
 from minimegatron.config.fields import Config, opt
-from minimegatron.config.stages import SCHEDULES
+from minimegatron.config.stages import SCHEDULES, SPLIT
 from minimegatron.errors import ConfigError, require
 
+SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # what replicas share out (`parallel/ddp`)
 ORDERED_AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -60,11 +61,25 @@ class ParallelConfig(Config):
     sequence_parallel: bool = opt(False, "split norms, dropout and residuals over tp along the sequence")
     order: str = opt("tp-cp-ep-dp-pp", "axes from the fastest varying to the slowest")
     overlap_grad_reduce: bool = opt(False, "reduce gradient buckets while the backward pass still runs")
+    use_distributed_optimizer: bool = opt(False, "each replica keeps and updates 1/dp of main parameters and moments")
+    data_parallel_sharding_strategy: str = opt(
+        None,
+        "what replicas share out: nothing, the optimizer's state (ZeRO-1), gradients too (2), parameters too (3); "
+        "default: the state with --use-distributed-optimizer, else nothing",
+        SHARDING,
+    )
+    use_torch_fsdp2: bool = opt(False, "torch's fully_shard shares out parameters, gradients and state (ZeRO-3)")
+    overlap_param_gather: bool = opt(False, "wait for updated parameters when they are used, not after the step")
     ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1)
     distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank", above=0.0)
 
     def _check(self) -> None:
         self._derive(expert_tensor_parallel_size=self.tensor_model_parallel_size)
+        least = (
+            "optim_grads_params" if self.use_torch_fsdp2 else "optim" if self.use_distributed_optimizer else "no_shard"
+        )
+        self._derive(data_parallel_sharding_strategy=least)
+        self._check_sharding()
         self._check_context()
         axes = self.order.split("-")
         missing, extra = set(ORDERED_AXES) - set(axes), [a for a in axes if a not in ORDERED_AXES]
@@ -74,17 +89,50 @@ class ParallelConfig(Config):
             "for example tp-cp-ep-dp-pp",
         )
         self._check_pipeline()
-        require(
-            self.ddp_bucket_size is None or self.overlap_grad_reduce,
-            f"ddp_bucket_size={self.ddp_bucket_size} without overlap_grad_reduce: all gradients travel in one bucket",
-            "--overlap-grad-reduce, or drop --ddp-bucket-size",
-        )
         if self.sequence_parallel:
             require(
                 self.tensor_model_parallel_size > 1,
                 "sequence_parallel needs tensor_model_parallel_size > 1 (it splits over the same ranks)",
                 "drop --sequence-parallel or raise --tensor-model-parallel-size",
             )
+
+    def _check_sharding(self) -> None:
+        strategy = self.data_parallel_sharding_strategy
+        require(
+            strategy != "no_shard" or not self.use_distributed_optimizer,
+            "use_distributed_optimizer with data_parallel_sharding_strategy='no_shard'",
+            "drop one of the two",
+        )
+        require(
+            not self.use_torch_fsdp2 or strategy == "optim_grads_params",
+            f"use_torch_fsdp2 with data_parallel_sharding_strategy={strategy!r}: it shares out parameters as well",
+            "drop one of the two",
+        )
+        require(
+            not (self.use_torch_fsdp2 and self.pipeline_schedule in SPLIT),
+            f"use_torch_fsdp2 with pipeline_schedule={self.pipeline_schedule!r}: it reduces gradients when autograd "
+            "has finished, and those of weights come later there",
+            "--data-parallel-sharding-strategy optim_grads_params, or another schedule",
+        )
+        require(
+            not self.overlap_param_gather or strategy in ("optim", "optim_grads"),
+            f"overlap_param_gather with data_parallel_sharding_strategy={strategy!r}: "
+            + ("no parameters are gathered" if strategy == "no_shard" else "parameters are gathered on use already"),
+            "--use-distributed-optimizer, or drop --overlap-param-gather",
+        )
+        require(
+            self.ddp_bucket_size is None or strategy != "optim_grads_params",
+            f"ddp_bucket_size={self.ddp_bucket_size} with optim_grads_params: a bucket is a layer",
+            "drop --ddp-bucket-size",
+        )
+        require(
+            self.ddp_bucket_size is None
+            or self.overlap_grad_reduce
+            or self.overlap_param_gather
+            or strategy == "optim_grads",
+            f"ddp_bucket_size={self.ddp_bucket_size} without overlap_grad_reduce: all gradients travel in one bucket",
+            "--overlap-grad-reduce, or drop --ddp-bucket-size",
+        )
 
     def _check_context(self) -> None:
         cp, sizes, kind = self.context_parallel_size, self.hierarchical_context_parallel_sizes, self.cp_comm_type

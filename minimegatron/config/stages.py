@@ -34,6 +34,7 @@ from minimegatron.errors import ConfigError, require
 
 V_SHAPED = ("zb_v", "dualpipe_v")
 STRAIGHT = ("gpipe", "1f1b", "zb_h1")
+SPLIT = ("zb_h1", *V_SHAPED)  # the backward pass of weights is an action of its own
 SCHEDULES = (*STRAIGHT, "interleaved", *V_SHAPED)
 
 

@@ -70,6 +70,8 @@ class GPTModel(nn.Module):
         ConfigError: the model does not fit the layout.
     """
 
+    is_stage = True  # for `parallel/units`
+
     def __init__(
         self,
         config: TransformerConfig,

@@ -17,6 +17,7 @@ Micikevicius et al. 2017 (arXiv 1710.03740). Megatron-LM: `Float16OptimizerWithF
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -24,6 +25,23 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.optim.clip import counts_here
+
+
+class Shard(Protocol):
+    """The part of a parameter that a rank updates (`parallel/ddp.Shard`).
+
+    Attributes:
+        piece: elements of the flattened parameter; None for all of it.
+        grad: where their gradients are.
+        data: the weights themselves, in the model's dtype.
+    """
+
+    @property
+    def piece(self) -> slice | None: ...
+    @property
+    def grad(self) -> torch.Tensor: ...
+    @property
+    def data(self) -> torch.Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +55,8 @@ class MainParam:
         piece: range of the flattened parameter that `main` covers; None for all of it.
         counts_here: whether this rank counts its gradient in the norm.
         wd_mult: factor for weight decay.
+        grad: where the gradient of `main` is; None: the model's `main_grad` or `grad`.
+        data: where the weights that `main` covers are; None: in the model.
     """
 
     name: str
@@ -45,21 +65,25 @@ class MainParam:
     piece: slice | None
     counts_here: bool
     wd_mult: float
+    grad: torch.Tensor | None = None
+    data: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, name: str, model: nn.Parameter, mesh: Mesh, piece: slice | None = None) -> MainParam:
-        """Wrap one parameter; no weight decay on biases and 1-D parameters."""
-        layout = layout_of(model)
+    def of(cls, name: str, model: nn.Parameter, mesh: Mesh, shard: Shard | None = None) -> MainParam:
+        """Wrap one parameter, or a part of it; no weight decay on biases and 1-D parameters."""
+        layout, piece = layout_of(model), shard.piece if shard else None
         half = model.dtype in (torch.bfloat16, torch.float16)
-        part = _part(model.detach(), piece)
+        part = shard.data if shard else model.detach()
         decays = len(layout.shape) > 1 and not name.endswith(".bias")
         counts = counts_here(layout, mesh, piece is not None)
-        return cls(name, model, part.float() if half else part, piece, counts, 1.0 if decays else 0.0)
+        main = part.float() if half else part
+        given = (shard.grad, shard.data) if shard else (None, None)
+        return cls(name, model, main, piece, counts, 1.0 if decays else 0.0, *given)
 
     @property
     def model_part(self) -> torch.Tensor:
-        """The part of the model's parameter that `main` covers, a view."""
-        return _part(self.model.detach(), self.piece)
+        """The weights that `main` covers, in the model's memory or its shard."""
+        return self.model.detach() if self.data is None else self.data
 
     @property
     def is_copy(self) -> bool:
@@ -68,11 +92,11 @@ class MainParam:
 
     def read_grad(self) -> torch.Tensor | None:
         """The gradient of `main`, None where the backward pass did not reach the parameter."""
+        if self.grad is not None:
+            return self.grad.to(self.main.dtype)
         grad = getattr(self.model, "main_grad", None)
         grad = self.model.grad if grad is None else grad
-        if grad is None:
-            return None
-        return _part(grad, self.piece).to(self.main.dtype)
+        return None if grad is None else _part(grad, self.piece).to(self.main.dtype)
 
 
 def _part(x: torch.Tensor, piece: slice | None) -> torch.Tensor:

@@ -30,7 +30,7 @@ Loshchilov & Hutter 2017 (arXiv 1711.05101). Megatron-LM: `megatron/core/optimiz
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
 from minimegatron.layers.param import logical_parameters
 from minimegatron.optim.clip import clip_coefficient, grad_stats
 from minimegatron.optim.fused import FusedAdam, NormReader
-from minimegatron.optim.main_params import MainParam
+from minimegatron.optim.main_params import MainParam, Shard
 from minimegatron.optim.scaler import GradScaler, build_grad_scaler
 
 
@@ -76,6 +76,7 @@ class MixedPrecisionOptimizer:
         mesh: decisions are taken over `mesh.world`.
         scaler: loss scale, or None.
         kernels: `config.kernels` of the model: what computes the norm and AdamW (`optim/fused.py`).
+        publish: is called when the model's weights have changed here; spreads shards to the other ranks.
     """
 
     def __init__(
@@ -85,11 +86,13 @@ class MixedPrecisionOptimizer:
         mesh: Mesh,
         scaler: GradScaler | None = None,
         kernels: str = "torch",
+        publish: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = list(params)
         self.config = config
         self.mesh = mesh
         self.scaler = scaler
+        self._publish = publish
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
         self.inner = _inner_optimizer(self.params, config)
@@ -140,6 +143,7 @@ class MixedPrecisionOptimizer:
                     raise self._not_finite(ready, nonfinite)
                 return StepResult(False, None, None, True, scale)
             self._update(ready, norm / scale, scale)
+            self._publish()
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
     def _update(self, ready: list[tuple[MainParam, torch.Tensor]], norm: float, scale: float) -> None:
@@ -183,6 +187,11 @@ class MixedPrecisionOptimizer:
                 if p.is_copy:
                     p.main.copy_(p.model_part)
 
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """{owner: tensors} of this rank: main parameters that are copies, and moments."""
+        state = [tensor for p in self.params for tensor in self.inner.state[p.main].values() if torch.is_tensor(tensor)]
+        return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that must survive a restart; tensors are references, not copies.
 
@@ -220,14 +229,16 @@ class MixedPrecisionOptimizer:
                 tensor.copy_(saved[name][key])
         self._fused.forget()
         self._write_back(self.params)
+        self._publish()
 
 
 def build_optimizer(
     config: OptimizerConfig,
     model: nn.Module | Sequence[nn.Module],
     mesh: Mesh,
-    pieces: Mapping[str, slice] | None = None,
+    shards: Mapping[str, Shard] | None = None,
     kernels: str = "torch",
+    publish: Callable[[], None] = lambda: None,
 ) -> MixedPrecisionOptimizer:
     """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
 
@@ -235,20 +246,20 @@ def build_optimizer(
         config: names the optimizer and its numbers.
         model: a model or the chunks of an interleaved pipeline, wrapped in DDP or not.
         mesh: this rank's place.
-        pieces: for a sharded optimizer: the range of each flattened parameter that this rank alone updates;
-            parameters that are not named are left to others. The caller reduces gradients before the step and gathers
-            parameters after it.
+        shards: for a sharded optimizer: the part of each parameter that this rank alone updates, and its gradient
+            (`DistributedDataParallel.shards`); parameters that are not named are left to others. Default: all of each.
         kernels: `config.kernels` of the model.
+        publish: see `MixedPrecisionOptimizer`.
     """
     chunks = [model] if isinstance(model, nn.Module) else model
     named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
     params = [
-        MainParam.of(name, param, mesh, None if pieces is None else pieces[name])
+        MainParam.of(name, param, mesh, None if shards is None else shards[name])
         for name, param in named
-        if pieces is None or name in pieces
+        if shards is None or name in shards
     ]
     fp16 = any(param.dtype == torch.float16 for _, param in named)
-    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels)
+    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels, publish)
 
 
 def _inner_optimizer(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -1,32 +1,40 @@
-"""Gradients in one contiguous buffer, cut into buckets that can travel one by one.
+"""Where every parameter lies in one flat buffer, and which stretch of it each data-parallel rank owns.
 
-The problem in a sentence: a model has hundreds of gradients; hundreds of small all-reduces pay hundreds of latencies,
-and one all-reduce of everything cannot start before the last gradient is there.
+The problem in a sentence: a model has hundreds of gradients; hundreds of small messages pay hundreds of latencies, and
+one message of everything cannot start before the last gradient is there.
 
-So every gradient is a view (`param.main_grad`) into one flat fp32 buffer, and the buffer is cut into buckets of about
-`bucket_size` elements. Parameters are laid out in *reverse* order of registration: the backward pass produces gradients
-from the last layer to the first, so the first bucket is complete first and can travel while the rest is computed.
+So the gradients lie in one buffer, cut into *buckets* of about `bucket_size` elements, each of which travels by
+itself. Parameters are laid out in reverse order of registration: the backward pass produces gradients from the last
+layer to the first, so the first bucket is complete first and can travel while the rest is computed.
 
     forward order    embedding  layer 0  layer 1  output
     buffer           [output | layer 1 | layer 0 | embedding]
     buckets          [------ 0 ------][-------- 1 ----------]
 
-fp32 for a reason: adding 1000 ones in bf16 stops at 256. Bytes: 4 per parameter on every rank.
+**Shards.** A sharded optimizer gives each of D ranks the r-th of D equal parts of *every bucket*, wherever parameters
+begin and end. A parameter may lie in several shards and a shard holds pieces of several parameters:
 
-Megatron-LM: `megatron/core/distributed/param_and_grad_buffer.py`.
+    bucket            [   b: 100 elements   |..| a: 10 |....]      S = 128 elements, D = 2
+    rank 0's shard    [ b[0:64]   ]
+    rank 1's shard                [ b[64:100] |..| a: 10 |..]
+
+For the parts to be equal a bucket ends at a multiple of lcm(D, 128), and every parameter starts at a multiple of 64
+(the dots: padding, always 0, which travels and is counted nowhere). A weight whose copies on two pipeline stages are
+summed shard by shard has a bucket of its own: the stages' buffers differ, that bucket does not.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054). Megatron-LM: `_ParamAndGradBuffer` in
+`megatron/core/distributed/param_and_grad_buffer.py`, `_build_model_gbuf_param_range_map` in
+`megatron/core/optimizer/distrib_optimizer.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-
-import torch
-from torch import nn
-
-from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending, all_reduce_start
+import math
+from collections.abc import Hashable, Sequence
 
 DEFAULT_BUCKET_SIZE = 40_000_000
+PARAM_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements: 256 bytes of fp32, 256 bytes of bf16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,94 +44,133 @@ class Span:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
 
-def bucket_layout(numels: list[int], bucket_size: int | None) -> tuple[list[Span], list[tuple[Span, list[int]]]]:
-    """Where each parameter lies, and which parameters share a bucket.
+    def shifted(self, by: int) -> Span:
+        return Span(self.start + by, self.stop + by)
+
+    def overlap(self, other: Span) -> Span | None:
+        """What both contain; None where that is nothing."""
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Span(start, stop) if start < stop else None
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketSpan:
+    """One bucket.
+
+    Attributes:
+        span: of the buffer, padding included.
+        unpadded: elements up to the end of its last parameter.
+        members: its parameters, by their place in the order of registration.
+    """
+
+    span: Span
+    unpadded: int
+    members: tuple[int, ...]
+
+    def shard(self, rank: int, size: int) -> Span:
+        """The part of the buffer that this one of `size` ranks owns."""
+        share = self.span.size // size
+        return Span(self.span.start + rank * share, self.span.start + (rank + 1) * share)
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The part of a parameter that lies in one shard.
+
+    Attributes:
+        param: the parameter's place in the order of registration.
+        bucket: number of its bucket.
+        of_param: elements of the flattened parameter.
+        of_buffer: elements of the buffer.
+        of_shard: elements of the bucket's shard.
+    """
+
+    param: int
+    bucket: int
+    of_param: Span
+    of_buffer: Span
+    of_shard: Span
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferLayout:
+    """Where everything lies in a buffer.
+
+    Attributes:
+        params: the span of each parameter, in the order of registration.
+        buckets: in the order in which they become complete.
+        shards: ranks that own a part each; None where nothing is cut or padded.
+    """
+
+    params: tuple[Span, ...]
+    buckets: tuple[BucketSpan, ...]
+    shards: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Elements, padding included."""
+        return self.buckets[-1].span.stop if self.buckets else 0
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """What a rank owns of each parameter, bucket by bucket in the buffer's order."""
+        assert self.shards is not None, "this buffer is not cut into shards"
+        found = []
+        for number, bucket in enumerate(self.buckets):
+            shard = bucket.shard(rank, self.shards)
+            for index in bucket.members:
+                place = self.params[index]
+                if both := place.overlap(shard):
+                    found.append(Piece(index, number, both.shifted(-place.start), both, both.shifted(-shard.start)))
+        return found
+
+
+def bucket_layout(
+    numels: Sequence[int],
+    bucket_size: int | None,
+    shards: int | None = None,
+    groups: Sequence[Hashable] | None = None,
+) -> BufferLayout:
+    """Lay parameters out in reverse order of registration.
 
     Args:
-        numels: sizes of the parameters in registration order.
+        numels: sizes of the parameters in the order of registration.
         bucket_size: a bucket is closed when it holds at least this many elements; None means one bucket.
-
-    Returns:
-        The span of each parameter (registration order), and for each bucket its span and its parameters' indices.
+        shards: ranks among which every bucket is cut; None cuts and pads nothing.
+        groups: of each parameter; those of different groups share no bucket.
     """
-    spans: list[Span] = [Span(0, 0)] * len(numels)
-    buckets: list[tuple[Span, list[int]]] = []
+    spans = [Span(0, 0)] * len(numels)
+    buckets: list[BucketSpan] = []
     start = offset = 0
     members: list[int] = []
+
+    def close() -> None:
+        nonlocal start, offset, members
+        if members:
+            end = offset if shards is None else _align(offset, math.lcm(shards, BUCKET_ALIGNMENT))
+            buckets.append(BucketSpan(Span(start, end), offset - start, tuple(members)))
+            start, offset, members = end, end, []
+
     for index in reversed(range(len(numels))):
+        if members and groups is not None and groups[index] != groups[members[-1]]:
+            close()
+        if shards is not None:
+            offset = _align(offset, PARAM_ALIGNMENT)
         spans[index] = Span(offset, offset + numels[index])
         offset += numels[index]
         members.append(index)
         if bucket_size is not None and offset - start >= bucket_size:
-            buckets.append((Span(start, offset), members))
-            start, members = offset, []
-    if members:
-        buckets.append((Span(start, offset), members))
-    return spans, buckets
+            close()
+    close()
+    return BufferLayout(tuple(spans), tuple(buckets), shards)
 
 
-class Bucket:
-    """A slice of the buffer that is reduced by one collective.
-
-    Attributes:
-        data: the slice.
-        params: names of its parameters; the bucket may travel when each has its gradient.
-    """
-
-    def __init__(self, data: torch.Tensor, params: list[str]) -> None:
-        self.data, self.params = data, params
-        self.missing = set(params)
-        self.pending: Pending | None = None
-
-    def start(self, axis: Axis) -> None:
-        """Begin the sum over the axis."""
-        assert self.pending is None, "a bucket travels once a step"
-        self.pending = all_reduce_start(self.data, axis)
-
-    def finish(self) -> None:
-        """Wait for the sum, and be ready for the next step."""
-        assert self.pending is not None, "finish() before start()"
-        self.pending.wait()
-        self.pending, self.missing = None, set(self.params)
-
-
-class GradBuffer:
-    """The flat gradient buffer of a list of parameters; afterwards each has its view as `main_grad`.
-
-    Args:
-        params: (name, parameter) in registration order.
-        bucket_size: elements of a bucket, None for one bucket.
-        dtype: of the buffer.
-    """
-
-    def __init__(self, params: list[tuple[str, nn.Parameter]], bucket_size: int | None, dtype: torch.dtype) -> None:
-        self.params = dict(params)
-        spans, layout = bucket_layout([p.numel() for _, p in params], bucket_size)
-        total = sum(p.numel() for _, p in params)
-        device = params[0][1].device if params else torch.device("cpu")
-        self.data = torch.zeros(total, dtype=dtype, device=device)
-        for (_, param), span in zip(params, spans, strict=True):
-            param.main_grad = self.data[span.start : span.stop].view(param.shape)  # type: ignore[attr-defined]
-        self.buckets = [Bucket(self.data[s.start : s.stop], [params[i][0] for i in members]) for s, members in layout]
-        self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.params}
-        self._next = 0  # buckets before this one have been started
-
-    def ready(self, name: str, axis: Axis) -> None:
-        """This parameter's gradient is complete; start every bucket that now may travel.
-
-        Buckets start strictly in order: a parameter that gets no gradient on one rank only would otherwise make the
-        ranks start them in different orders, and mismatched collectives return wrong numbers or hang.
-        """
-        self.bucket_of[name].missing.discard(name)
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            self.buckets[self._next].start(axis)
-            self._next += 1
-
-    def finish(self, axis: Axis) -> None:
-        """Start what has not travelled yet, then wait for all."""
-        for bucket in self.buckets[self._next :]:
-            bucket.start(axis)
-        for bucket in self.buckets:
-            bucket.finish()
-        self._next = 0
+def _align(offset: int, unit: int) -> int:
+    return -(-offset // unit) * unit

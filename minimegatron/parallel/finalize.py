@@ -36,7 +36,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of
 from minimegatron.parallel.balance import count_loads
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 
 
 def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
@@ -44,30 +44,31 @@ def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
     return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
 
 
-def sum_partial_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+def sum_partial_gradients(model: DataParallel, mesh: Mesh) -> None:
     """Complete the gradients of replicated parameters, one flat all-reduce per axis."""
     by_axis: dict[str, list[torch.Tensor]] = {}
-    axes = partial_axes(mesh)
-    for param in model.params.values():
-        axis = axes[layout_of(param).partial]
+    axes, params = partial_axes(mesh), model.params
+    for name, shard in model.shards().items():
+        axis = axes[layout_of(params[name]).partial]
         if axis is not None and axis.size > 1:
-            by_axis.setdefault(axis.name, []).append(param.main_grad)  # type: ignore[attr-defined]
+            by_axis.setdefault(axis.name, []).append(shard.grad)
     for name, grads in by_axis.items():
         flat = all_reduce(torch.cat([g.flatten() for g in grads]), mesh.axis(name))
         for grad, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
             grad.copy_(total.view_as(grad))
 
 
-def sum_tied_gradients(model: DistributedDataParallel, mesh: Mesh) -> None:
+def sum_tied_gradients(model: DataParallel, mesh: Mesh) -> None:
     """Add up the gradients of the copies of a tied weight on several pipeline stages."""
-    for param in model.params.values():
-        copies = layout_of(param).copies
+    params = model.params
+    for name, shard in model.shards().items():
+        copies = layout_of(params[name]).copies
         if copies:
-            all_reduce(param.main_grad, mesh.axis(copies))  # type: ignore[attr-defined]
+            all_reduce(shard.grad, mesh.axis(copies))
 
 
-def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
-    """Make every `main_grad` the gradient of the mean loss per token of the whole batch.
+def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tensor) -> torch.Tensor:
+    """Make every gradient, or this rank's shard of it, that of the mean loss per token of the whole batch.
 
     Args:
         model: after the last backward pass of the step, its loss having been a *sum* over tokens.
@@ -84,7 +85,6 @@ def finalize_model_grads(model: DistributedDataParallel, mesh: Mesh, num_tokens:
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
     total = all_reduce(total, mesh.pp)
     total = torch.where(total > 0, total, torch.ones_like(total))
-    for buffer, _ in model.grad_buffers:
-        buffer.data.div_(total.to(buffer.data.dtype))
+    model.divide_gradients(total)
     model.expert_load = count_loads(model, mesh)
     return total

@@ -27,7 +27,7 @@ from minimegatron.layers.products import WeightProduct
 from minimegatron.parallel.actions import Action, Schedule
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import DistributedDataParallel
+    from minimegatron.parallel.data_parallel import DataParallel
 
 Forward = Callable[[int, torch.Tensor | None], torch.Tensor]
 
@@ -53,7 +53,7 @@ class ModuleStage:
         schedule: Schedule,
         rank: int = 0,
         chunk: int = 0,
-        ddp: DistributedDataParallel | None = None,
+        ddp: DataParallel | None = None,
         last: dict[tuple[str, int], frozenset[str]] | None = None,
     ) -> None:
         self._forward = forward
@@ -107,15 +107,21 @@ class ModuleStage:
             compute(self._products.pop(microbatch))
         self._bytes.pop(microbatch, None)
 
-    def _completing(self, kind: str, microbatch: int) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _completing(self, kind: str, microbatch: int) -> Iterator[None]:
         """Around an action: the gradients that are complete with it may travel."""
         if self._ddp is None:
-            return contextlib.nullcontext()
+            yield
+            return
         names = self._last.get((kind, microbatch), frozenset())
         if kind == "W" and names:  # those that are not deferred have been complete since the last B
             deferred = {self._ddp.name_of(p.weight) for p in self._products[microbatch]}
             self._ddp.ready(names - deferred)
-        return self._ddp.sync_only(names)
+        ends = kind == "W" or not self._schedule.is_split(microbatch, self._stage)
+        one_pass = self._ddp.backward_pass(self._module) if ends else contextlib.nullcontext()
+        with self._ddp.sync_only(names), one_pass:
+            yield
+        self._ddp.release_weights()
 
     @contextlib.contextmanager
     def _counting(self, microbatch: int) -> Iterator[None]:
@@ -138,7 +144,7 @@ class ModuleStage:
 
 
 def last_gradients(
-    schedule: Schedule, rank: int, chunks: Sequence[nn.Module], ddp: DistributedDataParallel
+    schedule: Schedule, rank: int, chunks: Sequence[nn.Module], ddp: DataParallel
 ) -> list[dict[tuple[str, int], frozenset[str]]]:
     """For each chunk of a rank: (kind, microbatch) of an action -> parameters whose last gradient it produces."""
     names = [{ddp.name_of(param) for param in chunk.parameters() if param.requires_grad} for chunk in chunks]

@@ -22,7 +22,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.masking import Batch
 from minimegatron.models.chunks import ModelChunks
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.training.pipelined import forward_only
 from minimegatron.training.reports import reduce_reports
 from minimegatron.training.step import ForwardStep
@@ -32,7 +32,7 @@ from minimegatron.training.step import ForwardStep
 def evaluate(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
-    model: DistributedDataParallel,
+    model: DataParallel,
     mesh: Mesh,
     num_microbatches: int,
 ) -> dict[str, float]:

@@ -40,8 +40,9 @@ from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.datasets import microbatches
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.reports import reduce_reports
@@ -56,10 +57,10 @@ SHAKE = 0.1  # standard deviation of what is added to norms and biases
 
 
 class Gradients(NamedTuple):
-    """What a batch gives: mean losses by name, and the model whose `main_grad`s are the gradients."""
+    """What a batch gives: mean losses by name, and the model that has its gradients."""
 
     losses: dict[str, float]
-    model: DistributedDataParallel
+    model: DataParallel
 
 
 def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:
@@ -82,9 +83,9 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
 
     def serial() -> tuple[dict[str, float], list[tuple[str, tuple[int, ...]]], float]:
         twins.append(gradients(run, Mesh.serial(device=mesh.device), dataset, batch_size, forward_step))
-        params = twins[0].model.params.items()
-        largest = max(p.main_grad.abs().max().item() for _, p in params)  # type: ignore[attr-defined]
-        return twins[0].losses, [(n, tuple(_logical_shape(p))) for n, p in params], largest
+        model = twins[0].model
+        largest = max(grad.abs().max().item() for grad in model.whole_gradients().values())
+        return twins[0].losses, [(n, tuple(_logical_shape(p))) for n, p in model.params.items()], largest
 
     want_losses, logical, largest = on_rank_zero(serial, mesh.world)
     losses, model = gradients(run, mesh, dataset, batch_size, forward_step)
@@ -110,8 +111,7 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     model = build_model_chunks(config, mesh, run.training.seed, spec)
     shake(model, run.training.seed)
     model = model.double()
-    parallel = run.parallel
-    ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce, torch.float64)
+    ddp = data_parallel(model, mesh, torch.float64)
     ddp.zero_grad_buffer()
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
     count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
@@ -123,8 +123,8 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
 
 
 def distances(
-    model: DistributedDataParallel,
-    twin: DistributedDataParallel | None,
+    model: DataParallel,
+    twin: DataParallel | None,
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
 ) -> torch.Tensor:
@@ -136,16 +136,16 @@ def distances(
         logical: (name, shape) of every parameter of the twin.
         floor: the smallest max |G| that counts.
     """
-    mesh, params, off = model.mesh, model.params, []
+    mesh, params, grads, off = model.mesh, model.params, model.whole_gradients(), []
+    wanted = {} if twin is None else twin.whole_gradients()
     for name, shape in logical:
         want = torch.empty(shape, dtype=torch.float64, device=mesh.device)
         if twin is not None:
-            original = twin.params[name]
-            want.copy_(gather_logical(original.main_grad, layout_of(original), twin.mesh))  # type: ignore[attr-defined]
+            want.copy_(gather_logical(wanted[name], layout_of(twin.params[name]), twin.mesh))
         broadcast(want, mesh.world)
         off.append(torch.zeros((), dtype=torch.float64, device=mesh.device))
         if name in params:
-            got = gather_logical(params[name].main_grad, layout_of(params[name]), mesh)  # type: ignore[attr-defined]
+            got = gather_logical(grads[name], layout_of(params[name]), mesh)
             scale = want.abs().max().clamp(min=floor)
             off[-1] = torch.nan_to_num((got - want).abs().max() / scale, nan=torch.inf)
     return torch.stack(off)

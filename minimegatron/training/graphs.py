@@ -31,7 +31,7 @@ import torch
 from minimegatron.cuda_graphs import CudaRecorder, Recorded, Recorder
 from minimegatron.data.masking import Batch
 from minimegatron.errors import ConfigError, DataError
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.training.run import RunConfig
 from minimegatron.training.step import ForwardStep, forward_backward
 
@@ -54,7 +54,7 @@ class StepGraph:
         self,
         forward_step: ForwardStep,
         data_iterator: Iterator[Batch],
-        model: DistributedDataParallel,
+        model: DataParallel,
         num_microbatches: int,
         scale: Callable[[torch.Tensor], torch.Tensor],
     ) -> Result:

@@ -131,13 +131,11 @@ REFUSED: dict[str, str] = {
         "*-in-block-prob"
     ),
     "the distributed optimizer (ZeRO-1)": (
-        "use-distributed-optimizer overlap-param-gather* num-distributed-optimizer-instances "
+        "overlap-param-gather-* num-distributed-optimizer-instances "
         "use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
         "no-use-layer-wise-*"
     ),
-    "fully sharded data parallelism": (
-        "use-megatron-fsdp use-torch-fsdp2 *fsdp* data-parallel-sharding-strategy outer-dp-* *hsdp*"
-    ),
+    "fully sharded data parallelism": ("use-megatron-fsdp use-torch-fsdp2 *fsdp* outer-dp-* *hsdp*"),
     "optimizer offload": (
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),

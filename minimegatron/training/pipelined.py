@@ -33,7 +33,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel import overlapped
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.execution import Hidden
 from minimegatron.parallel.schedules import Schedule
 from minimegatron.parallel.stage import Forward, ModuleStage, last_gradients
@@ -87,7 +87,7 @@ class _Sums:
 def forward_backward(
     forward_step: Any,
     data_iterator: Iterator[Batch],
-    model: DistributedDataParallel,
+    model: DataParallel,
     num_microbatches: int,
     scale: Callable[[torch.Tensor], torch.Tensor],
     schedule: Schedule | None = None,
@@ -124,7 +124,7 @@ def forward_backward(
 
 @torch.no_grad()
 def forward_only(
-    forward_step: Any, data_iterator: Iterator[Batch], model: DistributedDataParallel, num_microbatches: int
+    forward_step: Any, data_iterator: Iterator[Batch], model: DataParallel, num_microbatches: int
 ) -> dict[str, torch.Tensor]:
     """Reports of an evaluation; {} but on the last stage."""
     chunks = _chunks(model)
@@ -138,7 +138,7 @@ def forward_only(
     return sums.reports
 
 
-def get_forward_backward_fn(model: DistributedDataParallel) -> step.ForwardBackward:
+def get_forward_backward_fn(model: DataParallel) -> step.ForwardBackward:
     """What runs the forward and backward passes of this model's steps."""
     return forward_backward if isinstance(model.module, ModelChunks) else step.forward_backward
 
@@ -164,7 +164,7 @@ def _forward_of(
     return forward
 
 
-def _chunks(model: DistributedDataParallel) -> ModelChunks:
+def _chunks(model: DataParallel) -> ModelChunks:
     assert isinstance(model.module, ModelChunks), "a pipeline needs stages: models.chunks.build_model_chunks"
     return model.module
 

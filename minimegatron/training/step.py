@@ -49,7 +49,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.reports import StepReport, check_finite, mark_losses, reduce_reports
 
@@ -88,7 +88,7 @@ def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tens
 def forward_backward(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
-    model: DistributedDataParallel,
+    model: DataParallel,
     num_microbatches: int,
     scale: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -112,7 +112,7 @@ def forward_backward(
             with trace.span("forward", note=str(index)):
                 output, summed = forward_step(data_iterator, model)
                 loss, num_tokens, report = summed(output)
-            with trace.span("backward", note=str(index)):
+            with trace.span("backward", note=str(index)), model.backward_pass():
                 scale(loss).backward()
         tokens += num_tokens.detach()
         for name, pair in report.items():
@@ -142,7 +142,7 @@ class StepOptions:
 def train_step(
     forward_step: ForwardStep,
     data_iterator: Iterator[Batch],
-    model: DistributedDataParallel,
+    model: DataParallel,
     optimizer: MixedPrecisionOptimizer,
     scheduler: OptimizerParamScheduler,
     mesh: Mesh,

@@ -47,7 +47,7 @@ from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
@@ -113,10 +113,15 @@ class Trainer:
         self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
-        self.model = DistributedDataParallel(
-            model, mesh, run.parallel.ddp_bucket_size, run.parallel.overlap_grad_reduce
+        self.model = data_parallel(model, mesh)
+        self.optimizer = build_optimizer(
+            run.optimizer,
+            self.model,
+            mesh,
+            self.model.shards(),
+            kernels=run.model.kernels,
+            publish=self.model.start_param_gather,
         )
-        self.optimizer = build_optimizer(run.optimizer, self.model, mesh, kernels=run.model.kernels)
         schedule = Schedule.from_config(
             run.optimizer,
             global_batch_size=self.batch_sizes.global_batch_size,
@@ -221,8 +226,9 @@ class Trainer:
 
     def _check_replicas(self) -> None:
         """Compare every parameter with its copies on other ranks."""
-        held = logical_parameters(self.model)
-        check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
+        with self.model.whole_weights():
+            held = logical_parameters(self.model)
+            check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins

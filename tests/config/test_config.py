@@ -308,7 +308,7 @@ def test_every_field_explains_itself(cls, name):
     field = cls.__dataclass_fields__[name]
     assert len(field.metadata["help"]) >= 8
     if field.metadata["choices"]:
-        assert field.default in field.metadata["choices"]
+        assert field.default is None or field.default in field.metadata["choices"]
 
 
 # --------------------------------------------------------------------------------------------------- a cheap import

@@ -233,15 +233,15 @@ MUTANTS = (
     Mutant(
         "experts are summed over dp and cp",
         "minimegatron/parallel/ddp.py",
-        "GradBuffer(experts, size, grad_dtype), mesh.edp)",
-        "GradBuffer(experts, size, grad_dtype), mesh.dp_cp)",
+        "self._add_buffers(experts, mesh.edp, grad_dtype)",
+        "self._add_buffers(experts, mesh.dp_cp, grad_dtype)",
         _EXPERTS,
     ),
     Mutant(
         "a factor reaches the dense gradients alone",
         "minimegatron/parallel/ddp.py",
-        "buffer.data.mul_(factor)",
-        "self.buffer.data.mul_(factor)",
+        "buffer.multiply(factor)",
+        "self.buffer.multiply(factor)",
         f"{_STEP} -k unit",
     ),
     Mutant(

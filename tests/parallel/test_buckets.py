@@ -15,20 +15,22 @@ from minimegatron.layers.linear import ColumnParallelLinear
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 from minimegatron.layers.products import fusing_sink
-from minimegatron.parallel.buckets import GradBuffer, Span, bucket_layout
+from minimegatron.parallel.buckets import Span, bucket_layout
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.grad_buffer import GradBuffer, Replicated
 
 
 def test_the_frozen_layout():
     """Parameters a:10 b:100 c:70 d:5, buckets of 120: d, c, b share the first, which closes at 175."""
-    spans, buckets = bucket_layout([10, 100, 70, 5], 120)
-    assert spans == [Span(175, 185), Span(75, 175), Span(5, 75), Span(0, 5)]
-    assert buckets == [(Span(0, 175), [3, 2, 1]), (Span(175, 185), [0])]
+    layout = bucket_layout([10, 100, 70, 5], 120)
+    assert layout.params == (Span(175, 185), Span(75, 175), Span(5, 75), Span(0, 5))
+    assert [(b.span, b.members) for b in layout.buckets] == [(Span(0, 175), (3, 2, 1)), (Span(175, 185), (0,))]
 
 
 @given(numels=st.lists(st.integers(1, 50), min_size=1, max_size=20), size=st.one_of(st.none(), st.integers(1, 200)))
 def test_layout_properties(numels, size):
-    spans, buckets = bucket_layout(numels, size)
+    layout = bucket_layout(numels, size)
+    spans, buckets = layout.params, [(b.span, b.members) for b in layout.buckets]
     covered = sorted((s.start, s.stop) for s in spans)
     assert covered[0][0] == 0 and covered[-1][1] == sum(numels)
     assert all(a[1] == b[0] for a, b in zip(covered, covered[1:], strict=False)), "no hole, no overlap"
@@ -104,11 +106,10 @@ def test_main_grads_are_views_and_accumulate_in_fp32():
 
 def test_a_bucket_cannot_travel_twice():
     params = [("a", nn.Parameter(torch.ones(2)))]
-    buffer = GradBuffer(params, None, torch.float32)
-    axis = Mesh.serial().dp
-    buffer.buckets[0].start(axis)
-    with pytest.raises(AssertionError, match="once a step"):
-        buffer.buckets[0].start(axis)
+    buffer = GradBuffer(params, bucket_layout([2], None), Replicated, Mesh.serial().dp, torch.float32)
+    buffer.buckets[0].start()
+    with pytest.raises(AssertionError, match="once at a time"):
+        buffer.buckets[0].start()
 
 
 class Twice(torch.nn.Module):

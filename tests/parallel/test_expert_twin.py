@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from minimegatron.comm.collectives import Pending
-from minimegatron.parallel import buckets, finalize
+from minimegatron.parallel import finalize, grad_buffer
 from tests import twin
 from tests.thorough import mostly_thorough
 from tests.twin import Case
@@ -188,19 +188,19 @@ def compare_with_mistake(rank: int, world: int, one: Case, mistake: str) -> dict
 
 
 def _experts_not_summed() -> Any:
-    real = buckets.all_reduce_start
+    real = grad_buffer.all_reduce_start
     return mock.patch.object(
-        buckets, "all_reduce_start", lambda x, axis: Pending(x) if axis.name == "edp" else real(x, axis)
+        grad_buffer, "all_reduce_start", lambda x, axis: Pending(x) if axis.name == "edp" else real(x, axis)
     )
 
 
 def _experts_averaged() -> Any:
-    real = buckets.all_reduce_start
+    real = grad_buffer.all_reduce_start
 
     def mean(x: Any, axis: Any) -> Any:
         return real(x.div_(axis.size) if axis.name == "edp" else x, axis)
 
-    return mock.patch.object(buckets, "all_reduce_start", mean)
+    return mock.patch.object(grad_buffer, "all_reduce_start", mean)
 
 
 def _router_not_summed() -> Any:

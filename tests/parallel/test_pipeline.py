@@ -191,7 +191,7 @@ def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
     from minimegatron.parallel.ddp import BufferSink
 
     def overwrite(self, grad):
-        self._main_grad.copy_(grad)
+        self._bucket.grad(self._name).copy_(grad)
 
     return mock.patch.object(BufferSink, "accumulate", overwrite)
 

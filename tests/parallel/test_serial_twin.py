@@ -11,7 +11,7 @@ import torch
 
 from minimegatron.comm import collectives
 from minimegatron.layers import linear
-from minimegatron.parallel import finalize
+from minimegatron.parallel import ddp, finalize
 from tests.thorough import mostly_thorough
 from tests.twin import Case, compare_with_serial, problems
 
@@ -132,7 +132,7 @@ _MISTAKES = {
     "copy without its all-reduce": lambda: _patch(
         linear.c, "all_reduce_start", lambda x, axis, op="sum": collectives.Pending(x)
     ),
-    "no reduction over dp": lambda: _patch(finalize.DistributedDataParallel, "finish_grad_sync", lambda self: None),
+    "no reduction over dp": lambda: _patch(ddp.DistributedDataParallel, "finish_grad_sync", lambda self: None),
     "mean of means": _mean_of_means,
     "row bias on every rank": _bias_before_sum,
     "gather cuts instead of reducing": lambda: _patch(

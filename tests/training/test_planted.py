@@ -13,7 +13,7 @@ import pytest
 from minimegatron.comm import collectives
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers import products
-from minimegatron.parallel import buckets, ddp, finalize
+from minimegatron.parallel import ddp, finalize, grad_buffer
 from minimegatron.training.arguments import parse_args
 from tests.parallel.test_serial_twin import _MISTAKES
 from tests.thorough import mostly_thorough
@@ -39,13 +39,13 @@ def without_sum_of(part: str) -> Any:
 
 def without_bucket_sums(axis: str) -> Any:
     """Gradients that travel over this axis do not."""
-    real = buckets.GradBuffer.finish
+    real = grad_buffer.GradBuffer.finish
 
-    def finish(self: Any, over: Any) -> None:
-        if over.name != axis:
-            real(self, over)
+    def finish(self: Any) -> None:
+        if self.axis.name != axis:
+            real(self)
 
-    return mock.patch.object(buckets.GradBuffer, "finish", finish)
+    return mock.patch.object(grad_buffer.GradBuffer, "finish", finish)
 
 
 def without_fs_backward() -> Any:

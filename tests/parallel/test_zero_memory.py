@@ -1,0 +1,60 @@
+"""What a rank keeps, counted on live tensors, follows the laws of ZeRO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.memory import Tracker
+from minimegatron.models.decoder import build_model
+from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from tests.twin import Case, accumulate
+
+# Every parameter has a multiple of 4 * 128 elements: no padding.
+SIZES = {"hidden_size": 128, "ffn_hidden_size": 256, "num_attention_heads": 4, "vocab_size": 128, "num_layers": 4}
+BF16 = {**SIZES, "params_dtype": "bf16", "untie_embeddings_and_output_weights": True}
+
+
+def kept(rank: int, world: int, sharding: str) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Parameters of the model; bytes of this rank by owner; the same at the peak of a step."""
+    mesh = Mesh.build(ParallelConfig())
+    case = Case({}, BF16, sharding=sharding, accumulation=2, seq_length=64)
+    model = build_model(case.config, mesh, 0)
+    count = sum(p.numel() for p in model.parameters())
+    ddp = DistributedDataParallel(
+        model, mesh, sharding=sharding, bucket_size=40_000 if sharding == "optim_grads" else None
+    )
+    optimizer = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    held = {**ddp.held(), **optimizer.held()}
+    with Tracker(held) as tracker:
+        accumulate(ddp, case, mesh)
+        optimizer.step()
+    lasting = {
+        owner: sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+        for owner, tensors in held.items()
+    }
+    return count, lasting, dict(tracker.peak.owners)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sharding", ["no_shard", "optim", "optim_grads", "optim_grads_params"])
+def test_bytes_of_a_rank_follow_the_laws(ranks: Any, world: int, sharding: str) -> None:
+    """bf16 weights, fp32 gradients, main parameters and moments: 18 bytes a parameter, of which shards have 1/D."""
+    d = world
+    shared = ["no_shard", "optim", "optim_grads", "optim_grads_params"].index(sharding)
+    for count, lasting, peak in ranks(world).run(kept, sharding):
+        want = {
+            "parameters": 2 * count // (d if shared >= 3 else 1),
+            "gradients": 4 * count // (d if shared >= 2 else 1),
+            "main parameters": 4 * count // (d if shared >= 1 else 1),
+            "moments": 8 * count // (d if shared >= 1 else 1),
+        }
+        assert {owner: lasting[owner] for owner in want} == want
+        assert lasting.get("communication", 0) == 0, "nothing is gathered between steps"
+        assert {owner: peak[owner] for owner in want} == want
+        whole = {"optim_grads": 4 * count, "optim_grads_params": 6 * count}.get(sharding, 0)
+        assert peak.get("communication", 0) < 0.75 * whole or not whole, "never all of the model at once"
