@@ -38,6 +38,11 @@ def check_run(run: RunConfig, world_size: int) -> None:
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
     check_graphs(run)
+    require(
+        not (run.parallel.use_torch_fsdp2 and run.model.params_dtype == "fp16"),
+        "use_torch_fsdp2 with params_dtype fp16: torch keeps the shards in fp32, and no loss scale would be made",
+        "--bf16, or --data-parallel-sharding-strategy optim_grads_params in place of --use-torch-fsdp2",
+    )
     check_twin(run, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
@@ -136,7 +141,13 @@ def check_twin(run: RunConfig, dp: int) -> None:
 def _messages(parallel: ParallelConfig) -> dict[str, bool]:
     sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
     found = {f"{x}_parallel_size": getattr(parallel, f"{x}_parallel_size") > 1 for x in sizes}
-    return found | {"overlap_grad_reduce": parallel.overlap_grad_reduce}
+    strategy = parallel.data_parallel_sharding_strategy
+    return found | {
+        "overlap_grad_reduce": parallel.overlap_grad_reduce,
+        "overlap_param_gather": parallel.overlap_param_gather,
+        "use_torch_fsdp2": parallel.use_torch_fsdp2,
+        f"data_parallel_sharding_strategy {strategy}": strategy not in ("no_shard", "optim"),
+    }
 
 
 def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:
