@@ -134,7 +134,7 @@ REFUSED: dict[str, str] = {
         "use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
         "no-use-layer-wise-*"
     ),
-    "fully sharded data parallelism": ("use-megatron-fsdp use-torch-fsdp2 *fsdp* outer-dp-* *hsdp*"),
+    "fully sharded data parallelism": "use-megatron-fsdp *fsdp* outer-dp-* *hsdp*",
     "optimizer offload": (
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),

@@ -38,6 +38,11 @@ def check_run(run: RunConfig, world_size: int) -> None:
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
     check_graphs(run)
+    require(
+        not (run.parallel.use_torch_fsdp2 and run.model.params_dtype == "fp16"),
+        "use_torch_fsdp2 with params_dtype fp16: torch keeps the shards in fp32, and no loss scale would be made",
+        "--bf16, or --data-parallel-sharding-strategy optim_grads_params in place of --use-torch-fsdp2",
+    )
     check_twin(run, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
