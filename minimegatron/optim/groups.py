@@ -47,12 +47,14 @@ class Rates:
     Attributes:
         wd_mult, lr_mult: factors of the scheduled weight decay and learning rate.
         max_lr, min_lr: peak and floor of the schedule; None for those of the run.
+        matrix: Muon moves them.
     """
 
     wd_mult: float = 1.0
     lr_mult: float = 1.0
     max_lr: float | None = None
     min_lr: float | None = None
+    matrix: bool = False
 
     def group(self, config: OptimizerConfig) -> dict[str, object]:
         """Of torch's optimizer, without its parameters; only what is not as everywhere is named."""
@@ -79,7 +81,8 @@ def rates_of(name: str, layout: ParamLayout, config: OptimizerConfig) -> Rates:
     for rule in map(parse_group, config.param_groups):
         if fnmatchcase(name, rule.pattern):
             values |= rule.values
-    return Rates(**values)
+    is_matrix = len(layout.shape) == (2 if layout.experts is None else 3) and name not in INPUT_AND_OUTPUT
+    return Rates(**values, matrix=config.has_matrices and is_matrix)
 
 
 def freeze(model: nn.Module, config: OptimizerConfig, mesh: Mesh) -> None:

@@ -72,13 +72,19 @@ class MainParam:
 
     @classmethod
     def of(
-        cls, name: str, model: nn.Parameter, mesh: Mesh, config: OptimizerConfig, shard: Shard | None = None
+        cls,
+        name: str,
+        model: nn.Parameter,
+        mesh: Mesh,
+        config: OptimizerConfig,
+        shard: Shard | None = None,
+        owned: bool = False,
     ) -> MainParam:
-        """Wrap one parameter, or a part of it."""
+        """Wrap one parameter, or a part of it; `owned`: no other replica updates it."""
         layout, piece = layout_of(model), shard.piece if shard else None
         half = model.dtype in (torch.bfloat16, torch.float16)
         part = shard.data if shard else model.detach()
-        counts = counts_here(layout, mesh, piece is not None)
+        counts = counts_here(layout, mesh, owned or piece is not None)
         main = part.float() if half else part
         given = (shard.grad, shard.data) if shard else (None, None)
         return cls(name, model, main, piece, counts, rates_of(name, layout, config), *given)
@@ -96,10 +102,10 @@ class MainParam:
     def read_grad(self) -> torch.Tensor | None:
         """The gradient of `main`, None where the backward pass did not reach the parameter."""
         if self.grad is not None:
-            return self.grad.to(self.main.dtype)
+            return self.grad
         grad = getattr(self.model, "main_grad", None)
         grad = self.model.grad if grad is None else grad
-        return None if grad is None else _part(grad, self.piece).to(self.main.dtype)
+        return None if grad is None else _part(grad, self.piece)
 
 
 def _part(x: torch.Tensor, piece: slice | None) -> torch.Tensor:

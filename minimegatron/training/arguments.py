@@ -41,7 +41,8 @@ from minimegatron.training.without_effect import without_effect
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"}
+    "model": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"},
+    "optimizer": {"muon_tp_mode": "blockwise"},
 }
 
 

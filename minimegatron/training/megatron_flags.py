@@ -62,7 +62,7 @@ RENAMED: dict[str, tuple[str, Callable[[str], Any], str]] = {
 }
 
 # A field whose default is True is switched off by `--no-<field>`, except where Megatron has a name for it.
-SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear"}
+SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear", "muon_split_qkv": "--muon-no-split-qkv"}
 
 # Values of Megatron's that have another name here.
 VALUES = {
@@ -138,7 +138,7 @@ REFUSED: dict[str, str] = {
     "optimizer offload": (
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),
-    "other optimizers": "muon-* lion-* head-lr-mult no-weight-decay-cond*",
+    "other optimizers": "lion-* head-lr-mult no-weight-decay-cond*",
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",

@@ -35,6 +35,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
     if run.model.fp8_format is not None:
         tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
+    check_optimizer(run)
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
     check_graphs(run)
@@ -72,6 +73,21 @@ def check_profile(training: TrainingConfig, world_size: int) -> None:
             f"profile_step_start={training.profile_step_start}, and the run has {training.train_iters} steps",
             fix=f"--profile-step-start below {training.train_iters}",
         )
+
+
+def check_optimizer(run: RunConfig) -> None:
+    """What the optimizer needs of the layout.
+
+    Raises:
+        ConfigError: naming the two.
+    """
+    config, strategy = run.optimizer, run.parallel.data_parallel_sharding_strategy
+    require(
+        strategy == "no_shard" or not config.has_matrices,
+        f"optimizer={config.optimizer!r} with data_parallel_sharding_strategy={strategy!r}: Muon needs whole matrices, "
+        "and a shard is a range of a buffer",
+        "--optimizer dist_muon and no sharding: each replica keeps the state of some whole matrices",
+    )
 
 
 def check_graphs(run: RunConfig) -> None:

@@ -57,9 +57,9 @@ def test_help_shows_every_flag_and_every_default():
         assert shown in text
 
 
-def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout_and_gelu():
+def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout_gelu_and_muon():
     run = parse("")
-    assert run.optimizer == SECTIONS["optimizer"]() and run.training == SECTIONS["training"]()
+    assert run.optimizer == SECTIONS["optimizer"](muon_tp_mode="blockwise") and run.training == SECTIONS["training"]()
     assert run.model == TransformerConfig(hidden_dropout=0.1, attention_dropout=0.1, activation="gelu_tanh")
 
 
