@@ -4,14 +4,14 @@ The learner's function drives units whose forward and backward the check brings 
 for a number that it multiplies with (`late`), so that what was started, or waited for, before a unit ran is known in
 the broker's one order:
 
-| asked                                   | how it is seen                                                              |
-|-----------------------------------------|-----------------------------------------------------------------------------|
-| a unit's weights come before it runs    | values; there is no other way to get them                                   |
-| the next unit's travel meanwhile        | started before this unit's number is given, waited for after it             |
-| not all of them at once                 | of later units only the next one's have started                             |
-| weights are let go of                   | when a unit runs, the whole weights of one other unit at most are alive     |
-| gradients leave as they come            | a reduce-scatter starts before the unit before runs, is waited for after it |
-| no whole model, of weights or gradients | bytes alive at once                                                         |
+| asked                                   | how it is seen                                                     |
+|-----------------------------------------|--------------------------------------------------------------------|
+| a unit's weights come before it runs    | values; there is no other way to get them                          |
+| the next unit's travel meanwhile        | started before this unit's number is given, waited for after it    |
+| not all of them at once                 | of later units only the next one's have started                    |
+| weights are let go of                   | when a unit runs, at most one other unit's whole weights are alive |
+| gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
+| no whole model, of weights or gradients | bytes alive at once                                                |
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def _as_often_as_units_run(answer: Answer) -> str | None:
         gathers, scatters = one.count("all_gather"), one.count("reduce_scatter")
         if gathers not in (2 * units, 2 * units - 1):
             few = ": weights that were let go of after the forward pass are gathered again" if gathers <= units else ""
-            return f"rank {rank} gathers {gathers} times; {units} units need {2 * units}, one less if the last stays{few}"
+            return (
+                f"rank {rank} gathers {gathers} times; {units} units need {2 * units}, one less if the last stays{few}"
+            )
         if scatters != units:
             return f"rank {rank} calls reduce_scatter {scatters} times for the gradients of {units} units"
     return None
@@ -124,8 +126,8 @@ def _let_go(answer: Answer) -> str | None:
     for rank, one in enumerate(answer.evidence):
         if said := next((text for text, _ in one.marks if ALIVE in text), None):
             where, _, many = said.partition(": ")
-            return (f"rank {rank}, {where}: the whole weights of {many.split()[0]} other units are still alive. A unit's "
-                    "weights are let go of when it has run")  # fmt: skip
+            return (f"rank {rank}, {where}: the whole weights of {many.split()[0]} other units are still alive. A "
+                    "unit's weights are let go of when it has run")  # fmt: skip
     return None
 
 
@@ -154,7 +156,8 @@ def _gradients_leave(answer: Answer) -> str | None:
         back = _moments(one)[units:]
         for done, moment in enumerate(back[1:], 1):
             if sum(call.started < moment for call in scatters) < done:
-                return f"rank {rank}: the gradient of unit {units - done} has not left when unit {units - 1 - done} goes back"
+                return (f"rank {rank}: the gradient of unit {units - done} has not left when unit {units - 1 - done} "
+                        "goes back")  # fmt: skip
             call = scatters[done - 1]
             if call.waited is not None and call.waited < moment:
                 return (f"rank {rank}: it waits for the reduce-scatter of unit {units - done} before unit "
@@ -239,11 +242,11 @@ ON_USE = Exercise(
         Mistake(_mistaken(summed=False), "The gradients are this rank's own: no sum has arrived."),
         Mistake(_mistaken(mean=True), "Sum, do not average: who divides comes later."),
         Mistake(_mistaken(whole=True), "Whole gradients; each rank keeps its own part of the sum."),
-        Mistake(_mistaken(order=-1), "The gradients stand in the order in which they came; asked is that of the units."),
+        Mistake(_mistaken(order=-1), "The gradients stand in the order in which they came; asked is the units'."),
         Mistake(_mistaken(turn=1), "Rank r has the r-th part of each unit; this is another rank's."),
     ],
     idea="At each unit: which weights must be here, which should be on their way, and which can go?",
-    hint="ask(i): whole = new_empty(D * size of the shard), all_gather_into_tensor(whole, shard, async_op=True). Forward: "
-    "wait for i, ask for i + 1, run i, drop i. The same backward from the last unit, where each gradient leaves by "
+    hint="ask(i): whole = new_empty(D * size of the shard), all_gather_into_tensor(whole, shard, async_op=True). "
+    "Forward: wait for i, ask for i + 1, run i, drop i. The same backward from the last unit, where each gradient leaves by "
     "reduce_scatter_tensor(async_op=True); wait for the one before when the next one leaves, for the last at the end.",
 )  # fmt: skip

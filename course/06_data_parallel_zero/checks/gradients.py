@@ -3,11 +3,11 @@
 The learner's class is tried on a chain of layers with one parameter each. Order is decided in the broker's one order of
 all starts, waits and marks; the backward of each layer multiplies by a number that the rank gets only then (`late`):
 
-| asked                                | how it is seen                                                                |
-|--------------------------------------|-------------------------------------------------------------------------------|
-| a full bucket leaves                 | its reduce-scatter starts before the next layer's number is given             |
-| no hook waits for what it has sent   | of the layers still to come one gets its number before the bucket is waited for |
-| no whole gradient lasts              | bytes alive at once: two buckets and the shards; `p.grad` is None afterwards  |
+| asked                              | how it is seen                                                               |
+|------------------------------------|------------------------------------------------------------------------------|
+| a full bucket leaves               | its reduce-scatter starts before the next layer's number is given            |
+| no hook waits for what it has sent | the next layer gets its number before the bucket is waited for               |
+| no whole gradient lasts            | bytes alive at once: two buckets and the shards; `p.grad` is None afterwards |
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ def _steps(one: Evidence, inputs: dict[str, Any]) -> list[list[int]]:
 def _by_reduce_scatter(answer: Answer) -> str | None:
     other = sorted({call.name for one in answer.evidence for call in one.calls} - {"reduce_scatter"})
     if "all_reduce" in other:
-        return "it calls all_reduce, which gives every rank the whole sum; a rank here gets its shard, by reduce_scatter"
+        return (
+            "it calls all_reduce, which gives every rank the whole sum; a rank here gets its shard, by reduce_scatter"
+        )
     return f"it calls {', '.join(other)}; a bucket needs one reduce_scatter and nothing else" if other else None
 
 
@@ -265,7 +267,8 @@ def _large(draw: Draw) -> Inputs:
 
 _TINY = [
     {"x": torch.zeros(0), "weights": [torch.zeros(2), torch.zeros(1)], **lay_out([2, 1], 2, 2), "steps": 1,
-     "idle": (-1,), "part": 0, "factors": [], "own": [10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]}
+     "idle": (-1,), "part": 0, "factors": [],
+     "own": [10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]}
     for rank in range(2)
 ]  # fmt: skip
 
@@ -309,6 +312,6 @@ REDUCE = Exercise(
     errors={"out of step": "Every rank must send the same buckets in the same order, full or not."},
     idea="Who knows that a bucket is full, who waits for it, and what is still alive when the next one is full?",
     hint="In the hook: open the bucket (zeros) with its first gradient, copy the gradient to its place, p.grad = None. "
-    "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if another "
-    "one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, begins anew.",
+    "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if "
+    "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, begins anew.",
 )  # fmt: skip

@@ -165,6 +165,6 @@ PIECES = Exercise(
     ],
     idea="Two intervals: a parameter's and your part's. What do both contain, and where does it begin in each of them?",
     hint="For bucket n = [start, stop): share = (stop - start) // ranks, low = start + rank * share, high = low + "
-    "share. For each of its parameters in the buffer's order: first = max(place, low), last = min(place + numel, high); "
-    "where first < last it is (i, first - place, last - place, n, first - low).",
+    "share. For each of its parameters in the buffer's order: first = max(place, low), last = min(place + numel, "
+    "high); where first < last it is (i, first - place, last - place, n, first - low).",
 )  # fmt: skip

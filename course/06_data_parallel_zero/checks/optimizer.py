@@ -69,8 +69,8 @@ def _updated(
 def _state(draw: Draw, ranks: int = 0, share: int = 0, steps: int = 3) -> Inputs:
     ranks, share = ranks or draw.integer(2, 4), share or draw.integer(5, 12)
     weights = draw.tensor(ranks * share)
-    hyper = {"lr": draw.choice([0.1, 0.2]), "weight_decay": draw.choice([0.3, 0.5]), "betas": (0.9, draw.choice([0.95, 0.98])),
-             "eps": draw.choice([1e-8, 0.05])}  # fmt: skip
+    hyper = {"lr": draw.choice([0.1, 0.2]), "weight_decay": draw.choice([0.3, 0.5]),
+             "betas": (0.9, draw.choice([0.95, 0.98])), "eps": draw.choice([1e-8, 0.05])}  # fmt: skip
     return [
         {"weights": weights.clone(), "grads": [draw.tensor(share) for _ in range(steps)], **hyper,
          "decay": _spans(draw, share)}
@@ -109,7 +109,8 @@ def _one_gather_a_step(answer: Answer) -> str | None:
     whole, steps = _bytes(answer.inputs), len(answer.inputs[0]["grads"])
     for rank, one in enumerate(answer.evidence):
         if one.nbytes("all_reduce") > SCALAR:
-            return f"rank {rank} sums {one.nbytes('all_reduce')} bytes with all_reduce; new weights are gathered, not summed"
+            much = one.nbytes("all_reduce")
+            return f"rank {rank} sums {much} bytes with all_reduce; new weights are gathered, not summed"
         moved = one.nbytes()
         if moved > steps * (whole + SCALAR):
             return (f"rank {rank} moves {moved} bytes; one all-gather of the weights a step is {int(steps * whole)}. "
@@ -158,13 +159,13 @@ ADAMW = Exercise(
         Mistake(_mistaken(coupled=True), "The decay goes through the gradient, and so through the moments. In AdamW it "
                 "stands beside them: that is its W."),
         Mistake(_mistaken(inside=True), "eps is added to the root, not under it."),
-        Mistake(_mistaken(averages=False), "The first moment is missing: an average of the gradients, not the last one."),
+        Mistake(_mistaken(averages=False), "The first moment is missing: an average of gradients, not the last one."),
         Mistake(_mistaken(turned=True), "The parts come back in another order."),
         Mistake(_mistaken(after=True), "The weights decay after the update; in AdamW the old weight decays."),
     ],
     idea="Everything that AdamW does is per element. So what does a rank need of the elements that others update?",
-    hint="own = weights.chunk(D)[rank], a view; m and v are zeros_like(own). A step: t += 1; own[start:stop] *= 1 - lr * "
-    "wd for the stretches; m and v averaged; own -= lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps); then "
+    hint="own = weights.chunk(D)[rank], a view; m and v are zeros_like(own). A step: t += 1; own[start:stop] *= 1 - lr "
+    "* wd for the stretches; m and v averaged; own -= lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps); then "
     "all_gather_into_tensor(weights, own.clone(), group=group).",
 )  # fmt: skip
 
@@ -191,7 +192,8 @@ def _some_shards(draw: Draw) -> Inputs:
     """The norm is about 6 and more."""
     sizes, max_norm = [draw.integer(6, 12) for _ in range(3)], draw.integer(4, 9) / 4
     return [
-        {"shards": [(1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm} for rank in range(draw.integer(2, 4))
+        {"shards": [(1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm}
+        for rank in range(draw.integer(2, 4))
     ]
 
 
@@ -218,12 +220,12 @@ _THREE_FOUR = [
 ]
 
 _CLIP_MISTAKES = [
-    ({"norm_of": lambda squares, rank: squares[rank] ** 0.5}, "Each rank clips by the norm of its own shards. It is one "
-     "gradient: all ranks need its one norm."),
+    ({"norm_of": lambda squares, rank: squares[rank] ** 0.5}, "Each rank clips by the norm of its own shards. It is "
+     "one gradient: all ranks need its one norm."),
     ({"norm_of": lambda squares, rank: sum(s**0.5 for s in squares)}, "Norms do not add up; their squares do."),
     ({"norm_of": lambda squares, rank: (sum(squares) / len(squares)) ** 0.5}, "That is an average over ranks; the "
      "square of the whole norm is the sum of the squares."),
-    ({"norm_of": lambda squares, rank: max(squares) ** 0.5}, "That is the largest norm of a rank; their squares add up."),
+    ({"norm_of": lambda squares, rank: max(squares) ** 0.5}, "That is the largest norm of a rank; squares add up."),
     ({"norm_of": lambda squares, rank: sum(squares)}, "That is the square of the norm."),
     ({"factor_of": lambda norm, most: most / (norm + 1e-6)}, "A gradient that is short enough stays as it is: clipping "
      "never makes it longer."),
@@ -249,6 +251,6 @@ CLIP = Exercise(
     ],
     mistakes=[Mistake(_clip_mistake(how), hint) for how, hint in _CLIP_MISTAKES],
     idea="Pythagoras: what of a shard can be added up over ranks, and what cannot?",
-    hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); multiply "
-    "every shard in place by (max_norm / (norm + 1e-6)).clamp(max=1).",
+    hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); "
+    "multiply every shard in place by (max_norm / (norm + 1e-6)).clamp(max=1).",
 )  # fmt: skip

@@ -13,19 +13,23 @@ from labkit.exercises import Case, Draw, Exercise, Mistake, instead
 ZERO, MEGATRON = {"weight": 2, "gradient": 2, "optimizer": 12}, {"weight": 2, "gradient": 4, "optimizer": 12}
 
 
-def bytes_held(
-    parameters: int, ranks: int, stage: int, weight: int, gradient: int, optimizer: int
-) -> dict[str, float]:
+def bytes_held(parameters: int, ranks: int, stage: int, weight: int, gradient: int, optimizer: int) -> dict[str, float]:
     """Stage s shares out the last s of weights, gradients, optimizer."""
     whole = {"weights": weight, "gradients": gradient, "optimizer": optimizer}
     return {
-        name: parameters * each / (ranks if stage >= 3 - place else 1) for place, (name, each) in enumerate(whole.items())
+        name: parameters * each / (ranks if stage >= 3 - place else 1)
+        for place, (name, each) in enumerate(whole.items())
     }
 
 
 def _model(draw: Draw) -> dict[str, Any]:
     each = draw.choice([ZERO, MEGATRON, {"weight": 4, "gradient": 4, "optimizer": 8}])
-    return {"parameters": draw.integer(1, 900) * 10**6, "ranks": draw.integer(2, 64), "stage": draw.integer(0, 3), **each}
+    return {
+        "parameters": draw.integer(1, 900) * 10**6,
+        "ranks": draw.integer(2, 64),
+        "stage": draw.integer(0, 3),
+        **each,
+    }
 
 
 _PAPER = {"parameters": 7_500_000_000, "ranks": 64, **ZERO}
@@ -88,7 +92,8 @@ def bytes_sent(
 def _step(draw: Draw) -> dict[str, Any]:
     each = 1000 * draw.integer(1, 900)
     return {"stage": draw.integer(0, 3), "weights": 2 * each, "gradients": draw.choice([2, 4]) * each,
-            "ranks": draw.integer(2, 16), "microbatches": draw.integer(2, 8), "kept": draw.choice([False, True])}  # fmt: skip
+            "ranks": draw.integer(2, 16), "microbatches": draw.integer(2, 8),
+            "kept": draw.choice([False, True])}  # fmt: skip
 
 
 _SMALL = {"weights": 8, "gradients": 16, "ranks": 2, "microbatches": 1, "kept": False}
@@ -186,7 +191,14 @@ _TINY = {"parameters": 1e9, "ranks": 4, "microbatches": 2, "gigabytes": 10.0, "m
 _NO_STAGE_1 = {"parameters": 3e10, "ranks": 8, "microbatches": 5, "gigabytes": 80.0, "machines": 2,
                "names": list(STAGES)}  # fmt: skip
 _FITS = {**_TINY, "gigabytes": 16.0}
-_STAGE_2 = {"parameters": 1e9, "ranks": 16, "microbatches": 3, "gigabytes": 3.0, "machines": 4, "names": ["Megatron optim"]}
+_STAGE_2 = {
+    "parameters": 1e9,
+    "ranks": 16,
+    "microbatches": 3,
+    "gigabytes": 3.0,
+    "machines": 4,
+    "names": ["Megatron optim"],
+}
 _EXACT = {"parameters": 2e9, "ranks": 6, "microbatches": 4, "gigabytes": 12.0, "machines": 3, "names": list(STAGES)}
 
 _wrong = partial(instead, answers)

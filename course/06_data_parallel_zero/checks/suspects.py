@@ -88,6 +88,6 @@ SUSPECTS = Exercise(
     ],
     errors={"must match": "The shards may be longer than the twin's gradient: the last elements are padding, 0."},
     idea="Put the twin's gradient where the shards lie, padding too; then for each rank: which multiple comes nearest?",
-    hint="Append zeros to want and split it as got is. Right, 1.0, if |g - w| <= 1e-3 |w|. Else factor = (g . w)/(w . w); "
-    "nan if |g - factor w| is not small beside |factor w|.",
+    hint="Append zeros to want and split it as got is. Right, 1.0, if |g - w| <= 1e-3 |w|. Else factor = (g . w)/(w . w)"
+    "; nan if |g - factor w| is not small beside |factor w|.",
 )  # fmt: skip
