@@ -313,5 +313,6 @@ REDUCE = Exercise(
     idea="Who knows that a bucket is full, who waits for it, and what is still alive when the next one is full?",
     hint="In the hook: open the bucket (zeros) with its first gradient, copy the gradient to its place, p.grad = None. "
     "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if "
-    "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, begins anew.",
+    "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, begins "
+    "anew.",
 )  # fmt: skip

@@ -55,7 +55,7 @@ def _sizes(draw: Draw) -> dict[str, Any]:
 
 
 _EXAMPLE = {"numels": [4, 2, 5], "bucket_size": 6, "ranks": 2}
-_MIXED = {"numels": [7, 1, 12, 3, 3, 9, 2], "bucket_size": 12, "ranks": 4}
+_MIXED = {"numels": [6, 1, 12, 3, 3, 9, 2], "bucket_size": 12, "ranks": 4}
 _ONE = {"numels": [5, 6, 2], "bucket_size": 100, "ranks": 8}
 _ALL = {"numels": [3, 1, 4, 1, 5], "bucket_size": 1, "ranks": 3}
 

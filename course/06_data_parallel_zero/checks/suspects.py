@@ -46,8 +46,8 @@ def _padding_alone(draw: Draw) -> Inputs:
 def _awkward(draw: Draw) -> Inputs:
     return {
         "got": [torch.tensor([3.0, 0.0, 6.0]), torch.tensor([0.0, 2.003, 0.0]), torch.tensor([1e-4, 2.0e-4, 5e-8]),
-                torch.tensor([4.0, 3.0, 0.0]), torch.tensor([2.0, 0.0, 0.003])],
-        "want": torch.tensor([1.0, 0.0, 2.0, 0.0, 2.0, 0.0, 1e-4, 2.0e-4, 0.0, 3.0, 4.0, 0.0, 1.0, 0.0]),
+                torch.tensor([4.0, 3.0, 0.0]), torch.tensor([0.01, 5e-4, 0.0]), torch.tensor([2.0, 0.0, 0.003])],
+        "want": torch.tensor([1.0, 0.0, 2.0, 0.0, 2.0, 0.0, 1e-4, 2.0e-4, 0.0, 3.0, 4.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]),
     }  # fmt: skip
 
 
@@ -88,6 +88,6 @@ SUSPECTS = Exercise(
     ],
     errors={"must match": "The shards may be longer than the twin's gradient: the last elements are padding, 0."},
     idea="Put the twin's gradient where the shards lie, padding too; then for each rank: which multiple comes nearest?",
-    hint="Append zeros to want and split it as got is. Right, 1.0, if |g - w| <= 1e-3 |w|. Else factor = (g . w)/(w . w)"
-    "; nan if |g - factor w| is not small beside |factor w|.",
+    hint="Append zeros to want and split it as got is. Right, 1.0, if |g - w| <= 1e-3 |w|. Else factor = (g . w)/(w . "
+    "w); nan if |g - factor w| is not small beside |factor w|.",
 )  # fmt: skip
