@@ -700,8 +700,8 @@ stage_bars(predicted, measured, binary=False, title="What lasts from step to ste
 
 # %% [markdown]
 # And the whole step, every stage on one scale. Follow the gradients: in stage 0 and 1 they are there from the beginning
-# to the end. In stage 2 and 3 only shards last, and each bucket is a tooth above them. In stage 3 the weights have
-# become a saw as well: units come and go, forward and backward, in each of the four microbatches.
+# to the end. In stages 2 and 3 only shards last, and the buckets that come and go stand above them as *communication*.
+# In stage 3 the gathered weights of units are part of it, forward and backward, in each of the four microbatches.
 
 # %%
 from minimegatron.memory import Sample
@@ -746,9 +746,10 @@ for name, switch in RUNS.items():
 report(found)
 
 # %% [markdown]
-# With one microbatch stage 2 sends what stage 1 does. With four it sends three more reduce-scatters, and stage 3 three
-# times as many of everything on top. Here weights have 2 bytes and gradients 4, so 1× against 1.5× becomes another
-# ratio. FSDP2 sends what stage 3 sends: it is the same algorithm.
+# With one microbatch stage 2 sends what stage 1 does. With four it sends three more reduce-scatters, and stage 3 sends
+# everything four times. Here weights have 2 bytes and gradients 4, so stages 0 and 3 no longer stand at 1 to 1.5: an
+# all-gather of weights is half of a reduce-scatter of gradients. FSDP2 sends what stage 3 sends: it is the same
+# algorithm.
 #
 # ### Gathers beside computation
 #
@@ -765,7 +766,7 @@ from exercises.gather_on_use import forward_backward
 
 from minimegatron.trace import Event
 
-UNITS, WIDTH, ROWS = 8, 512, 768
+UNITS, WIDTH, ROWS = 8, 512, 2048
 torch.set_num_threads(1)
 shards = [torch.randn(WIDTH * WIDTH // world, generator=torch.Generator().manual_seed(i)) / WIDTH for i in range(UNITS)]
 x, inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)), {}

@@ -14,44 +14,79 @@ WRONG: dict[str, list[Edit]] = {
         Edit("stage >= 2", "stage >= 1", ("stage >= 3", "stage >= 1"), told="shares out one more"),
         Edit("stage >= 1", "stage == 1", told="A higher stage keeps"),
         Edit("stage >= 3", "stage >= 4", told="In stage 3 the weights"),
-        Edit("stage >= 2", "stage >= 1", ("optimizer / (ranks if stage >= 1", "optimizer / (ranks if stage >= 2"),
-             told="the largest of the three"),
-        Edit("stage >= 1", "stage >= 2", ("gradient / (ranks if stage >= 2", "gradient / (ranks if stage >= 3"),
-             ("weight / (ranks if stage >= 3", "weight / (ranks if stage >= 4"), told="Off by one stage"),
+        Edit(
+            "stage >= 2",
+            "stage >= 1",
+            ("optimizer / (ranks if stage >= 1", "optimizer / (ranks if stage >= 2"),
+            told="the largest of the three",
+        ),
+        Edit(
+            "stage >= 1",
+            "stage >= 2",
+            ("gradient / (ranks if stage >= 2", "gradient / (ranks if stage >= 3"),
+            ("weight / (ranks if stage >= 3", "weight / (ranks if stage >= 4"),
+            told="Off by one stage",
+        ),
         Edit("parameters * optimizer", "parameters * 12"),
         Edit("parameters * gradient", "parameters * weight"),
     ],
     "bytes_sent": [
         Edit("return 2 * share * gradients", "return share * gradients", told="count both"),
         Edit("(ranks - 1) / ranks", "1", told="keeps its own part"),
-        Edit("microbatches * gradients + weights", "gradients + weights", ("share * microbatches *", "share *"),
-             told="sends its own"),
+        Edit(
+            "microbatches * gradients + weights",
+            "gradients + weights",
+            ("share * microbatches *", "share *"),
+            told="sends its own",
+        ),
         Edit("(1 if kept else 2)", "2", told="no second gather"),
         Edit("(1 if kept else 2)", "1", told="you count one"),
         Edit("(1 if kept else 2)", "(2 if kept else 1)", told="the other way round | you count one"),
         Edit("microbatches * gradients + weights", "gradients + weights", told="sends its own"),
         Edit("microbatches * gradients + weights", "microbatches * (gradients + weights)", told="gathered once a step"),
-        Edit("share * (gradients + weights)", "share * gradients", ("gradients + weights)", "gradients)"),
-             told="of its own shard only"),
-        Edit("return 2 * share * gradients", "return 2 * share * gradients * microbatches",
-             ("share * (gradients + weights)", "share * microbatches * (gradients + weights)"), told="send once a step"),
+        Edit(
+            "share * (gradients + weights)",
+            "share * gradients",
+            ("gradients + weights)", "gradients)"),
+            told="of its own shard only",
+        ),
+        Edit(
+            "return 2 * share * gradients",
+            "return 2 * share * gradients * microbatches",
+            ("share * (gradients + weights)", "share * microbatches * (gradients + weights)"),
+            told="send once a step",
+        ),
     ],
     "lay_out": [
-        Edit("reversed(range(len(numels)))", "range(len(numels))", ("or i == 0", "or i == len(numels) - 1"),
-             told="begins with the *last*"),
+        Edit(
+            "reversed(range(len(numels)))",
+            "range(len(numels))",
+            ("or i == 0", "or i == len(numels) - 1"),
+            told="begins with the *last*",
+        ),
         Edit("stop = -(-stop // ranks) * ranks", "stop = stop", told="no padding"),
-        Edit("stop = -(-stop // ranks) * ranks", "stop = stop if i == 0 else -(-stop // ranks) * ranks",
-             told="last bucket is not padded"),
+        Edit(
+            "stop = -(-stop // ranks) * ranks",
+            "stop = stop if i == 0 else -(-stop // ranks) * ranks",
+            told="last bucket is not padded",
+        ),
         Edit("stop - start >= bucket_size", "stop - start > bucket_size", told="is full"),
         Edit('"places": places', '"places": places[::-1]', told="order of `numels`"),
         Edit("stop = -(-stop // ranks) * ranks", "stop = (stop // ranks + 1) * ranks"),
         Edit("stop = -(-stop // ranks) * ranks", "stop = stop // ranks * ranks"),
-        Edit("        stop += numels[i]\n", "        stop += -(-numels[i] // ranks) * ranks\n", told="not each parameter | *after*"),
+        Edit(
+            "        stop += numels[i]\n",
+            "        stop += -(-numels[i] // ranks) * ranks\n",
+            told="not each parameter | *after*",
+        ),
         Edit(" or i == 0", ""),
     ],
     "my_pieces": [
-        Edit("max(places[i], low), min(places[i] + numels[i], low + share)",
-             "places[i], places[i] + numels[i] * (low <= places[i] < low + share)", told="several ranks"),
+        Edit(
+            "max(places[i], low), min(places[i] + numels[i], low + share)",
+            "places[i], places[i] + numels[i] * (low <= places[i] < low + share)",
+            told="several ranks",
+        ),
         Edit("first - places[i], last - places[i]", "first, last", told="own elements"),
         Edit("n, first - low", "n, first", told="this rank's shard"),
         Edit("n, first - low", "n, first - start", told="of the bucket"),
@@ -73,8 +108,10 @@ WRONG: dict[str, list[Edit]] = {
         Edit("group=self.group, async_op", "async_op"),
         Edit("        work.wait()\n", ""),
         Edit("        self.begin()\n        return shards", "        return shards"),
-        Edit("            if n not in self.shards:\n                self.send(n)\n",
-             "            if n not in self.shards and n in self.whole:\n                self.send(n)\n"),
+        Edit(
+            "            if n not in self.shards:\n                self.send(n)\n",
+            "            if n not in self.shards and n in self.whole:\n                self.send(n)\n",
+        ),
         Edit("        del self.whole[n]\n", "", told="holds"),
         Edit("[at : at + p.numel()] = p.grad", "[: p.numel()] = p.grad"),
         Edit("self.example.new_zeros", "torch.zeros"),
@@ -83,74 +120,147 @@ WRONG: dict[str, list[Edit]] = {
         Edit("if self.missing[n] == 0:", "if all(m == 0 for m in self.missing):", told="has not left when"),
     ],
     "sharded_adamw": [
-        Edit("torch.zeros_like(self.own), torch.zeros_like(self.own)",
-             "torch.zeros_like(weights), torch.zeros_like(weights)",
-             ("self.m.lerp_", "m, v = (x.chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)] "
-              "for x in (self.m, self.v))\n        m.lerp_"),
-             ("self.v.lerp_", "v.lerp_"), ("(self.v /", "(v /"), ("self.lr * self.m /", "self.lr * m /"),
-             told="keeps"),
+        Edit(
+            "torch.zeros_like(self.own), torch.zeros_like(self.own)",
+            "torch.zeros_like(weights), torch.zeros_like(weights)",
+            (
+                "self.m.lerp_",
+                "m, v = (x.chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)] "
+                "for x in (self.m, self.v))\n        m.lerp_",
+            ),
+            ("self.v.lerp_", "v.lerp_"),
+            ("(self.v /", "(v /"),
+            ("self.lr * self.m /", "self.lr * m /"),
+            told="keeps",
+        ),
         Edit(_GATHER, "pass", told="still old"),
         Edit(" / (1 - b2**self.t)", "", (" / (1 - b1**self.t)", ""), told="begin at 0"),
         Edit("        self.t += 1\n", "        self.t = 1\n", told="stays 1"),
         Edit("for start, stop in self.decay:", "for start, stop in [(0, len(self.own))]:", told="must not"),
         Edit("self.own[start:stop] *= 1 - self.lr * self.weight_decay", "pass", told="Nothing decays"),
-        Edit("self.own[start:stop] *= 1 - self.lr * self.weight_decay",
-             "grad = grad.clone(); grad[start:stop] += self.weight_decay * self.own[start:stop]", told="its W | Nothing decays"),
+        Edit(
+            "self.own[start:stop] *= 1 - self.lr * self.weight_decay",
+            "grad = grad.clone(); grad[start:stop] += self.weight_decay * self.own[start:stop]",
+            told="its W | Nothing decays",
+        ),
         Edit(".sqrt() + self.eps", ".add(self.eps).sqrt()", told="not under it"),
         # zeros elsewhere, then a sum: twice the bytes
-        Edit(_GATHER, "mine = self.own.clone()\n        self.weights.zero_()\n        self.own += mine\n"
-             "        dist.all_reduce(self.weights, group=self.group)", told="gathered, not summed"),
+        Edit(
+            _GATHER,
+            "mine = self.own.clone()\n        self.weights.zero_()\n        self.own += mine\n"
+            "        dist.all_reduce(self.weights, group=self.group)",
+            told="gathered, not summed",
+        ),
         # plain AdamW: the gradient is gathered, and every rank updates everything
-        Edit("self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]", "self.own = weights",
-             ("        self.t += 1\n", "        self.t += 1\n        whole = grad.new_empty(len(self.weights))\n"
-              "        dist.all_gather_into_tensor(whole, grad.contiguous(), group=self.group)\n        grad = whole\n"),
-             (_GATHER, "pass")),
+        Edit(
+            "self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]",
+            "self.own = weights",
+            (
+                "        self.t += 1\n",
+                "        self.t += 1\n        whole = grad.new_empty(len(self.weights))\n"
+                "        dist.all_gather_into_tensor(whole, grad.contiguous(), group=self.group)\n"
+                "        grad = whole\n",
+            ),
+            (_GATHER, "pass"),
+        ),
         Edit(_GATHER, _GATHER.replace(", group=self.group", "")),
         Edit("dist.get_rank(group)]", "dist.get_rank()]"),
         Edit("grad * grad", "grad"),
     ],
     "gather_on_use": [
-        Edit("following = ask(i + 1)\n        x = forward(i, whole, x)", "x = forward(i, whole, x)\n        "
-             "following = ask(i + 1)", told="have not been asked for"),
-        Edit("group=group, async_op=True)\n\n    following", "group=group, async_op=True)\n\n    following",
-             ("return whole, dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)",
-              "work = dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)\n"
-              "        work.wait()\n        return whole, work"), told="nothing is hidden"),
+        Edit(
+            "following = ask(i + 1)\n        x = forward(i, whole, x)",
+            "x = forward(i, whole, x)\n        following = ask(i + 1)",
+            told="have not been asked for",
+        ),
+        Edit(
+            "group=group, async_op=True)\n\n    following",
+            "group=group, async_op=True)\n\n    following",
+            (
+                "return whole, dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)",
+                "work = dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)\n"
+                "        work.wait()\n        return whole, work",
+            ),
+            told="nothing is hidden",
+        ),
         # an FSDP that is DDP: weights stay
-        Edit("following = ask(0)", "here = {}\n    following = ask(0)", ("x = forward(i, whole, x)",
-             "here[i] = whole\n        x = forward(i, whole, x)"), ("        if i < units - 1:  # the last unit's weights "
-             "are still here\n            whole, work = following\n            work.wait()\n        following = ask(i - 1)\n",
-             "        whole = here[i]\n"), told="gathers"),
+        Edit(
+            "following = ask(0)",
+            "here = {}\n    following = ask(0)",
+            ("x = forward(i, whole, x)", "here[i] = whole\n        x = forward(i, whole, x)"),
+            (
+                "        if i < units - 1:  # the last unit's weights "
+                "are still here\n            whole, work = following\n            work.wait()\n"
+                "        following = ask(i - 1)\n",
+                "        whole = here[i]\n",
+            ),
+            told="gathers",
+        ),
         # gathered again, but never let go of
-        Edit("following = ask(0)", "here = []\n    following = ask(0)", ("x = forward(i, whole, x)",
-             "here.append(whole)\n        x = forward(i, whole, x)"), told="still alive"),
+        Edit(
+            "following = ask(0)",
+            "here = []\n    following = ask(0)",
+            ("x = forward(i, whole, x)", "here.append(whole)\n        x = forward(i, whole, x)"),
+            told="still alive",
+        ),
         # everything at once
-        Edit("following = ask(0)", "every = [ask(i) for i in range(units)]\n    following = every[0]",
-             ("following = ask(i + 1)", "following = every[i + 1] if i + 1 < units else None"), told="one is enough"),
-        Edit("leaving = dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient",
-             "leaving = dist.all_reduce(gradient, group=group, async_op=True), gradient\n        gradients[i] = "
-             "gradient.chunk(ranks)[dist.get_rank(group)]", told="calls all_reduce"),
-        Edit("        if leaving:\n            leaving[0].wait()\n", "", ("async_op=True), gradient",
-             "async_op=True), gradient\n        leaving[0].wait()"), told="nothing is hidden"),
-        Edit("following = ask(i - 1)\n        dy, gradient = backward(i, whole, dy)",
-             "dy, gradient = backward(i, whole, dy)\n        following = ask(i - 1)", told="have not been asked for"),
+        Edit(
+            "following = ask(0)",
+            "every = [ask(i) for i in range(units)]\n    following = every[0]",
+            ("following = ask(i + 1)", "following = every[i + 1] if i + 1 < units else None"),
+            told="one is enough",
+        ),
+        Edit(
+            "leaving = dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient",
+            "leaving = dist.all_reduce(gradient, group=group, async_op=True), gradient\n        gradients[i] = "
+            "gradient.chunk(ranks)[dist.get_rank(group)]",
+            told="calls all_reduce",
+        ),
+        Edit(
+            "        if leaving:\n            leaving[0].wait()\n",
+            "",
+            ("async_op=True), gradient", "async_op=True), gradient\n        leaving[0].wait()"),
+            told="nothing is hidden",
+        ),
+        Edit(
+            "following = ask(i - 1)\n        dy, gradient = backward(i, whole, dy)",
+            "dy, gradient = backward(i, whole, dy)\n        following = ask(i - 1)",
+            told="have not been asked for",
+        ),
         Edit("return y, gradients", "return y, gradients[::-1]", told="the order in which they came"),
         Edit("return y, gradients", "return y, [g / ranks for g in gradients]", told="do not average"),
-        Edit("dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient",
-             "dist.reduce_scatter_tensor(gradients[i], gradient, async_op=True), gradient"),
+        Edit(
+            "dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient",
+            "dist.reduce_scatter_tensor(gradients[i], gradient, async_op=True), gradient",
+        ),
         Edit("shards[i], group=group, async_op", "shards[i], async_op"),
         # gradients leave when all are there
-        Edit("        if leaving:\n            leaving[0].wait()\n        leaving = dist.reduce_scatter_tensor(gradients[i], "
-             "gradient, group=group, async_op=True), gradient\n", "        leaving = [*(leaving or []), gradient]\n",
-             ("    leaving[0].wait()\n", "    for shard, whole in zip(gradients, leaving[::-1]):\n        "
-              "dist.reduce_scatter_tensor(shard, whole, group=group)\n"), told="has not left"),
+        Edit(
+            "        if leaving:\n            leaving[0].wait()\n"
+            "        leaving = dist.reduce_scatter_tensor(gradients[i], "
+            "gradient, group=group, async_op=True), gradient\n",
+            "        leaving = [*(leaving or []), gradient]\n",
+            (
+                "    leaving[0].wait()\n",
+                "    for shard, whole in zip(gradients, leaving[::-1]):\n        "
+                "dist.reduce_scatter_tensor(shard, whole, group=group)\n",
+            ),
+            told="has not left",
+        ),
     ],
     "suspects": [
-        Edit("(right * right).sum()", "(mine * mine).sum()", ("mine - factor * right", "right - factor * mine"),
-             told="got over want"),
+        Edit(
+            "(right * right).sum()",
+            "(mine * mine).sum()",
+            ("mine - factor * right", "right - factor * mine"),
+            told="got over want",
+        ),
         Edit("(mine * right).sum() / (right * right).sum()", "mine.norm() / right.norm()"),
-        Edit("padded = torch.cat([want, want.new_zeros(sum(sizes) - len(want))])", "padded = want",
-             ("padded.split(sizes)", "padded.chunk(len(got))")),
+        Edit(
+            "padded = torch.cat([want, want.new_zeros(sum(sizes) - len(want))])",
+            "padded = want",
+            ("padded.split(sizes)", "padded.chunk(len(got))"),
+        ),
         Edit("else math.nan", "else 0.0"),
         Edit("proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()", "proportional = True"),
         Edit("factor.item() if proportional", "factor.item() if proportional and factor > 0", told="may be 0"),
@@ -158,12 +268,21 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "clip": [
         Edit("    dist.all_reduce(square, group=group)\n", "", told="its own shards"),
-        Edit("    dist.all_reduce(square, group=group)\n    norm = square.sqrt()",
-             "    norm = square.sqrt()\n    dist.all_reduce(norm, group=group)", told="do not add up"),
-        Edit("dist.all_reduce(square, group=group)", "dist.all_reduce(square, group=group)\n    "
-             "square /= dist.get_world_size(group)", told="an average"),
-        Edit("dist.all_reduce(square, group=group)", "dist.all_reduce(square, dist.ReduceOp.MAX, group=group)",
-             told="largest norm"),
+        Edit(
+            "    dist.all_reduce(square, group=group)\n    norm = square.sqrt()",
+            "    norm = square.sqrt()\n    dist.all_reduce(norm, group=group)",
+            told="do not add up",
+        ),
+        Edit(
+            "dist.all_reduce(square, group=group)",
+            "dist.all_reduce(square, group=group)\n    square /= dist.get_world_size(group)",
+            told="an average",
+        ),
+        Edit(
+            "dist.all_reduce(square, group=group)",
+            "dist.all_reduce(square, dist.ReduceOp.MAX, group=group)",
+            told="largest norm",
+        ),
         Edit("square.sqrt()", "square", told="square of the norm"),
         Edit(".clamp(max=1.0)", "", told="never makes it longer"),
         Edit("shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "pass", told="not scaled"),
@@ -171,13 +290,19 @@ WRONG: dict[str, list[Edit]] = {
         Edit("shard *= ", "shard = shard * ", told="not scaled"),
         Edit("for shard in shards])", "for shard in shards[:1]])"),
         # all gradients of all ranks on each
-        Edit("dist.all_reduce(square, group=group)", "every = [None] * dist.get_world_size(group)\n    "
-             "dist.all_gather_object(every, list(shards), group=group)\n    "
-             "square = sum(s.square().sum() for of in every for s in of)"),
+        Edit(
+            "dist.all_reduce(square, group=group)",
+            "every = [None] * dist.get_world_size(group)\n    "
+            "dist.all_gather_object(every, list(shards), group=group)\n    "
+            "square = sum(s.square().sum() for of in every for s in of)",
+        ),
     ],
     "answers": [
-        Edit("for stage in range(4) if held[stage] <= room), -1)", "for stage in range(4) if held[stage] <= room), -2) + 1",
-             told="from 0"),
+        Edit(
+            "for stage in range(4) if held[stage] <= room), -1)",
+            "for stage in range(4) if held[stage] <= room), -2) + 1",
+            told="from 0",
+        ),
         Edit("math.ceil(12", "math.floor(12", told="round up"),
         Edit("12 * parameters / left", "16 * parameters / room", told="12 of the 16"),
         Edit("(microbatches + 1) / 2", "float(microbatches)", told="only one grows"),
@@ -187,9 +312,11 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(ranks // machines)", "ranks", told="not over all ranks | of 2 bytes"),
         Edit("if left > 0 else 0", "if left > 0 else -1"),
         Edit("3 * microbatches / 2", "1.5 * (microbatches + 1)"),
-        Edit('("optim_grads", "SHARD_GRAD_OP")', '("optim_grads",)', ('"FULL_SHARD",', '"FULL_SHARD", "SHARD_GRAD_OP",')),
+        Edit(
+            '("optim_grads", "SHARD_GRAD_OP")', '("optim_grads",)', ('"FULL_SHARD",', '"FULL_SHARD", "SHARD_GRAD_OP",')
+        ),
     ],
-}  # fmt: skip
+}
 
 RIGHT: dict[str, list[Edit]] = {
     "bytes_held": [
@@ -200,8 +327,10 @@ RIGHT: dict[str, list[Edit]] = {
     "bytes_sent": [
         Edit("(ranks - 1) / ranks", "1 - 1 / ranks"),
         Edit("(1 if kept else 2) * weights", "weights + (not kept) * weights"),
-        Edit("    if stage == 1:\n        return share * (gradients + weights)\n    if stage == 2:",
-             "    if stage == 1:\n        microbatches = 1\n    if stage in (1, 2):"),
+        Edit(
+            "    if stage == 1:\n        return share * (gradients + weights)\n    if stage == 2:",
+            "    if stage == 1:\n        microbatches = 1\n    if stage in (1, 2):",
+        ),
     ],
     "lay_out": [
         Edit("stop = -(-stop // ranks) * ranks", "stop += -stop % ranks"),
@@ -209,46 +338,75 @@ RIGHT: dict[str, list[Edit]] = {
         Edit("reversed(range(len(numels)))", "range(len(numels) - 1, -1, -1)"),
     ],
     "my_pieces": [
-        Edit("found.append((i, first - places[i], last - places[i], n, first - low))",
-             "found.append([i, first - places[i], last - places[i], n, first - low])"),
+        Edit(
+            "found.append((i, first - places[i], last - places[i], n, first - low))",
+            "found.append([i, first - places[i], last - places[i], n, first - low])",
+        ),
         Edit("reversed(range(len(numels)))", "sorted(range(len(numels)), key=places.__getitem__)"),
         Edit("if first < last:", "if last - first > 0:"),
     ],
     "reduce_early": [
         # waits for the one before, then sends
-        Edit("        whole = self.open(n)\n", "        if self.travelling:\n            self.let_go()\n        "
-             "whole = self.open(n)\n", ("        if len(self.travelling) > 1:\n            self.let_go()\n", "")),
+        Edit(
+            "        whole = self.open(n)\n",
+            "        if self.travelling:\n            self.let_go()\n        whole = self.open(n)\n",
+            ("        if len(self.travelling) > 1:\n            self.let_go()\n", ""),
+        ),
         # lists of tensors
-        Edit(_SCATTER, "dist.reduce_scatter(self.shards[n], list(whole.chunk(dist.get_world_size(self.group))), "
-             "group=self.group, async_op=True)"),
+        Edit(
+            _SCATTER,
+            "dist.reduce_scatter(self.shards[n], list(whole.chunk(dist.get_world_size(self.group))), "
+            "group=self.group, async_op=True)",
+        ),
         Edit("[at : at + p.numel()] = p.grad.flatten()", "[at : at + p.numel()].view(p.shape).copy_(p.grad)"),
     ],
     "sharded_adamw": [
-        Edit(_GATHER, "dist.all_gather(list(self.weights.chunk(dist.get_world_size(self.group))), self.own.clone(), "
-             "group=self.group)"),
-        Edit("self.m.lerp_(grad, 1 - b1)", "self.m.mul_(b1).add_(grad, alpha=1 - b1)",
-             ("self.v.lerp_(grad * grad, 1 - b2)", "self.v.mul_(b2).addcmul_(grad, grad, value=1 - b2)")),
+        Edit(
+            _GATHER,
+            "dist.all_gather(list(self.weights.chunk(dist.get_world_size(self.group))), self.own.clone(), "
+            "group=self.group)",
+        ),
+        Edit(
+            "self.m.lerp_(grad, 1 - b1)",
+            "self.m.mul_(b1).add_(grad, alpha=1 - b1)",
+            ("self.v.lerp_(grad * grad, 1 - b2)", "self.v.mul_(b2).addcmul_(grad, grad, value=1 - b2)"),
+        ),
         Edit(_GATHER, "dist.all_gather_into_tensor(self.weights, self.own, group=self.group)"),
     ],
     "gather_on_use": [
         # the last unit's weights are gathered again
-        Edit("        if i < units - 1:  # the last unit's weights are still here\n            whole, work = following\n"
-             "            work.wait()\n", "        whole, work = following\n        work.wait()\n",
-             ("    y, dy = x, gradient_of(x)\n", "    y, dy = x, gradient_of(x)\n    del whole\n    "
-              "following = ask(units - 1)\n")),
+        Edit(
+            "        if i < units - 1:  # the last unit's weights are still here\n            whole, work = following\n"
+            "            work.wait()\n",
+            "        whole, work = following\n        work.wait()\n",
+            (
+                "    y, dy = x, gradient_of(x)\n",
+                "    y, dy = x, gradient_of(x)\n    del whole\n    following = ask(units - 1)\n",
+            ),
+        ),
         Edit("        following = ask(i - 1)\n", "        following = ask(i - 1) if i else None\n"),
-        Edit("return whole, dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)",
-             "return whole, dist.all_gather(list(whole.chunk(ranks)), shards[i], group=group, async_op=True)"),
+        Edit(
+            "return whole, dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)",
+            "return whole, dist.all_gather(list(whole.chunk(ranks)), shards[i], group=group, async_op=True)",
+        ),
     ],
     "suspects": [
         Edit("(mine * right).sum() / (right * right).sum()", "torch.dot(mine, right) / right.norm() ** 2"),
         Edit("padded.split(sizes)", "padded.tensor_split([sum(sizes[:i]) for i in range(1, len(sizes))])"),
-        Edit("torch.cat([want, want.new_zeros(sum(sizes) - len(want))])",
-             "torch.nn.functional.pad(want, (0, sum(sizes) - len(want)))"),
+        Edit(
+            "torch.cat([want, want.new_zeros(sum(sizes) - len(want))])",
+            "torch.nn.functional.pad(want, (0, sum(sizes) - len(want)))",
+        ),
     ],
     "clip": [
-        Edit("torch.stack([shard.square().sum() for shard in shards]).sum()", "sum((shard * shard).sum() for shard in shards)"),
-        Edit("shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "shard.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1))"),
+        Edit(
+            "torch.stack([shard.square().sum() for shard in shards]).sum()",
+            "sum((shard * shard).sum() for shard in shards)",
+        ),
+        Edit(
+            "shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)",
+            "shard.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1))",
+        ),
         Edit("    return norm", "    return norm.item()"),
     ],
     "answers": [
@@ -256,6 +414,6 @@ RIGHT: dict[str, list[Edit]] = {
         Edit("math.ceil(12 * parameters / left)", "-int(-12 * parameters // left)"),
         Edit("2 * (machines - 1) / machines * shard", "2 * (shard - shard / machines)"),
     ],
-}  # fmt: skip
+}
 
 EQUIVALENT: dict[str, list[Same]] = {}

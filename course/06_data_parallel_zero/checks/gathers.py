@@ -247,6 +247,7 @@ ON_USE = Exercise(
     ],
     idea="At each unit: which weights must be here, which should be on their way, and which can go?",
     hint="ask(i): whole = new_empty(D * size of the shard), all_gather_into_tensor(whole, shard, async_op=True). "
-    "Forward: wait for i, ask for i + 1, run i, drop i. The same backward from the last unit, where each gradient leaves "
-    "by reduce_scatter_tensor(async_op=True); wait for the one before when the next one leaves, for the last at the end.",
+    "Forward: wait for i, ask for i + 1, run i, drop i. The same backward from the last unit, where each gradient "
+    "leaves by reduce_scatter_tensor(async_op=True); wait for the one before when the next one leaves, for the last "
+    "at the end.",
 )  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ def _bucket_of(inputs: dict[str, Any]) -> list[int]:
 
 def _full(inputs: dict[str, Any], step: int) -> list[int]:
     """How many buckets are full after the gradient of each layer, the last layer first."""
-    of, missing, done, found = _bucket_of(inputs), {}, 0, []
+    of, missing, done, found = _bucket_of(inputs), dict[int, int](), 0, list[int]()
     for bucket in of:
         missing[bucket] = missing.get(bucket, 0) + 1
     for i in reversed(range(len(of))):
@@ -216,7 +217,7 @@ def _chain(draw: Draw, layers: int) -> list[tuple[int, ...]]:
 
 
 def _on_ranks(
-    draw: Draw, shapes: list[tuple[int, ...]], bucket_size: int, ranks: int, groups: int = 1, steps: int = 2,
+    draw: Draw, shapes: Sequence[tuple[int, ...]], bucket_size: int, ranks: int, groups: int = 1, steps: int = 2,
     idle: tuple[int, ...] = (-1, -1), batch: int = 3,
 ) -> Inputs:  # fmt: skip
     weights = [0.7 * draw.tensor(*shape) for shape in shapes]
@@ -313,6 +314,6 @@ REDUCE = Exercise(
     idea="Who knows that a bucket is full, who waits for it, and what is still alive when the next one is full?",
     hint="In the hook: open the bucket (zeros) with its first gradient, copy the gradient to its place, p.grad = None. "
     "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if "
-    "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, begins "
-    "anew.",
+    "another one travels, wait for that one and drop its bucket. finish() sends what has not left, waits for all, and "
+    "begins anew.",
 )  # fmt: skip
