@@ -416,4 +416,34 @@ RIGHT: dict[str, list[Edit]] = {
     ],
 }
 
-EQUIVALENT: dict[str, list[Same]] = {}
+_WHOLE = "a bucket divides by the number of ranks, and ranks by machines"
+_SMALL = "a fraction of a byte, of billions"
+
+EQUIVALENT: dict[str, list[Same]] = {
+    "lay_out": [
+        Same("line 3: -1 for 0", "every place is written"),
+        Same("line 3: 1 for 0", "every place is written"),
+    ],
+    "my_pieces": [
+        Same("line 7: `/` for `//`", _WHOLE),
+        Same("line 7: rounded up for down", _WHOLE),
+    ],
+    "reduce_early": [
+        Same("line 13: -1 for 0", "every parameter has the dtype of the others"),
+        Same("line 13: 1 for 0", "every parameter has the dtype of the others"),
+        Same("line 40: rounded up for down", _WHOLE),
+    ],
+    "sharded_adamw": [
+        Same("line 27: `.clone()` dropped", "a gather may read the part of its output that it fills"),
+    ],
+    "clip": [
+        Same("line 11: 2e-06 for 1e-06", "it keeps a norm of 0 from dividing, and either does"),
+        Same("line 11: `1e-06` dropped", "a norm of 0 gives infinity, which the clamp makes 1"),
+    ],
+    "answers": [
+        Same("line 11: `//` for `/`", _SMALL),
+        Same("line 11: `/` for `//`", _WHOLE),
+        Same("line 11: rounded up for down", _WHOLE),
+        Same("line 21: 1 for 0 (2)", _SMALL),
+    ],
+}

@@ -53,7 +53,7 @@ def _drive(
             h = None
         shards = reducer.finish()
         left = sum(p.grad is not None for p in params)
-        found.append({"gradients left on parameters": left, "shards": [shard.clone() for shard in shards]})
+        found.append({"gradients left on parameters": left, "shards": [s.clone() if steps > 1 else s for s in shards]})
     return found
 
 
@@ -193,10 +193,10 @@ def _item(ranks: Inputs) -> int:
 
 
 def _shards_and_two_buckets(ranks: Inputs) -> float:
-    """Shards of the learner's and their copies; two buckets on their way, one that fills, gradients of two layers."""
+    """The shards, a bucket on its way, one that fills or leaves, gradients of two layers."""
     r, world = ranks[0], len(ranks)
     largest = max(stop - start for start, stop in r["buckets"])
-    return _item(ranks) * (2 * r["buckets"][-1][1] / world + 3 * largest + 3 * max(w.numel() for w in r["weights"]))
+    return _item(ranks) * (r["buckets"][-1][1] / world + 2 * largest + 2 * max(w.numel() for w in r["weights"]))
 
 
 def _shards(ranks: Inputs) -> float:
@@ -262,8 +262,8 @@ def _exact(draw: Draw) -> Inputs:
 
 
 def _large(draw: Draw) -> Inputs:
-    """12 layers of 9 KiB, a bucket each: a whole gradient is many times two buckets."""
-    return _on_ranks(draw, [(48, 48)] * 12, 1, 2, steps=1, batch=1)
+    """12 layers of 9 KiB, two a bucket: a whole gradient is three times two buckets."""
+    return _on_ranks(draw, [(48, 48)] * 12, 2 * 48 * 48, 2, steps=1, batch=1)
 
 
 _TINY = [

@@ -33,7 +33,7 @@ def _model(draw: Draw) -> dict[str, Any]:
 
 
 _PAPER = {"parameters": 7_500_000_000, "ranks": 64, **ZERO}
-_ODD = {"parameters": 3_000_001, "ranks": 7, "weight": 1, "gradient": 3, "optimizer": 5}
+_ODD = {"parameters": 31, "ranks": 7, "weight": 1, "gradient": 3, "optimizer": 5}
 
 
 def _divided(**at: int) -> Any:
@@ -185,6 +185,10 @@ _TINY = {"parameters": 1e9, "ranks": 4, "microbatches": 2, "gigabytes": 10.0, "m
 _NO_STAGE_1 = {"parameters": 3e10, "ranks": 8, "microbatches": 5, "gigabytes": 80.0, "machines": 2,
                "names": list(STAGES)}  # fmt: skip
 _FITS = {**_TINY, "gigabytes": 16.0}
+_AT_THE_EDGE = [
+    {**_TINY, "ranks": 5, "machines": 5, "gigabytes": room}
+    for room in (16.0, 15.9, 6.41, 6.39, 4.81, 4.79, 3.21, 3.19, 4.0)
+]
 _STAGE_2 = {
     "parameters": 1e9,
     "ranks": 16,
@@ -212,7 +216,7 @@ QUESTIONS = Exercise(
     cases=[
         Case("10^9 parameters, 4 ranks of 10 GB on 2 machines", _TINY),
         Case("other models, other clusters", _cluster, points=3, hidden=True, fixed=[
-            _NO_STAGE_1, _FITS, _STAGE_2, _EXACT]),
+            _NO_STAGE_1, _FITS, _STAGE_2, _EXACT, *_AT_THE_EDGE]),
     ],
     mistakes=[
         Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: 1 + next(
