@@ -22,7 +22,7 @@ PACKAGES = ("minimegatron", "labkit", "course")
 
 # file -> (files, lines, why so much)
 CLOSURES = {
-    "minimegatron.comm.collectives": (5, 780, "the axis, the announcement of calls, the record of events, errors"),
+    "minimegatron.comm.collectives": (5, 810, "the axis, the announcement of calls, the record of events, errors"),
     "minimegatron.layers.linear": (8, 1400, "collectives, and what a parameter is"),
     "minimegatron.parallel.schedules": (4, 720, "lists of actions and their check"),
     "minimegatron.parallel.pipeline": (6, 1000, "schedules, and what every executor does"),
@@ -31,7 +31,7 @@ CLOSURES = {
 }
 # Lines of Python that minimegatron may have when all of it is built; docs/architecture.md says which package how many.
 # The drawings of the labs, `viz`, which no other package imports, have a budget of their own beside it.
-FINISHED, DRAWINGS = 29_250, 4_400
+FINISHED, DRAWINGS = 31_640, 4_400
 
 
 def modules() -> dict[str, Path]:
