@@ -29,7 +29,7 @@ def build_update(params: list[MainParam], config: OptimizerConfig, mesh: Mesh, k
     """What moves the main parameters, its state allocated at once, so that it can be saved and loaded."""
     matrices, rest = [p for p in params if p.rates.matrix], [p for p in params if not p.rates.matrix]
     inner = _sgd(rest, config) if config.optimizer == "sgd" else _adam(rest, config)
-    return TorchUpdate(Chain(_muon(matrices, config, mesh), inner) if config.has_matrices else inner, kernels)
+    return TorchUpdate(params, Chain(_muon(matrices, config, mesh), inner) if config.has_matrices else inner, kernels)
 
 
 def _groups(params: list[MainParam], config: OptimizerConfig) -> list[dict[str, Any]]:

@@ -44,8 +44,8 @@ from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
-from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
