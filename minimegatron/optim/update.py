@@ -128,6 +128,19 @@ class Chain:
             optimizer.step()
 
 
+def batches(ready: Ready, most: int) -> list[Ready]:
+    """Parts of at most so many elements, or of one parameter."""
+    found: list[list[tuple[MainParam, torch.Tensor]]] = []
+    elements = most
+    for p, grad in ready:
+        if elements + grad.numel() > most:
+            found.append([])
+            elements = 0
+        found[-1].append((p, grad))
+        elements += grad.numel()
+    return list(found)
+
+
 def scaled(grads: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
     """Gradients times a factor, in place."""
     if grads and factor != 1.0:
