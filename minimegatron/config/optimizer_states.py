@@ -20,9 +20,13 @@ Megatron-LM: `OptimizerConfig` in `megatron/core/optimizer/optimizer_config.py`.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from minimegatron.config.fields import Config, opt
 from minimegatron.errors import require
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -52,6 +56,13 @@ class StateFields(Config):
     def fp32_copies(self) -> bool:
         """A 16-bit weight has an fp32 copy beside it, on its device."""
         return not (self.use_precision_aware_optimizer or self.optimizer_cpu_offload)
+
+    @property
+    def grad_dtype(self) -> torch.dtype:
+        """torch's dtype for `main_grads_dtype`."""
+        import torch
+
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}[self.main_grads_dtype]
 
     def _check_states(self, optimizer: str) -> None:
         low = [f"{name}={value!r}" for name in DTYPES if (value := getattr(self, name)) != "fp32"]

@@ -66,16 +66,21 @@ def _groups(params: list[MainParam], config: OptimizerConfig) -> list[dict[str, 
     return [{"params": [p.main for p in params if p.rates == rates], **rates.group(config)} for rates in _kinds(params)]
 
 
+def _fused(params: list[MainParam]) -> bool:
+    """torch refuses its fused optimizers to tensors without memory, whose bytes are planned."""
+    return not any(p.main.is_meta for p in params)
+
+
 def _adam(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
     betas = (config.adam_beta1, config.adam_beta2)
-    adam = torch.optim.AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=True)
+    adam = torch.optim.AdamW(_groups(params, config), config.lr, betas, config.adam_eps, fused=_fused(params))
     for p in params:
         adam.state[p.main]["step"] = torch.zeros((), dtype=torch.float32, device=p.main.device)
     return _with_state(adam, params, "exp_avg", "exp_avg_sq")
 
 
 def _sgd(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=True)
+    sgd = torch.optim.SGD(_groups(params, config), config.lr, config.sgd_momentum, fused=_fused(params))
     return _with_state(sgd, params, *["momentum_buffer"] * bool(config.sgd_momentum))
 
 

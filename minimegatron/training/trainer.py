@@ -119,7 +119,7 @@ class Trainer:
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
         freeze(model, run.optimizer, mesh)
-        self.model = data_parallel(model, mesh)
+        self.model = data_parallel(model, mesh, run.optimizer.grad_dtype)
         self.optimizer = build_optimizer(
             run.optimizer,
             self.model,
