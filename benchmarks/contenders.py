@@ -15,7 +15,7 @@ from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.pipelined import get_forward_backward_fn

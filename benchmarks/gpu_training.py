@@ -21,7 +21,7 @@ from minimegatron.config import OptimizerConfig, TransformerConfig
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import count_parameters, family_config
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.flops import peak_tflops, step_flops

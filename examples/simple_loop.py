@@ -24,7 +24,7 @@ from minimegatron.data.loader import DataLoader
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.launch.rank import init, run_rank
 from minimegatron.models.decoder import build_model
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 

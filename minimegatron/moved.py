@@ -98,6 +98,7 @@ NAMES = {
     "minimegatron.training.experts": {
         name: f"minimegatron.commands.expert_loads.{name}" for name in ("main", "read_log")
     },
+    "minimegatron.optim.optimizer": {"build_optimizer": "minimegatron.optim.build.build_optimizer"},
     "minimegatron.training.step": {"loss_unit": "minimegatron.optim.scaler.loss_divisor"},
 }
 

@@ -15,12 +15,13 @@ from typing import Any
 from minimegatron.config.fields import Config, opt
 from minimegatron.config.groups import parse_group
 from minimegatron.config.newton_schulz import COEFFICIENTS, coefficients_of
+from minimegatron.config.optimizer_states import StateFields
 from minimegatron.errors import require
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig(Config):
-    """Optimizer, its schedules, clipping and loss scaling."""
+class OptimizerConfig(StateFields):
+    """Optimizer, its schedules, clipping and loss scaling; dtypes and offload in `optimizer_states`."""
 
     optimizer: str = opt(
         "adam",
@@ -86,6 +87,7 @@ class OptimizerConfig(Config):
     def _check(self) -> None:
         require(self.lr >= self.min_lr, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr")
         self._check_groups()
+        self._check_states(self.optimizer)
         coefficients_of(self.muon_coefficient_type, self.muon_num_ns_steps)
         warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
         for names in (("lr_decay_iters", "lr_decay_samples"), warmups):

@@ -7,6 +7,7 @@ copy that takes the steps, and the model's own is that copy rounded.
 |--------------------|-----------------------------|--------------------------|
 | fp32               | its own memory              | 0                        |
 | bf16, fp16         | an fp32 copy, written back  | 4                        |
+| any                | what the `Update` keeps     | see `optim/stored.py`    |
 
 A sharded optimizer updates a range of the flattened parameter (`piece`); everything here is then about that range.
 
@@ -53,7 +54,8 @@ class MainParam:
     Attributes:
         name: logical name.
         model: what the forward pass reads.
-        main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory.
+        main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory. The latter too where
+            an `Update` keeps the copy in another form or place (`config.fp32_copies` is off).
         piece: range of the flattened parameter that `main` covers; None for all of it.
         counts_here: whether this rank counts its gradient in the norm.
         rates: of learning and weight decay.
@@ -82,12 +84,16 @@ class MainParam:
     ) -> MainParam:
         """Wrap one parameter, or a part of it; `owned`: no other replica updates it."""
         layout, piece = layout_of(model), shard.piece if shard else None
-        half = model.dtype in (torch.bfloat16, torch.float16)
         part = shard.data if shard else model.detach()
         counts = counts_here(layout, mesh, owned or piece is not None)
-        main = part.float() if half else part
         given = (shard.grad, shard.data) if shard else (None, None)
-        return cls(name, model, main, piece, counts, rates_of(name, layout, config), *given)
+        own = cls(name, model, part, piece, counts, rates_of(name, layout, config), *given)
+        return own.with_copy() if config.fp32_copies else own
+
+    def with_copy(self) -> MainParam:
+        """The same with an fp32 copy as its main parameter, if it has 16 bits."""
+        half = self.model.dtype in (torch.bfloat16, torch.float16)
+        return dataclasses.replace(self, main=self.model_part.float()) if half else self
 
     @property
     def model_part(self) -> torch.Tensor:

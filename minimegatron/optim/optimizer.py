@@ -4,7 +4,8 @@ The problem in a sentence: weights in bf16 have three digits, an update is a tho
 to bf16 weights adds nothing; and a NaN that only one rank sees must stop them all.
 
 So each 16-bit parameter has an fp32 *main* parameter. Gradients are read into fp32, the update happens there, and the
-result is rounded back into the model (4 to 6 by one kernel where there are kernels, `optim/fused.py`):
+result is rounded back into the model (4 to 6 by one kernel where there are kernels, `optim/fused.py`; 5 and 6 are an
+`Update`, of which `optim/update.py` has the list; `optim/build.py` puts both together):
 
     1  read        g = param.main_grad (fp32, of the DDP buffer), else param.grad
     2  look        norm, zeros, non-finite tensors: one message of 24 bytes over all ranks (`optim/clip.py`)
@@ -31,23 +32,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
-from minimegatron.layers.param import logical_parameters
-from minimegatron.optim.algorithms import build_update
-from minimegatron.optim.clip import clip_coefficient, grad_stats
-from minimegatron.optim.fused import NormReader
-from minimegatron.optim.layer_wise import LayerWise, NamedParams
-from minimegatron.optim.main_params import MainParam, Shard
-from minimegatron.optim.scaler import GradScaler, build_grad_scaler
-from minimegatron.optim.update import write_back
+from minimegatron.optim.clip import GradReader, clip_coefficient, grad_stats
+from minimegatron.optim.scaler import GradScaler
+
+if TYPE_CHECKING:
+    from minimegatron.optim.main_params import MainParam
+    from minimegatron.optim.update import Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +75,9 @@ class MixedPrecisionOptimizer:
         config: which optimizer, with which numbers. The learning rate and the weight decay are what the groups say at
             the time of the step; a scheduler writes them there.
         mesh: decisions are taken over `mesh.world`.
+        move: steps 5 and 6.
         scaler: loss scale, or None.
-        kernels: `config.kernels` of the model: what computes the norm and AdamW (`optim/fused.py`).
+        norms: reads gradients by a kernel where it can.
         publish: is called when the model's weights have changed here; spreads shards to the other ranks.
     """
 
@@ -87,8 +86,9 @@ class MixedPrecisionOptimizer:
         params: Sequence[MainParam],
         config: OptimizerConfig,
         mesh: Mesh,
+        move: Update,
         scaler: GradScaler | None = None,
-        kernels: str = "torch",
+        norms: GradReader | None = None,
         publish: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = list(params)
@@ -98,8 +98,7 @@ class MixedPrecisionOptimizer:
         self._publish = publish
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
-        self._move = build_update(self.params, config, mesh, kernels)
-        self._norms = NormReader(kernels)
+        self._move, self._norms = move, norms
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -169,39 +168,36 @@ class MixedPrecisionOptimizer:
         """Make the main parameters equal to the model's; call after loading weights without optimizer state."""
         with torch.no_grad():
             for p in self.params:
-                if p.is_copy:
-                    p.main.copy_(p.model_part)
+                self._move.reload(p)
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         """{owner: tensors} of this rank: main parameters that are copies, and moments."""
-        state = [tensor for p in self.params for tensor in self._move.state[p.main].values() if torch.is_tensor(tensor)]
-        return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
+        return self._move.held()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive a restart; tensors are references, not copies.
+        """Everything that must survive a restart.
 
         Returns:
             `state`: logical name -> tensors of this rank's part of the parameter (`exp_avg`, `exp_avg_sq` and a scalar
-            `step`, or `momentum_buffer`; `fp32_param` where main is a copy). `grad_scaler`: its state, {} without one.
-            The learning rate and weight decay are the scheduler's.
+            `step`, or `momentum_buffer`; `fp32_param` where main is a copy): references, and fp32 copies of what is
+            kept in fewer bits. `grad_scaler`: its state, {} without one. The learning rate and weight decay are the
+            scheduler's.
         """
-        state = {p.name: self._tensors(p) for p in self.params}
+        state = {p.name: self._move.tensors(p) for p in self.params}
         return {"state": state, "grad_scaler": self.scaler.state_dict() if self.scaler else {}}
-
-    def _tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
-        tensors = {k: v for k, v in self._move.state[p.main].items() if torch.is_tensor(v)}
-        return {**tensors, "fp32_param": p.main.detach()} if p.is_copy else tensors
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of an optimizer over the same parameters, in any order.
+        """Continue from `state_dict()` of an optimizer over the same parameters, in any order; or from the one that
+        this optimizer has given and a reader has filled.
 
         Raises:
             CheckpointError: a parameter or tensor is missing, unknown or of another shape, or the precision differs;
                 nothing has changed then.
         """
-        saved, mine = state["state"], {p.name: self._tensors(p) for p in self.params}
-        _check_same(saved, mine)
+        saved = state["state"]
+        mine = {p.name: {key: t.shape for key, t in self._move.tensors(p).items()} for p in self.params}
+        _check_same({name: {key: t.shape for key, t in tensors.items()} for name, tensors in saved.items()}, mine)
         if state["grad_scaler"] and not (self.scaler and self.scaler.state_dict()):
             raise CheckpointError(
                 "the checkpoint was trained with a dynamic loss scale, this run has none",
@@ -209,71 +205,17 @@ class MixedPrecisionOptimizer:
             )
         if self.scaler:
             self.scaler.load_state_dict(state["grad_scaler"])
-        for name, tensors in mine.items():
-            for key, tensor in tensors.items():
-                tensor.copy_(saved[name][key])
-        self._move.forget()
-        write_back(self.params)
+        for p in self.params:
+            self._move.load(p, saved[p.name])
         self._publish()
 
 
-def build_optimizer(
-    config: OptimizerConfig,
-    model: nn.Module | Sequence[nn.Module],
-    mesh: Mesh,
-    shards: Mapping[str, Shard] | None = None,
-    kernels: str = "torch",
-    publish: Callable[[], None] = lambda: None,
-) -> MixedPrecisionOptimizer:
-    """The optimizer of this rank's trainable parameters, with the grad scaler that their precision needs.
-
-    Args:
-        config: names the optimizer and its numbers.
-        model: a model or the chunks of an interleaved pipeline, wrapped in DDP or not.
-        mesh: this rank's place.
-        shards: for a sharded optimizer: the part of each parameter that this rank alone updates, and its gradient
-            (`DistributedDataParallel.shards`); parameters that are not named are left to others. Default: all of each.
-        kernels: `config.kernels` of the model.
-        publish: see `MixedPrecisionOptimizer`.
-    """
-    chunks = [model] if isinstance(model, nn.Module) else model
-    named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
-    fp16 = any(param.dtype == torch.float16 for _, param in named)
-    if config.optimizer == "dist_muon":
-        return _layer_wise(config, named, mesh, shards, kernels, fp16)
-    params = [
-        MainParam.of(name, param, mesh, config, None if shards is None else shards[name])
-        for name, param in named
-        if shards is None or name in shards
-    ]
-    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels, publish)
-
-
-def _layer_wise(
-    config: OptimizerConfig,
-    named: NamedParams,
-    mesh: Mesh,
-    shards: Mapping[str, Shard] | None,
-    kernels: str,
-    fp16: bool,
-) -> MixedPrecisionOptimizer:
-    """Over the parameters that this replica owns."""
-    whole = LayerWise(named, mesh)
-    params = [
-        MainParam.of(name, param, mesh, config, None if shards is None else shards.get(name), owned=True)
-        for name, param in named
-        if name in whole.owned
-    ]
-    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels, whole.publish)
-
-
-def _check_same(saved: Mapping[str, Mapping[str, torch.Tensor]], mine: Mapping[str, dict[str, torch.Tensor]]) -> None:
+def _check_same(saved: Mapping[str, dict[str, torch.Size]], mine: Mapping[str, dict[str, torch.Size]]) -> None:
     """Refuse a state that is not, name by name and shape by shape, the state of these parameters."""
     problems = [f"missing {name}" for name in mine.keys() - saved.keys()]
     problems += [f"unexpected {n} {did_you_mean(n, mine)}".rstrip() for n in saved.keys() - mine.keys()]
     for name in mine.keys() & saved.keys():
-        theirs = {key: tuple(tensor.shape) for key, tensor in saved[name].items()}
-        ours = {key: tuple(tensor.shape) for key, tensor in mine[name].items()}
+        theirs, ours = ({key: tuple(shape) for key, shape in one[name].items()} for one in (saved, mine))
         if theirs != ours:
             problems.append(f"{name} has {theirs}, this run wants {ours}")
     if problems:

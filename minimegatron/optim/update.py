@@ -4,16 +4,18 @@ The problem in a sentence: the same decision ends in AdamW, SGD or Muon, by torc
 decides should not know which.
 
 An `Update` gets gradients and the one factor that unscales and clips them, moves the main parameters, and writes them
-back into the model. Its state lies where torch's optimizers keep theirs, by main parameter.
+back into the model. It alone knows where and in which dtype main parameters and moments are kept.
 
-| class         | file                    | computes                                                        |
-|---------------|-------------------------|-----------------------------------------------------------------|
-| `TorchUpdate` | here                    | by a `torch.optim.Optimizer`, or AdamW by a kernel (`fused.py`) |
+| class            | file                       | computes                                                         |
+|------------------|----------------------------|------------------------------------------------------------------|
+| `TorchUpdate`    | here                       | by a `torch.optim.Optimizer`, or AdamW by a kernel (`fused.py`)  |
+| `PrecisionAware` | `optim/precision_aware.py` | AdamW in fp32, on numbers that are kept in 8 or 16 bits          |
+| `Offloaded`      | `optim/offload.py`         | some parameters on the host, the others by another `Update`      |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -29,43 +31,61 @@ class Update(Protocol):
 
     Attributes:
         param_groups: torch's.
-        state: main parameter -> its tensors by name.
     """
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
-    @property
-    def state(self) -> Any: ...
 
     def step(self, ready: Ready, factor: float) -> None:
         """Move the main parameters by gradients times `factor`, and the model's weights with them."""
 
-    def forget(self) -> None:
-        """The state has been loaded anew."""
+    def tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
+        """What must survive a restart: references, or fp32 copies of what is kept in another form."""
+
+    def load(self, p: MainParam, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `tensors` has given, and write the model's weights."""
+
+    def reload(self, p: MainParam) -> None:
+        """The model's weights are new: make the main parameter equal to them."""
+
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """{owner: tensors} that last, without scalars."""
 
 
 class TorchUpdate:
-    """By an optimizer with torch's interface.
+    """By an optimizer with torch's interface; its state lies where torch's optimizers keep theirs, by main parameter.
 
     Args:
-        inner: over the main parameters.
+        params: all that are moved.
+        inner: over their main parameters.
         kernels: `config.kernels` of the model; AdamW may be computed by a kernel.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer | Chain, kernels: str) -> None:
-        self.inner = inner
+    def __init__(self, params: Sequence[MainParam], inner: torch.optim.Optimizer | Chain, kernels: str) -> None:
+        self.params, self.inner = params, inner
         self._fused = FusedAdam(inner, kernels)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
-    @property
-    def state(self) -> Any:
-        return self.inner.state
+    def tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
+        tensors = {k: v for k, v in self.inner.state[p.main].items() if torch.is_tensor(v)}
+        return {**tensors, "fp32_param": p.main.detach()} if p.is_copy else tensors
 
-    def forget(self) -> None:
+    def load(self, p: MainParam, saved: Mapping[str, torch.Tensor]) -> None:
+        for key, tensor in self.tensors(p).items():
+            tensor.copy_(saved[key])
         self._fused.forget()
+        write_back([p])
+
+    def reload(self, p: MainParam) -> None:
+        if p.is_copy:
+            p.main.copy_(p.model_part)
+
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        state = [v for p in self.params for v in self.inner.state[p.main].values() if torch.is_tensor(v)]
+        return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
 
     def step(self, ready: Ready, factor: float) -> None:
         """See `Update`. Uses up the gradients."""
@@ -73,9 +93,7 @@ class TorchUpdate:
         if ops is not None:
             self._fused.step(ops, ready, factor)
             return
-        grads = [grad.to(p.main.dtype) for p, grad in ready]
-        if ready and factor != 1.0:
-            torch._foreach_mul_(grads, factor)
+        grads = scaled([grad.to(p.main.dtype) for p, grad in ready], factor)
         for (p, _), grad in zip(ready, grads, strict=True):
             p.main.grad = grad
         self.inner.step()
@@ -108,6 +126,26 @@ class Chain:
         """One step of each."""
         for optimizer in self._optimizers:
             optimizer.step()
+
+
+def batches(ready: Ready, most: int) -> list[Ready]:
+    """Parts of at most so many elements, or of one parameter."""
+    found: list[list[tuple[MainParam, torch.Tensor]]] = []
+    elements = most
+    for p, grad in ready:
+        if elements + grad.numel() > most:
+            found.append([])
+            elements = 0
+        found[-1].append((p, grad))
+        elements += grad.numel()
+    return list(found)
+
+
+def scaled(grads: list[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    """Gradients times a factor, in place."""
+    if grads and factor != 1.0:
+        torch._foreach_mul_(grads, factor)
+    return grads
 
 
 def write_back(params: Sequence[MainParam]) -> None:

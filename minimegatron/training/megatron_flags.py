@@ -27,6 +27,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--squared-relu": ("activation", "squared_relu"),
     "--openai-gelu": ("activation", "gelu_tanh"),
     "--bf16": ("params_dtype", "bf16"),
+    "--accumulate-allreduce-grads-in-fp32": ("main_grads_dtype", "fp32"),
     "--fp16": ("params_dtype", "fp16"),
     "--apply-layernorm-1p": ("layernorm_zero_centered_gamma", True),
     "--use-rotary-position-embeddings": ("position_embedding_type", "rope"),
@@ -82,7 +83,6 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--no-gradient-reduce-div-fusion": ((), "gradients are divided after the reduction"),
     "--no-persist-layer-norm": ((), "norms are torch's"),
     "--attention-softmax-in-fp32": ((), "softmax statistics are in fp32"),
-    "--accumulate-allreduce-grads-in-fp32": ((), "gradients are accumulated and reduced in fp32"),
     "--calculate-per-token-loss": ((), "gradients are divided once, by the global token count"),
     "--no-create-attention-mask-in-dataloader": ((), "masks are made in the model"),
     "--dataloader-type": (("single",), "samples come in the dataset's order"),
@@ -130,14 +130,9 @@ REFUSED: dict[str, str] = {
         "*-in-block-prob"
     ),
     "the distributed optimizer (ZeRO-1)": (
-        "overlap-param-gather-* num-distributed-optimizer-instances "
-        "use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
-        "no-use-layer-wise-*"
+        "overlap-param-gather-* num-distributed-optimizer-instances no-align-param-gather no-use-layer-wise-*"
     ),
     "fully sharded data parallelism": "use-megatron-fsdp *fsdp* outer-dp-* *hsdp*",
-    "optimizer offload": (
-        "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
-    ),
     "other optimizers": "lion-* head-lr-mult no-weight-decay-cond*",
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",

@@ -7,8 +7,8 @@ that is not to blame; arithmetic says it beforehand, on a laptop, for a layout o
 |-----------------|------------------------------------------------------------------------------------------------|
 | parameters      | the model, built on torch's `meta` device (shapes without memory) for this rank's place         |
 | gradients       | its buffers with their padding, built likewise by the data-parallel wrapper (`parallel/buckets`) |
-| main parameters | 4 bytes for each element of a 16-bit weight that this rank updates                             |
-| moments         | AdamW 8 bytes for each element that this rank updates, SGD 4 with momentum                     |
+| main parameters | the optimizer, built on `meta` over what this rank updates                                     |
+| moments         | likewise                                                                                       |
 | communication   | weights gathered for use and gradients on their way, at that moment (ZeRO-2 and -3)            |
 | activations     | `models/activations`, times the microbatches under way by the pipeline's list                  |
 | workspace       | what an operation needs besides, at that moment                                                |
@@ -39,6 +39,7 @@ from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
 from minimegatron.models import activations as a
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
@@ -90,6 +91,7 @@ def predict(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cpu") 
     with torch.device("meta"):
         model = GPTModel(config, mesh) if mesh.pp.size == 1 else ModelChunks(config, mesh)
     lacking = a.unknown(config, mesh.cp.size, device)
+    lacking += ["offloaded states of FSDP2"] * (run.parallel.use_torch_fsdp2 and run.optimizer.optimizer_cpu_offload)
     lacking += ["a split backward pass"] * (plan.schedule in SPLIT and plan.ranks > 1)
     if run.parallel.use_torch_fsdp2:
         states = _fsdp2(model, mesh, run.optimizer)
@@ -102,6 +104,7 @@ def predict(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cpu") 
         parallel.overlap_grad_reduce,
         sharding=parallel.data_parallel_sharding_strategy,
         overlap_param_gather=parallel.overlap_param_gather,
+        grad_dtype=run.optimizer.grad_dtype,
     )
     lasting = _states(ddp, run.optimizer)
     if lacking:
@@ -124,16 +127,16 @@ def _states(ddp: DistributedDataParallel, config: OptimizerConfig) -> dict[str, 
     held = ddp.held()
     fleeting = {whole.untyped_storage()._cdata for whole in held.pop("communication", [])}
     found = {owner: _bytes(tensors, fleeting) for owner, tensors in held.items()}
-    shards = list(ddp.shards().values())
-    half = [s for s in shards if s.data.dtype in (torch.bfloat16, torch.float16)]
-    found["main parameters"] = 4 * sum(s.data.numel() for s in half)
-    found["moments"] = _moments(config) * sum(s.data.numel() for s in shards)
+    optimizer = build_optimizer(config, ddp, ddp.mesh, ddp.shards())
+    found |= {owner: _bytes(tensors) for owner, tensors in optimizer.held().items()}
     return {owner: nbytes for owner, nbytes in found.items() if nbytes}
 
 
 def _moments(config: OptimizerConfig) -> int:
     """Bytes for each element that is updated."""
-    return 8 if config.optimizer == "adam" else 4 * (config.sgd_momentum > 0)
+    if config.optimizer != "adam":
+        return 4 * (config.sgd_momentum > 0)
+    return sum({"fp32": 4, "fp8": 1}.get(dtype, 2) for dtype in (config.exp_avg_dtype, config.exp_avg_sq_dtype))
 
 
 def _bytes(tensors: Iterable[torch.Tensor], without: set[int] = frozenset()) -> int:  # type: ignore[assignment]
@@ -158,7 +161,7 @@ def _fsdp2(model: nn.Module, mesh: Mesh, config: OptimizerConfig) -> dict[str, i
 def _fullest(run: RunConfig, mesh: Mesh, plan: StagePlan, ddp: DistributedDataParallel, microbatches: int) -> Moment:
     """The fullest moment of this rank's list of forward and backward passes."""
     config, rank = run.model, mesh.pp.rank
-    separate = config.dtype != torch.float32  # gradients are added up in fp32
+    separate = config.dtype != run.optimizer.grad_dtype  # in which gradients are added up
     s = run.data.seq_length // mesh.cp.size
     z = a.Sizes(s, run.training.micro_batch_size, mesh.tp.size, mesh.sequence_parallel, config.dtype.itemsize, separate)
     if mesh.pp.size == 1:

@@ -88,6 +88,21 @@ def check_optimizer(run: RunConfig) -> None:
         "and a shard is a range of a buffer",
         "--optimizer dist_muon and no sharding: each replica keeps the state of some whole matrices",
     )
+    fsdp2, dtype = run.parallel.use_torch_fsdp2, run.model.params_dtype
+    require(
+        config.main_params_dtype == "fp32" or (dtype != "fp32" and not fsdp2),
+        f"main_params_dtype={config.main_params_dtype!r} with "
+        f"{'use_torch_fsdp2, whose shards are in fp32' if fsdp2 else 'params_dtype fp32'}: a weight is its own main "
+        "parameter",
+        "drop --main-params-dtype, or --bf16 with the distributed optimizer",
+    )
+    require(
+        config.main_grads_dtype == "fp32" or (dtype == "bf16" and not fsdp2),
+        f"main_grads_dtype={config.main_grads_dtype!r} with "
+        f"{'use_torch_fsdp2, which sums in fp32' if fsdp2 else f'params_dtype {dtype}'}: gradients would be rounded "
+        "below the dtype in which they are computed",
+        "drop --main-grads-dtype, or --bf16 with the distributed optimizer",
+    )
 
 
 def check_graphs(run: RunConfig) -> None:

@@ -44,8 +44,8 @@ from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
-from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
@@ -119,7 +119,7 @@ class Trainer:
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
         freeze(model, run.optimizer, mesh)
-        self.model = data_parallel(model, mesh)
+        self.model = data_parallel(model, mesh, run.optimizer.grad_dtype)
         self.optimizer = build_optimizer(
             run.optimizer,
             self.model,

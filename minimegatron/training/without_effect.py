@@ -86,6 +86,14 @@ ROWS = (
     Row("muon_tp_mode", lambda run: run.parallel.tensor_model_parallel_size > 1,
         "tensor_model_parallel_size is above 1"),
     Row("sgd_momentum", lambda run: run.optimizer.optimizer == "sgd", "optimizer is sgd"),
+    Row("use_precision_aware_optimizer", lambda run: not run.optimizer.optimizer_cpu_offload,
+        "optimizer_cpu_offload is not given: it keeps fp32 on both sides"),
+    Row("store_param_remainders",
+        lambda run: run.optimizer.use_precision_aware_optimizer and run.optimizer.main_params_dtype == "fp32"
+        and run.model.params_dtype == "bf16" and not run.parallel.use_torch_fsdp2,
+        "use_precision_aware_optimizer keeps fp32 main parameters of bf16 weights"),
+    Row("optimizer_offload_fraction overlap_cpu_optimizer_d2h_h2d use_torch_optimizer_for_cpu_offload pin_cpu_grads "
+        "pin_cpu_params", lambda run: run.optimizer.optimizer_cpu_offload, "optimizer_cpu_offload is given"),
     Row("loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
         lambda run: run.model.params_dtype == "fp16", "params_dtype is fp16"),
     Row("initial_loss_scale min_loss_scale loss_scale_window hysteresis",

@@ -23,7 +23,7 @@ from minimegatron.layers.logical import load_logical
 from minimegatron.layers.moe import MoELayer
 from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from tests import golden

@@ -26,7 +26,7 @@ from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.pipelined import get_forward_backward_fn

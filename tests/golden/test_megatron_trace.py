@@ -20,7 +20,7 @@ from minimegatron.launch.workers import shared_pool
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from tests import golden

@@ -18,7 +18,7 @@ from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConf
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.buckets import bucket_layout
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.parallel.wrapping import data_parallel

@@ -11,7 +11,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.models import activations as a
 from minimegatron.models.decoder import build_model
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from tests.twin import Case, accumulate
 

@@ -11,9 +11,10 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.errors import NumericsError
 from minimegatron.kernels import build, launch
 from minimegatron.kernels import optimizer as kernel
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.clip import grad_stats
 from minimegatron.optim.fused import NormReader
-from minimegatron.optim.optimizer import MixedPrecisionOptimizer, build_optimizer
+from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 
 pytestmark = pytest.mark.skipif(build.compiler("emulated") is None, reason="no g++ or clang++")
 SETTINGS = OptimizerConfig(lr=1e-2, weight_decay=0.1, clip_grad=0.5, adam_beta2=0.95, log_num_zeros_in_grad=True)

@@ -13,8 +13,8 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import check_patterns, freeze
-from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run import RunConfig

@@ -17,8 +17,8 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import ParamLayout, layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.muon import Orthogonalizer, newton_schulz, scale_of
-from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.data_parallel import Shard
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer

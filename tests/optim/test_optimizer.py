@@ -13,7 +13,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, NumericsError
 from minimegatron.layers.param import ParamLayout
-from minimegatron.optim.optimizer import MixedPrecisionOptimizer, StepResult, build_optimizer
+from minimegatron.optim.build import build_optimizer
+from minimegatron.optim.optimizer import MixedPrecisionOptimizer, StepResult
 from minimegatron.parallel.data_parallel import Shard
 
 MESH = Mesh.serial()

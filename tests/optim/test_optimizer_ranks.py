@@ -12,7 +12,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import NumericsError
 from minimegatron.launch.workers import shared_pool
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 
 LAYOUT = {"tensor_model_parallel_size": 2}  # four ranks: tp 2, dp 2
 

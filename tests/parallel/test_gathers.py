@@ -14,7 +14,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel import param_buffer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.units import units_of

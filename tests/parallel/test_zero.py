@@ -19,7 +19,7 @@ from minimegatron.comm.replicas import check_copies
 from minimegatron.config import OptimizerConfig
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, distance, grad_of, parallel_model, serial_backward, serial_model
 

@@ -24,6 +24,8 @@ MLA = SHORT + _LLAMA + (
     " --multi-latent-attention --kv-lora-rank 32 --q-lora-rank 48 --qk-head-dim 16 --qk-pos-emb-head-dim 16"
     " --v-head-dim 16"
 )  # fmt: skip
+AWARE = " --use-precision-aware-optimizer"
+OFFLOAD = " --optimizer-cpu-offload"
 FP8 = " --bf16 --kernels torch --fp8-format hybrid"
 TORCH = " --bf16 --kernels torch"
 GRAPH = " --bf16 --enable-cuda-graph --cuda-graph-warmup-steps 1 --train-iters 4"
@@ -140,6 +142,15 @@ ONE_RANK = {
     "mtp of two depths": Case(LLAMA + TORCH + " --mtp-num-layers 2"),
     # the step
     "sgd": Case(LLAMA + TORCH + " --optimizer sgd"),
+    "moments in bf16 and fp8": Case(LLAMA + TORCH + AWARE + " --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8", fast=True),
+    "main parameters and moments in fp16": Case(
+        LLAMA + TORCH + AWARE + " --main-params-dtype fp16 --exp-avg-dtype fp16 --exp-avg-sq-dtype fp16"
+    ),
+    "gradients in bf16": Case(LLAMA + TORCH + AWARE + " --main-grads-dtype bf16", tolerance=1e-2),
+    "offload, overlapped": Case(
+        LLAMA + TORCH + OFFLOAD + " --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d", fast=True
+    ),
+    "offload of all, fp32, kernels": Case(LLAMA + OFFLOAD + " --no-pin-cpu-grads", tolerance=1e-5),
     "evaluation": Case(LLAMA + TORCH + " --eval-interval 1 --eval-iters 1"),
     "zeros, check of replicas": Case(LLAMA + TORCH + " --log-num-zeros-in-grad --check-replicas-interval 1"),
     # a step as a CUDA graph

@@ -20,7 +20,7 @@ from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConf
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training.step import forward_step, train_step

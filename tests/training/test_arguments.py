@@ -248,7 +248,7 @@ def test_query_groups_without_their_switch_are_said_aloud():
         ("--num-experts 8", "add_bias_linear"),
         ("--moe-router-topk=2 --moe-z-loss-coeff 1", "in a model without experts"),
         ("--moe-router-fusion", "other options of experts"),
-        ("--use-precision-aware-optimizer", "distributed optimizer"),
+        ("--no-align-param-gather", "distributed optimizer"),
         ("--lr 1e-3 --fp8-param-gather", "FP8"),
         ("--no-overlap-p2p-communication", "wait for their messages"),
         ("--num-layers-per-virtual-pipeline-stage 2", "without a pipeline"),
@@ -288,10 +288,10 @@ def test_refusals_say_what_to_do(line, words, monkeypatch):
 
 
 def test_all_refusals_come_at_once():
-    message = refused("--tran-iters 3 --use-precision-aware-optimizer --save here --save-interval 5 --qqqq")
+    message = refused("--tran-iters 3 --no-align-param-gather --save here --save-interval 5 --qqqq")
     for words in (
         "5 flags",
-        "the distributed optimizer (ZeRO-1): --use-precision-aware-optimizer",
+        "the distributed optimizer (ZeRO-1): --no-align-param-gather",
         "saving and loading checkpoints: --save --save-interval",
         "unknown to Megatron-LM as well: --tran-iters --qqqq",
         "--tran-iters: did you mean `--train-iters`?",

@@ -11,7 +11,7 @@ from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, Tra
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.memory_plan import predict
 from minimegatron.training.run import RunConfig

@@ -10,7 +10,7 @@ import torch
 from minimegatron.comm import agree
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.training import reports as module
 from minimegatron.training.datasets import to_device

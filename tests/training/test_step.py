@@ -16,7 +16,7 @@ from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import NumericsError
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.ddp import DistributedDataParallel
