@@ -120,7 +120,7 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     if unknown:
         raise ConfigError(f"unknown axis {unknown[0]!r} in {axes!r}", fix=f"choose among {', '.join(sizes)}")
     slow_to_fast = list(reversed(sizes))
-    ranks = torch.arange(world_size).view([sizes[a] for a in slow_to_fast])
+    ranks = torch.arange(world_size, device="cpu").view([sizes[a] for a in slow_to_fast])
     fixed = [i for i, a in enumerate(slow_to_fast) if a not in wanted]
     free = [i for i, a in enumerate(slow_to_fast) if a in wanted]
     members = 1
