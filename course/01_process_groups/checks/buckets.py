@@ -302,8 +302,8 @@ BUCKETS = Exercise(
              fixed=[_MIXED, _APART], accept=[_each_once, _at_once]),
     ],
     mistakes=[
-        Mistake(_changed(_average), "Sum, do not average: who divides comes later."),
-        Mistake(_changed(_average_over_all), "Sum, do not average: who divides comes later."),
+        Mistake(_changed(_average), "Sum, do not average. The divisor comes in section 6."),
+        Mistake(_changed(_average_over_all), "Sum, do not average. The divisor comes in section 6."),
         Mistake(lambda ranks: _summed(ranks, _everyone), "You sum over all ranks; asked are those in `group`."),
         Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
                 "those in `group`."),
