@@ -293,6 +293,14 @@ def _ends_with_the_epoch(
     return [int(i) for i in _order(seed, epoch, num_samples)[first : first + micro_batch]]
 
 
+def _drops_the_last(
+    consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int
+) -> list[int]:
+    batch, first = micro_batch * dp_size, consumed + dp_rank * micro_batch
+    used = max(num_samples // batch * batch, 1)
+    return [int(_order(seed, p // used, num_samples)[p % used]) for p in range(first, first + micro_batch)]
+
+
 def _places(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int) -> list[int]:
     first = consumed + dp_rank * micro_batch
     return [place % num_samples for place in range(first, first + micro_batch)]
@@ -341,6 +349,8 @@ SAMPLER = Exercise(
                 "own."),
         Mistake(_own_part_of_the_data, "You give each rank a part of the data set for a whole epoch. All ranks read "
                 "from one stream, a batch after the other."),
+        Mistake(_drops_the_last, "You drop the samples at the end of an epoch that fill no batch. Every sample is "
+                "read: a batch goes on in the next epoch."),
         Mistake(_ends_with_the_epoch, "Your list ends with the epoch. The samples of the next epoch follow at once."),
         Mistake(_one_epoch, "You give all samples of a rank the same epoch. A micro-batch can begin in one epoch and "
                 "end in the next."),
