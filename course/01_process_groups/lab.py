@@ -9,8 +9,8 @@
 # # Lab 01 · Process groups
 #
 # A model that is too large for one GPU is trained by many identical processes. Each process starts with two numbers:
-# its own, called its *rank*, and how many ranks there are. All else follows from one question: which ranks talk to
-# which, and what do they send?
+# its own, called its *rank*, and how many ranks there are. This lab answers two questions: which ranks send to each
+# other, and what do they send?
 #
 # **You build** the groups in which ranks talk; an all-reduce from single messages; two operators that communicate and
 # have a gradient; a sampler that deals out data; gradients that are summed while the backward pass still runs; and the
@@ -76,8 +76,8 @@ boxes_filled({name: 16 * b for name, b in billions.items()}, 80, title="Memory f
 # stands above the output, and the file stays, so you can run it again by hand. Lines that several ranks print alike are
 # shown once.
 #
-# In the labs the ranks run on the CPU, also on a machine with GPUs (the setting in front of the command hides them), so
-# that all readers see the same output. Cells that measure GPUs say `--gpus`.
+# In the labs the ranks run on the CPU, also on a machine with GPUs (`CUDA_VISIBLE_DEVICES=` in front of the command
+# hides them), so that all readers see the same output. Cells that measure GPUs say `--gpus`.
 
 # %%
 # %%torchrun -n 4 --name hello
@@ -110,10 +110,10 @@ dist.all_reduce(x)
 print("after ", x.tolist())
 
 # %% [markdown]
-# ### Every collective, in one picture
+# ### The collectives, in one picture
 #
-# A *collective* is an operation that all ranks of a group call together. Rows are ranks, blocks are pieces of a tensor,
-# and a colour says from which rank a piece came. A block with several colours is a sum.
+# A *collective* is an operation that all ranks of a group call together. The picture shows what each rank holds before
+# and after it. Rows are ranks, and blocks are pieces of a tensor.
 
 # %%
 from minimegatron.viz.collective import sheet
@@ -365,15 +365,15 @@ else:
 # | own product | 3 · 2 = 6 | 3 · 5 = 15 | y = 21 |
 # | what autograd finds for ∂y/∂x | 2 | 5 | the true gradient is 7 |
 #
-# Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators put it right:
+# Each rank's autograd sees only its own use of x, so neither 2 nor 5 is the gradient. Two operators give the true one:
 #
-# | | stands | forward | backward |
+# | | where it stands | forward | backward |
 # |---|---|---|---|
-# | **f**, `copy_to` | where x goes into different work on each rank | nothing: every rank has x | all-reduce: 2 + 5 = 7 |
-# | **g**, `reduce_from` | where the products become y | all-reduce: 6 + 15 = 21 | nothing |
+# | **f**, `copy_to` | where x goes into different work on each rank | sends nothing; returns x | all-reduce: 2 + 5 = 7 |
+# | **g**, `reduce_from` | where the products become y | all-reduce: 6 + 15 = 21 | sends nothing; returns the gradient |
 #
-# Why does g do nothing on the way back? After its all-reduce every rank holds the same y and computes the same loss, so
-# every rank already has the whole ∂loss/∂y.
+# Why does g send nothing in the backward pass? After its all-reduce every rank holds the same y and computes the same
+# loss, so every rank already has the whole ∂loss/∂y. The gradient that arrives at g is the gradient of every product.
 #
 # **Exercise.** Write both as `torch.autograd.Function`. Neither may change the tensor that it is given. Gradients are
 # such tensors too: autograd may hand the same one to other functions.
@@ -385,7 +385,7 @@ import torch.distributed as dist
 
 
 class Copy(torch.autograd.Function):
-    """f: nothing forward, all-reduce backward."""
+    """f: sends nothing forward, all-reduces backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -403,7 +403,7 @@ class Copy(torch.autograd.Function):
 
 
 class Reduce(torch.autograd.Function):
-    """g: all-reduce forward, nothing backward."""
+    """g: all-reduces forward, sends nothing backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -449,7 +449,9 @@ check("conjugates")
 # %%
 from minimegatron.viz.stream import who_reads
 
-who_reads([("2 ranks", [[[5, 2], [1, 3]], [[0, 4], [2, 1]], [[4, 0], [3, 5]]])], num_samples=6)
+who_reads(
+    [("2 ranks", [[[5, 2], [1, 3]], [[0, 4], [2, 1]], [[4, 0], [3, 5]]])], num_samples=6, title="Two epochs of 6 samples"
+)
 
 # %% [markdown]
 # **Exercise.** After `consumed` samples, the next `dp_size * micro_batch` samples of that stream are dealt out in
@@ -479,7 +481,7 @@ check("my_samples")
 
 # %% [markdown]
 # Now two ranks read 8 of 12 samples in steps 0 and 1, and crash. Four ranks go on with step 2. All that they know is
-# `consumed = 8`. The numbers are ids of samples.
+# `consumed = 8`.
 
 # %%
 # %%needs my_samples
@@ -489,32 +491,34 @@ before = [[list(my_samples(4 * step, 2, rank, 2, 12, seed=3)) for rank in range(
 after = [[list(my_samples(8, 2, rank, 4, 12, seed=3)) for rank in range(4)]]
 read = [i for steps in (before, after) for step in steps for ids in step for i in ids]
 print("the first epoch holds every sample once:", sorted(read[:12]) == list(range(12)))
-display(who_reads([("2 ranks, until the crash", before), ("4 ranks, after 8 consumed", after)], num_samples=12))
+runs = [("2 ranks, until the crash", before), ("4 ranks, after 8 consumed", after)]
+display(who_reads(runs, num_samples=12, title="A crash between two steps"))
 
 # %% [markdown]
 # ### Gradients that leave early
 #
 # The backward pass produces gradients from the last layer to the first. If you wait for all of them before you send any,
 # the network idles while the GPU computes, and the GPU idles while the network works. If you send each by itself, you
-# pay hundreds of latencies. So collect gradients in **buckets**, and start a bucket's all-reduce as soon as it is full,
-# while the backward pass goes on.
+# pay hundreds of latencies. So copy gradients into **buckets**, flat tensors of several gradients, and start *one*
+# all-reduce for a bucket as soon as it is full, while the backward pass goes on.
 #
-# An example: five parameters with `bucket_size = 6`, in the order in which their gradients become ready.
+# An example: the parameters a, b, c, d, e of five layers, with `bucket_size = 6`. Their gradients become ready in the
+# order e, d, c, b, a.
 #
-# | gradient ready | elements | in the open bucket | what happens |
+# | ready | elements | in the open bucket | what happens |
 # |---|---|---|---|
-# | 5th | 3 | 3 | |
-# | 4th | 4 | 7 | full: its all-reduce starts |
-# | 3rd | 2 | 2 | |
-# | 2nd | 5 | 7 | full: its all-reduce starts |
-# | 1st | 1 | 1 | |
-# | `finish()` | | | sends this last bucket, waits for all three |
+# | e | 3 | 3 | |
+# | d | 4 | 7 | full: the all-reduce of e and d starts |
+# | c | 2 | 2 | |
+# | b | 5 | 7 | full: the all-reduce of c and b starts |
+# | a | 1 | 1 | |
+# | `finish()` | | | starts the all-reduce of a, waits for all three, copies the sums back |
 #
-# **Exercise.** A class that does it. `register_post_accumulate_grad_hook` calls you when a parameter's `.grad` is ready;
-# `dist.all_reduce(..., async_op=True)` returns a handle at once. A bucket is full when it holds `bucket_size` elements or
-# more. `finish()` sends what is left, waits for every bucket, and leaves the *sum over the ranks of `group`* in every
-# `.grad` (`None` means all ranks). No other place may wait. The class is used for many steps. Do not divide the sum: the
-# right divisor is the subject of section 6.
+# **Exercise.** Write this class. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is ready;
+# `dist.all_reduce(..., async_op=True)` returns a handle at once, and `handle.wait()` waits for the sum. A bucket is full
+# when it holds `bucket_size` elements or more. `finish()` sends what is left, waits for every bucket, and leaves the
+# *sum over the ranks of `group`* in every `.grad` (`group=None` means all ranks). Only `finish()` may wait. The class is
+# used for many steps. Do not divide the sum: the right divisor is the subject of section 6.
 
 # %%
 # %%exercise overlap
@@ -566,8 +570,8 @@ check("overlap")
 #
 # ### Bytes: predicted and counted
 #
-# The package counts the bytes that its collectives ask for. Run three of them on four ranks, and your ring beside them,
-# and hold your formula against the counts.
+# Run your ring on four ranks, count the bytes of its messages, and compare your formula with the counts. The first half
+# of the messages is the reduce-scatter, the second half is the all-gather.
 
 # %%
 # %%ranks 4 --needs bytes_sent,ring_all_reduce --out four
@@ -575,30 +579,21 @@ import torch
 from exercises.bytes_sent import bytes_sent
 from exercises.ring_all_reduce import ring_all_reduce
 
-from minimegatron import trace
-from minimegatron.comm import collectives, wire
-from minimegatron.comm.mesh import Mesh
-from minimegatron.config import ParallelConfig
+from minimegatron.comm import wire
 
-world_axis = Mesh.build(ParallelConfig()).dp
-x = torch.ones(1 << 18)
-with trace.record(rank) as log:
-    collectives.all_reduce(x.clone(), world_axis)
-    collectives.reduce_scatter(x, world_axis)
-    collectives.all_gather(x.chunk(4)[0], world_axis)
+x = torch.ones(1 << 18)  # 1 MiB
 with wire.watched() as calls:
     ring_all_reduce(x)
-mine = sum(call.nbytes for call in calls if call.name == "send")
-
-rows = {e.name: (float(bytes_sent(e.name, e.nbytes, 4)), e.wire_bytes) for e in log.events}
-rows["your ring"] = (float(bytes_sent("all_reduce", x.nbytes, 4)), mine)
-for name, (predicted, counted) in rows.items():
-    print(f"{name:15} predicted {predicted / 2**20:.2f} MiB   counted {counted / 2**20:.2f} MiB")
-report(mine / x.nbytes)
+sent = [call.nbytes for call in calls if call.name == "send"]
+half = len(sent) // 2
+for op, messages in (("reduce_scatter", sent[:half]), ("all_gather", sent[half:]), ("all_reduce", sent)):
+    predicted, counted = float(bytes_sent(op, x.nbytes, world)) / 2**20, sum(messages) / 2**20
+    print(f"{op:15} predicted {predicted:.2f} MiB   counted {counted:.2f} MiB in {len(messages)} messages")
+report(sum(sent) / x.nbytes)
 
 # %% [markdown]
-# The formula holds. What is it good for? Compare the ring with the simplest all-reduce that works: every rank sends its
-# whole tensor to every other rank. This cell counts both on eight ranks.
+# The formula holds, so you can compare algorithms before you run them. The simplest all-reduce that works sends the whole
+# tensor of every rank to every other rank. This cell counts the bytes of your ring and of the simple way, on eight ranks.
 
 # %%
 # %%ranks 8 --needs ring_all_reduce --out eight
@@ -649,9 +644,10 @@ display(
 #
 # **The prediction:** computing gradients, copying them into buckets and copying the sums back takes C; each way is run
 # on a group of one rank, where nothing travels, to measure its C. An all-reduce of all four layers alone takes T, of one
-# layer t. Then blocking ends at C + T. Overlapped ends at C + t, because the last bucket alone has nothing to hide
-# behind (this holds while t is shorter than a layer). The folded cell measures C, T and t, runs both ways, and reports
-# their events. In the picture b0 is the first bucket that leaves.
+# layer t. Then blocking ends at C + T. Overlapped ends at C + t, because only the last bucket travels when no layer is
+# left to compute (this holds while t is shorter than a layer). The folded cell measures C, T and t, runs both ways, and
+# reports their events. In the picture b0 is the first bucket that leaves, and in the gaps between two layers autograd
+# computes and stores the gradient of a layer.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs overlap --out timelines
@@ -794,7 +790,8 @@ if bandwidth:
     sizes_in_bytes, gigabytes_per_second = zip(*bandwidth.reports[0])
     fig, ax = plt.subplots(figsize=(7, 2.8))
     ax.plot(sizes_in_bytes, gigabytes_per_second, marker="o", **MEASURED_LINE)
-    ax.set(xscale="log", xlabel="message in bytes", ylabel="GB/s", title=f"All-reduce over {bandwidth.nproc} GPUs")
+    ax.set(xscale="log", xlabel="message in bytes", ylabel="bus bandwidth in GB/s")
+    ax.set_title(f"All-reduce over {bandwidth.nproc} GPUs")
     plt.show()
 
 # %% [markdown]
@@ -987,7 +984,7 @@ print("all four ranks report the same losses:", all(reported[0] == curve for rep
 # 1. *A run uses 64 GPUs with tp 4, cp 2, pp 2, ep 4. How large is dp?*
 #    <details><summary>answer</summary>64 / (4 · 2 · 2) = 4. Expert parallelism needs no ranks of its own.</details>
 # 2. *Why does tp come first in the order of the axes?*
-#    <details><summary>answer</summary>Its ranks communicate twice in every layer, forward and again backward. Neighbouring
+#    <details><summary>answer</summary>Its ranks communicate in every layer, twice forward and twice backward. Neighbouring
 #    ranks share a machine, and so its fast links.</details>
 # 3. *Two groups share a rank. May each rank create its own groups in any order?*
 #    <details><summary>answer</summary>No. Every rank creates every group in the same order, also those that it is not in.
@@ -995,16 +992,19 @@ print("all four ranks report the same losses:", all(reported[0] == curve for rep
 # 4. *A gradient is twice too large everywhere. Why does training with Adam look the same?*
 #    <details><summary>answer</summary>Adam divides the average gradient by the average size of the gradient, so a factor
 #    cancels. Clipping to a norm hides it as well. So compare gradients, not losses.</details>
-# 5. *Why does the ring stay the choice for large messages, and not for small ones on many ranks?*
+# 5. *Why is a ring a good choice for large messages, and a bad one for small messages on many ranks?*
 #    <details><summary>answer</summary>It sends the fewest bytes that messages between ranks allow, 2n(N-1)/N (Patarasuk
 #    and Yuan, 2009). But it takes 2(N-1) steps, and for a small message the latency of the steps is all that counts. A
 #    tree takes about 2 log₂ N.</details>
 #
-# **Exercise.** The first four questions for any cluster. Return a dict: `dp`; `edp`, the number of ranks that hold the same
-# experts; `same_weights_as_rank_0`, the first four ranks of rank 0's dp-cp group, or all of them where there are fewer
-# (the axes in the order tp, cp, dp, pp);
-# `all_reduce_seconds`, the time in which a ring sums `gigabytes` of gradients over that group when every rank sends
-# `gb_per_second`.
+# **Exercise.** Answer four questions about any cluster. Its ranks lie on two grids: tp, cp, dp, pp, and for the experts
+# etp, ep, edp, pp; the fastest axis comes first. Return a dict with
+#
+# * `dp`: the size of the dp axis;
+# * `edp`: the size of the edp axis, which is the number of ranks that hold the same experts;
+# * `same_weights_as_rank_0`: rank 0's dp-cp group, or its first four ranks where it has more;
+# * `all_reduce_seconds`: the time in which a ring of the *whole* dp-cp group sums its gradients. Each rank holds
+#   `gigabytes` of gradients and sends `gb_per_second`. Latency does not count.
 
 # %%
 # %%exercise answers
@@ -1051,6 +1051,6 @@ progress()
 # | the one division | `parallel/finalize.py` | `core/distributed/finalize_model_grads.py` |
 # | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` |
 #
-# The ring itself is in neither: NCCL has it, on GPUs, together with trees and with switches that add.
+# The ring itself is in neither. On GPUs NCCL has it, together with trees, and with sums inside the network's switches.
 #
 # Next: lab 02, tensor parallelism, where f and g stand around every block of a transformer.

@@ -9,6 +9,7 @@ result. A block that holds a sum carries a stripe of every rank that contributed
 | `scatter`        | the source has all   | block r                                     | source: n (N-1)/N    |
 | `gather`         | block r              | the source has all                          | others: n/N          |
 | `all_gather`     | block r              | all blocks                                  | n (N-1)/N            |
+| `reduce`         | N blocks             | the source has the sums of all blocks       | others: n (a chain)  |
 | `reduce_scatter` | N blocks             | the sum of all ranks' block r               | n (N-1)/N            |
 | `all_reduce`     | N blocks             | the sums of all blocks                      | 2 n (N-1)/N          |
 | `all_to_all`     | N blocks             | block r of every rank                       | n (N-1)/N            |
@@ -28,7 +29,8 @@ from matplotlib.patches import Rectangle
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.viz.picture import FAINT, INK, blank, box, new_figure, rank_colours, styled
 
-COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+COLLECTIVES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "reduce_scatter", "all_reduce", "all_to_all")
+LEGEND = "left: before; right: after; colour: the rank that a block came from; several colours: a sum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ def moved(name: str, before: State, src: int = 0) -> State:
     Args:
         name: one of `COLLECTIVES`.
         before: N ranks with N positions each.
-        src: the source of a broadcast or scatter, the destination of a gather.
+        src: the source of a broadcast or scatter, the destination of a gather or reduce.
 
     Raises:
         ConfigError: unknown collective, or a state that is not N x N.
@@ -82,8 +84,8 @@ def moved(name: str, before: State, src: int = 0) -> State:
     if name == "all_to_all":
         return [[before[j][r] for j in range(size)] for r in range(size)]
     sums = [_sum([before[r][j] for r in range(size)]) for j in range(size)]
-    if name == "all_reduce":
-        return [list(sums) for _ in range(size)]
+    if name in ("reduce", "all_reduce"):
+        return [list(sums) if name == "all_reduce" or r == src else list(nothing) for r in range(size)]
     return [[sums[j] if j == r else None for j in range(size)] for r in range(size)]
 
 
@@ -94,7 +96,7 @@ def before_after(name: str, size: int = 4, *, before: State | None = None, src: 
         name: one of `COLLECTIVES`.
         size: number of ranks.
         before: what they hold; default `start_of(name, size, src)`.
-        src: the source (of a gather: the destination).
+        src: the source (of a gather or reduce: the destination).
 
     Raises:
         ConfigError: unknown collective, source out of range, or a state that is not N x N.
@@ -107,7 +109,7 @@ def before_after(name: str, size: int = 4, *, before: State | None = None, src: 
 
 
 def sheet(names: Sequence[str] = COLLECTIVES, size: int = 4) -> Figure:
-    """Several collectives on one page, two a row."""
+    """Several collectives on one page, two a row, and what colours mean."""
     rows = -(-len(names) // 2)
     with styled():
         figure = new_figure(2 * 0.42 * (2 * size + 5), rows * 0.42 * (size + 1.9))
@@ -117,6 +119,7 @@ def sheet(names: Sequence[str] = COLLECTIVES, size: int = 4) -> Figure:
         for axes, name in zip(grid.flat, names, strict=False):
             before = start_of(name, size)
             _draw(axes, name, before, moved(name, before))
+        figure.supxlabel(LEGEND, fontsize=9)
     return figure
 
 

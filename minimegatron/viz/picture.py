@@ -69,6 +69,7 @@ def new_figure(width: float, height: float, title: str = "") -> Picture:
 def blank(axes: Axes) -> None:
     """No frame, no ticks: the drawing is its own coordinate system."""
     axes.set_axis_off()
+    axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal")
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.collective import COLLECTIVES, before_after, moved, sheet, start_of
+from minimegatron.viz.collective import COLLECTIVES, LEGEND, before_after, moved, sheet, start_of
 from tests.viz.reading import overlaps, words
 
 sizes = st.integers(1, 6)
@@ -17,6 +17,13 @@ def values(state):
 def test_all_reduce_is_reduce_scatter_then_all_gather(n):
     start = start_of("all_reduce", n)
     assert moved("all_reduce", start) == moved("all_gather", moved("reduce_scatter", start))
+
+
+@given(sizes, st.data())
+def test_all_reduce_is_reduce_then_broadcast(n, data):
+    src = data.draw(st.integers(0, n - 1))
+    start = start_of("all_reduce", n)
+    assert moved("all_reduce", start) == moved("broadcast", moved("reduce", start, src), src)
 
 
 @given(sizes)
@@ -34,6 +41,7 @@ def test_gather_undoes_scatter(n, data):
 
 def test_the_numbers_of_two_ranks():
     assert values(moved("all_reduce", start_of("all_reduce", 2))) == [[30, 32], [30, 32]]
+    assert values(moved("reduce", start_of("reduce", 2), 1)) == [[None, None], [30, 32]]
     assert values(moved("reduce_scatter", start_of("reduce_scatter", 2))) == [[30, None], [None, 32]]
     assert values(moved("all_gather", start_of("all_gather", 2))) == [[10, 21], [10, 21]]
     assert values(moved("all_to_all", start_of("all_to_all", 2))) == [[10, 20], [11, 21]]
@@ -54,6 +62,7 @@ def test_the_picture_shows_the_numbers_of_both_sides(name):
 def test_the_sheet_shows_all():
     figure = sheet()
     assert [a.get_title(loc="left") for a in figure.axes if a.get_visible()] == list(COLLECTIVES)
+    assert words(figure).count(LEGEND) == 1
     assert not overlaps(figure)
 
 

@@ -302,8 +302,8 @@ BUCKETS = Exercise(
              fixed=[_MIXED, _APART], accept=[_each_once, _at_once]),
     ],
     mistakes=[
-        Mistake(_changed(_average), "Sum, do not average: who divides comes later."),
-        Mistake(_changed(_average_over_all), "Sum, do not average: who divides comes later."),
+        Mistake(_changed(_average), "Sum, do not average. The divisor comes in section 6."),
+        Mistake(_changed(_average_over_all), "Sum, do not average. The divisor comes in section 6."),
         Mistake(lambda ranks: _summed(ranks, _everyone), "You sum over all ranks; asked are those in `group`."),
         Mistake(_changed(_last_bucket_over_all), "The bucket that finish() sends is summed over all ranks; asked are "
                 "those in `group`."),
@@ -316,6 +316,8 @@ BUCKETS = Exercise(
                 "still there after finish()."),
         Mistake(_changed(_own_last_bucket), "The last bucket is never sent: it is not full, so no hook sends it."),
     ],
+    errors={"'NoneType' object has no attribute": "`.grad` is None when you read it: a hook of `register_hook` runs "
+            "before the gradient is stored."},
     idea="When does a bucket leave, who waits for it, and what happens to the one that is not full at the end?",
     hint="In the hook: add the parameter to the open bucket; once it holds bucket_size elements or more, flatten it "
     "and start all_reduce(async_op=True). finish() starts the last one, waits for all, copies the sums back by each "

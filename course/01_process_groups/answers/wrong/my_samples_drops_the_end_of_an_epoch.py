@@ -1,4 +1,4 @@
-# told: belongs to epoch
+# told: fill no batch
 import numpy
 def my_samples(consumed, micro_batch, dp_rank, dp_size, num_samples, seed):
     batch = micro_batch * dp_size

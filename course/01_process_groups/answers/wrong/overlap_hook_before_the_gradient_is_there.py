@@ -1,4 +1,4 @@
-# told: NoneType
+# told: before the gradient is stored
 import torch
 import torch.distributed as dist
 
