@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,53 @@ def test_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         OptimizerConfig(optimizer_cpu_offload=True, **fields)
     assert "fix:" in str(error.value)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_the_parameters_are_those_that_megatron_offloads(fraction: float) -> None:
+    """Its own choice, over two groups of stand-ins for tensors of a GPU."""
+    hybrid = pytest.importorskip("megatron.core.optimizer.cpu_offloading.hybrid_optimizer", reason="it is optional")
+
+    class Tensor:
+        dtype = torch.float32
+
+        def __init__(self, elements: int, is_cuda: bool = True) -> None:
+            self.is_cuda, self.numel = is_cuda, lambda: elements
+            self.detach = self.clone = self.pin_memory = lambda: self
+            self.cpu = lambda: Tensor(elements, False)
+
+    groups = [[Tensor(n) for n in (7, 50, 3, 20)], [Tensor(n) for n in (4, 4, 12)]]
+    of = SimpleNamespace(param_groups=[{"params": params} for params in groups], param_update_in_fp32=True)
+    offloaded = hybrid.HybridDeviceOptimizer._get_sub_optimizer_param_groups(of, fraction)[2]
+    flat = [p for params in groups for p in params]
+    assert list(offloaded) == flat[: first_of([p.numel() for p in flat], fraction)]
+
+
+@pytest.mark.parametrize("torchs", [False, True])
+def test_the_host_and_on_demand_the_gpu_compute_by_torch(torchs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    init, backends = TorchUpdate.__init__, list[str]()
+    monkeypatch.setattr(TorchUpdate, "__init__", lambda self, *args: (backends.append(args[2]), init(self, *args))[1])
+    build_optimizer(offloaded(0.5, use_torch_optimizer_for_cpu_offload=torchs), Net(), MESH, kernels="auto")
+    assert backends == ["torch", "torch" if torchs else "auto"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        PLAIN,
+        dataclasses.replace(PLAIN, optimizer="sgd"),
+        offloaded(0.5),
+        dataclasses.replace(PLAIN, use_precision_aware_optimizer=True, exp_avg_dtype="fp8", exp_avg_sq_dtype="bf16"),
+    ],
+    ids=["adam", "sgd", "offload", "low precision"],
+)
+def test_a_model_without_memory_has_the_same_bytes(dtype: torch.dtype, config: OptimizerConfig) -> None:
+    """What a planner counts."""
+    held = [build_optimizer(config, Net().to(dtype).to(device), MESH).held() for device in ("cpu", "meta")]
+    real, planned = ({owner: [(t.shape, t.dtype) for t in ts] for owner, ts in one.items()} for one in held)
+    assert planned == real
+    assert all(t.is_meta for tensors in held[1].values() for t in tensors)
 
 
 def test_megatrons_line_with_both_flags_is_taken() -> None:
