@@ -97,6 +97,14 @@ def test_a_run_goes_on_with_another_fraction(dtype: torch.dtype, before: float, 
         assert torch.equal(resumed.get_parameter(name), want), name
 
 
+def test_loading_the_state_of_a_16_bit_model_brings_its_weights() -> None:
+    stopped, other = Net().bfloat16(), Net(seed=9).bfloat16()
+    first, second = (build_optimizer(offloaded(0.5), net, MESH) for net in (stopped, other))
+    train(stopped, first, range(2))
+    second.load_state_dict(first.state_dict())
+    same_bits(stopped, other)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_that_are_loaded_alone_reach_the_host(dtype: torch.dtype) -> None:
     new, nets = Net(seed=9).to(dtype).state_dict(), [Net().to(dtype), Net().to(dtype)]
