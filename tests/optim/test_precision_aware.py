@@ -232,6 +232,24 @@ def test_moments_with_fewer_bits_leave_that_bound() -> None:
     assert beyond(aware(exp_avg_dtype="fp8", exp_avg_sq_dtype="fp8"), 2.0**-8, 2.0**-8) > 1
 
 
+@pytest.mark.parametrize(
+    "dtype, beta2, shrinks",
+    [("bf16", 0.999, False), ("fp8", 0.999, False), ("bf16", 0.95, True), ("fp16", 0.999, True), ("fp32", 0.999, True)],
+)
+def test_where_a_second_moment_does_not_shrink(dtype: str, beta2: float, shrinks: bool) -> None:
+    """Without gradients, by less than half the distance to the next number."""
+    net = nn.Linear(16, 16, bias=False)
+    optimizer = build_optimizer(aware(exp_avg_sq_dtype=dtype, adam_beta2=beta2), net, MESH)
+    net.weight.main_grad = 64 * (1 + torch.rand(16, 16, generator=torch.Generator().manual_seed(0)))
+    optimizer.step()
+    before = state_of(optimizer)["weight"]["exp_avg_sq"].clone()
+    for _ in range(3):
+        net.weight.main_grad = torch.zeros(16, 16)
+        optimizer.step()
+    after = state_of(optimizer)["weight"]["exp_avg_sq"]
+    assert (after < before).all() if shrinks else torch.equal(after, before)
+
+
 def test_a_row_whose_gradients_end_does_not_explode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row's v is rounded to 0 long before its m: m / (0 + eps). Numbers that are not 0 do not become 0."""
 
