@@ -48,7 +48,7 @@ class Offloaded:
     """See the module docstring.
 
     Args:
-        pairs: the offloaded parameters, in the order in which they travel.
+        pairs: the offloaded parameters.
         host: over what the host has of them.
         others: parameters that are not offloaded.
         here: over these.

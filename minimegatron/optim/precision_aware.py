@@ -3,7 +3,7 @@
 The problem in a sentence: 12 of the 18 bytes that a parameter of a bf16 model costs are main parameter and moments, and
 they are read once a step.
 
-    kept (optim/stored.py)  ->  fp32  ->  torch's AdamW  ->  rounded back        for some parameters after the other
+    kept (optim/stored.py)  ->  fp32  ->  torch's AdamW  ->  rounded back        one batch of parameters after the other
 
 | of a parameter  | kept as                                                                   |
 |-----------------|---------------------------------------------------------------------------|

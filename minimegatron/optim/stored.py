@@ -86,13 +86,13 @@ class Remainder:
 
     def read(self) -> torch.Tensor:
         """In fp32."""
-        return ((self.weight.view(torch.int16).int() << 16) + self.data).view(torch.float32)
+        return self.weight.view(torch.int16).int().bitwise_left_shift_(16).add_(self.data).view(torch.float32)
 
     def write(self, x: torch.Tensor) -> None:
         """Keep these, and round them into the weight."""
         bits = x.view(torch.int32)
         self.data.copy_(bits)  # the lower half
-        self.weight.view(torch.int16).copy_((bits - self.data) >> 16)
+        self.weight.view(torch.int16).copy_((bits - self.data).bitwise_right_shift_(16))
 
 
 def scale_of(x: torch.Tensor, most: float) -> torch.Tensor:

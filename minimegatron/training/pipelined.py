@@ -190,7 +190,8 @@ def _hidden(batches: Microbatches, chunks: ModelChunks) -> Hidden | None:
         return None
     b, s = batches.peek(0)["tokens"].shape
     weight = next(iter(chunks.parameters()), None)
-    dtype = config.dtype if weight is None else weight.dtype
+    double = weight is not None and weight.dtype == torch.float64  # FSDP2 keeps fp32 shards of weights that are bf16
+    dtype = torch.float64 if double else config.dtype
     dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
     return Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
 

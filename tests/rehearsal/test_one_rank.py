@@ -39,6 +39,24 @@ def test_a_recorded_step_is_played(jobs: Jobs, name: str) -> None:
     assert record.count("launches", "passes") <= 30, record.table("launches", "passes")
 
 
+OFFLOADED = {name: case for name, case in TRAINED.items() if "offload" in name}
+
+
+@pytest.mark.parametrize("name", parameters(OFFLOADED))
+def test_the_host_waits_for_offloaded_gradients_once_a_step(jobs: Jobs, name: str) -> None:
+    """Copies from and to pinned memory are no waits; from memory that is not pinned every tensor is one."""
+    record = Record.from_json(jobs.on_gpus(name)[0]["record"])
+    assert record.count("waits", containing="event.synchronize") == 2, record.table("waits")
+    unpinned = "--no-pin-cpu-grads" in str(OFFLOADED[name].line)
+    assert (record.count("waits", containing="_copy_down") > 0) == unpinned, record.table("waits")
+    other = [
+        key
+        for key in record.waits
+        if "offload.py" in key[2] and not any(w in key[2] for w in ("on_host", "_copy_down"))
+    ]
+    assert {kind for _, kind, _ in other} == {"event.synchronize"}
+
+
 @pytest.mark.parametrize("name", parameters(GENERATED))
 def test_generation_on_a_gpu_is_that_on_a_cpu(jobs: Jobs, name: str) -> None:
     found = jobs.on_gpus(name)

@@ -194,6 +194,9 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--use-rope-scaling", "rope_scaling_type"),
         ("--position-embedding-type rope --use-rope-scaling --yarn-mscale 1", "yarn_mscale"),
         ("--eval-iters 3", "eval_iters"),
+        ("--optimizer-cpu-offload --use-precision-aware-optimizer", "use_precision_aware_optimizer"),
+        ("--use-precision-aware-optimizer --no-store-param-remainders", "store_param_remainders"),
+        ("--overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads", "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads"),
         ("--optimizer sgd --adam-beta2 0.9", "adam_beta2"),
         ("--multi-latent-attention --position-embedding-type rope --disable-bias-linear --kv-channels 192 "
          "--num-query-groups 2 --qk-head-dim 16 --qk-pos-emb-head-dim 176", "kv_channels num_query_groups"),
@@ -220,6 +223,9 @@ def test_options_of_a_file_without_effect_say_so(tmp_path):
         "--recompute-granularity full --recompute-method block",
         "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 4",
         "--optimizer adam --adam-beta2 0.9",
+        "--bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 --exp-avg-sq-dtype fp8",
+        "--bf16 --use-precision-aware-optimizer --no-store-param-remainders --accumulate-allreduce-grads-in-fp32",
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.3 --use-torch-optimizer-for-cpu-offload",
         "--preset llama3-8b",  # what a preset says is a model as published
     ],
 )
@@ -412,12 +418,23 @@ def test_any_layout_runs_or_is_refused_before_a_process_group_exists(
     ("line", "said"),
     [
         ("--fp16 --use-torch-fsdp2", "no loss scale"),
+        ("--use-precision-aware-optimizer --main-params-dtype fp16", "params_dtype fp32: a weight is its own main"),
+        (
+            "--bf16 --use-precision-aware-optimizer --main-params-dtype fp16 --use-torch-fsdp2",
+            "whose shards are in fp32",
+        ),
+        ("--fp16 --use-precision-aware-optimizer --main-grads-dtype bf16", "params_dtype fp16: gradients would be"),
+        ("--bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 --use-torch-fsdp2", "which sums in fp32"),
+        (
+            "--bf16 --use-precision-aware-optimizer --main-grads-dtype bf16 --accumulate-allreduce-grads-in-fp32",
+            "set main_grads_dtype",
+        ),
         ("--cuda-graph-impl local --use-torch-fsdp2", "use_torch_fsdp2"),
         ("--cuda-graph-impl local --use-distributed-optimizer --overlap-param-gather", "overlap_param_gather"),
         ("--cuda-graph-impl local --data-parallel-sharding-strategy optim_grads", "sharding_strategy optim_grads"),
     ],
 )
-def test_sharded_weights_are_refused_with_what_would_ignore_them(line, said):
+def test_what_would_be_ignored_is_refused(line, said):
     drops = "--hidden-dropout 0 --attention-dropout 0"
     with pytest.raises(ConfigError, match=said) as caught:
         parse_args(shlex.split(f"--mock-data --vocab-size 64 {drops} {line}"), 2)
