@@ -36,9 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = parse_args(flags, world_size=world)
 
     from minimegatron.comm.mesh import rank_groups  # torch, which the flags do not need
-    from minimegatron.training.memory_plan import predict
-    from minimegatron.training.memory_report import predicted_row, table
+    from minimegatron.training.memory_report import predict_run, predicted_row, table
 
     pipeline = rank_groups(run.parallel, world, "pp")[0]
-    print(table(predicted_row(f"rank {rank}", predict(run, rank, world)) for rank in pipeline))
+    print(table(predicted_row(f"rank {rank}", predict_run(run, rank, world)) for rank in pipeline))
     return 0

@@ -35,8 +35,9 @@ from minimegatron.errors import ConfigError
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.footprint.prediction import Prediction, Work, predict
 from minimegatron.parallel.unit_spans import units_in_trace
-from minimegatron.training.memory_plan import Prediction, predict
+from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
 
 OWNERS = ("parameters", "main parameters", "gradients", "moments", "communication", ACTIVATIONS, WORKSPACE)
@@ -98,7 +99,7 @@ class MemoryReport:
         rows: list[Row] = []
         place = self.mesh.world.size, self.mesh.device.type
         for rank, (owners, lasting, where, allocated) in enumerate(counted):
-            rows += [predicted_row(f"rank {rank} predicted", predict(self.run, rank, *place))]
+            rows += [predicted_row(f"rank {rank} predicted", predict_run(self.run, rank, *place))]
             rows += [("counted", owners, lasting, where)]
             rows += [("allocated", {}, allocated, "the allocator's peak")] * bool(allocated)
         return table(rows)
@@ -129,6 +130,18 @@ class MemoryReport:
 
 def _storages(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cpu") -> Prediction:
+    """The memory of one rank of a run on devices of this type.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
+    packs = run.data.reset_attention_mask
+    work = Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
+    return predict(run.model, run.parallel, run.optimizer, work, rank, world)
 
 
 def predicted_row(label: str, told: Prediction) -> Row:

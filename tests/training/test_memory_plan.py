@@ -13,7 +13,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
-from minimegatron.training.memory_plan import predict
+from minimegatron.training.memory_report import predict_run
 from minimegatron.training.run import RunConfig
 from tests.twin import Case, accumulate
 
@@ -84,7 +84,7 @@ def measured(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str
 def test_states_are_predicted_exactly_and_the_peak_within_three_percent(ranks: Any, name: str) -> None:
     world, run = run_of(name)
     for rank, (lasting, peak, _) in enumerate(ranks(world).run(measured, name)):
-        told = predict(run, rank, world)
+        told = predict_run(run, rank, world)
         assert told.unknown == ()
         assert told.lasting == lasting
         assert told.total == pytest.approx(sum(peak.values()), rel=0.03), f"rank {rank}: {told} {peak}"

@@ -1,0 +1,145 @@
+"""Bytes of norms, linear layers, the MLP, embedding and loss.
+
+n tokens on this rank (n/t in the norms with sequence parallelism), e bytes an element, t ranks of tp:
+
+| step       | keeps                                                           | bytes                             |
+|------------|-----------------------------------------------------------------|-----------------------------------|
+| norm       | LayerNorm: x; RMSNorm: x and the normed x in fp32; statistics   | e n h; 8 n h                      |
+| linear     | its input; in FP8 with one scale a tensor that in 8 bits        | e n i; n i                        |
+| activation | gated: gate and up, act(gate); plain: its input                 | e n 3f/t; e n f/t                 |
+| loss       | an fp32 softmax                                                 | 4 n V/t                           |
+
+The published closed form of a layer, s b h (10 + 24/t + 5 a s / (h t)) with 16-bit GELU and dropout masks of one byte,
+is the same list for Megatron's kernels of 2022 (Korthikanti et al. 2022, arXiv 2205.05198); this one is that of the
+operations that torch runs here with `kernels = torch`. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from minimegatron.footprint.tape import Sizes, Step, Tape, formula, require_known, tape_of
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.embedding import LanguageModelEmbedding
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.mla import ReplicatedLinear
+from minimegatron.layers.mlp import MLP
+from minimegatron.layers.norm import Norm
+
+
+def torch_computes(kernels: str, z: Sizes) -> None:
+    """The formulas are those of torch's operations."""
+    require_known(kernels == "torch" or (kernels == "auto" and z.device == "cpu"), "own kernels")
+
+
+@formula(Norm)
+def norm(module: Norm, z: Sizes) -> Tape:
+    """Over as many rows as the stream has."""
+    return Tape([norm_of(module, z, z.n_cut)])
+
+
+def norm_of(module: Norm, z: Sizes, rows: int, name: str = "norm") -> Step:
+    """Of `rows` rows."""
+    torch_computes(module.kernels, z)
+    x = z.e * rows * module.weight.shape[0]
+    if module.kind == "LayerNorm":
+        return Step(name, x + 8 * rows, x, 2 * x)
+    wide = x // z.e * 4
+    return Step(name, 2 * wide + 4 * rows, 2 * wide, 4 * wide)  # five; the normed x is gone by then
+
+
+def kept_of_input(module: Norm, x: int, e: int) -> int:
+    """What a norm keeps of its input x itself: an RMSNorm in 16 bits keeps an fp32 copy instead."""
+    return 0 if module.kind == "RMSNorm" and e < 4 else x
+
+
+@formula(Dropout)
+def dropout(module: Dropout, z: Sizes) -> Tape:
+    """Of the stream: its mask, which torch keeps as wide as x on a CPU."""
+    mask = z.stream if z.device == "cpu" else z.stream // z.e
+    return Tape([Step("dropout", mask, 0, 2 * z.stream)] * (module.p > 0))
+
+
+def column(name: str, layer: ColumnParallelLinear, z: Sizes) -> Step:
+    """x A^T with A cut by its outputs: x is gathered with sequence parallelism, forward and backward."""
+    rows, i = layer.weight.shape
+    x, whole = z.e * (z.n_cut if layer.sequence_parallel else z.n) * i, z.e * z.n * i
+    out = z.e * z.n * rows * (layer.tp.size if layer.gather_output else 1)
+    gathered = whole if layer.sequence_parallel else 0
+    own = 0 if z.adds_products else z.e * rows * i
+    step = Step(name, x, gathered + out, out + whole + gathered + own, z.e * z.n * rows + x)
+    return _in_fp8(step, layer, z, x, z.e * z.n * rows)
+
+
+def row(name: str, layer: RowParallelLinear, z: Sizes, keeps_input: bool = True) -> Step:
+    """x A^T with A cut by its inputs; the output is a sum over ranks.
+
+    Args:
+        keeps_input: of the step before it is not kept anyway.
+    """
+    h, part = layer.weight.shape[0], z.e * z.n * layer.weight.shape[1]
+    x, whole = z.e * z.n_cut * h, z.e * z.n * h
+    own = 0 if z.adds_products else z.e * layer.weight.numel()
+    back = part + (whole if layer.sequence_parallel else x) + own
+    step = Step(name, part if keeps_input else 0, 2 * whole if layer.tp.size > 1 else whole, back, whole + part)
+    return _in_fp8(step, layer, z, part if keeps_input else 0, whole)
+
+
+def replicated(name: str, layer: ReplicatedLinear, z: Sizes, keeps_input: bool = True) -> Step:
+    """x A^T on the tokens that are here; the gradient of A exists before it is added up."""
+    o, i = layer.weight.shape
+    x, out = z.e * z.n_cut * i, z.e * z.n_cut * o
+    require_known(layer.fp8 is None, "FP8 in replicated linear layers")
+    return Step(name, x if keeps_input else 0, out, out + x + z.e * o * i)
+
+
+def _in_fp8(step: Step, layer: nn.Module, z: Sizes, x: int, dy: int) -> Step:
+    require_known(getattr(layer, "fp8", None) is None, "FP8")
+    return step
+
+
+@formula(MLP)
+def mlp(module: MLP, z: Sizes) -> Tape:
+    torch_computes(module.kernels, z)
+    require_known(type(module.linear_fc1) is ColumnParallelLinear, type(module.linear_fc1).__name__)
+    f = module.linear_fc2.weight.shape[1]
+    between = activation(module.gated, module.kind, z.e * z.n * f)
+    return Tape([column("fc1", module.linear_fc1, z), between, row("fc2", module.linear_fc2, z)])
+
+
+def activation(gated: bool, kind: str, x: int) -> Step:
+    """Of x bytes for each half."""
+    if gated:
+        return Step("activation", 3 * x, 0, 3 * x)
+    if kind == "relu":
+        return Step("activation", 0, x, 2 * x)  # it keeps its output, which fc2 keeps too
+    if kind == "squared_relu":
+        return Step("activation", x, x, 4 * x)
+    return Step("activation", x, 0, 2 * x)
+
+
+@formula(LanguageModelEmbedding)
+def embedding(module: LanguageModelEmbedding, z: Sizes) -> Tape:
+    """The look-up itself keeps nothing; the gradient of the table exists before it is added up."""
+    x, whole = z.stream, z.e * z.n * module.config.hidden_size
+    table, learned = z.e * module.word_embeddings.weight.numel(), module.position_embeddings is not None
+    table += z.e * module.position_embeddings.weight.numel() if module.position_embeddings is not None else 0
+    drop = tape_of(module.dropout, z).kept
+    return Tape([Step("embedding", drop, 3 * whole if z.t > 1 else (1 + learned) * x, table + x)])
+
+
+def loss(weight: torch.Tensor, z: Sizes) -> Tape:
+    """The output layer and the loss of its logits; a tied layer's weight is the table's."""
+    torch_computes(z.config.kernels, z)
+    columns, h = weight.shape
+    x, whole, logits = z.e * z.n_cut * h, z.e * z.n * h, z.e * z.n * columns
+    gathered = whole if z.mesh.sequence_parallel else 0
+    own = 0 if z.adds_products else z.e * columns * h
+    half = logits if z.e < 4 else 0
+    return Tape(
+        [
+            Step("output", x, gathered + logits, logits + whole + gathered + own, logits + x),
+            Step("loss", 4 * z.n * columns + 13 * z.n, logits, half),
+        ]
+    )

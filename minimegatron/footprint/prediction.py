@@ -1,0 +1,147 @@
+"""The memory of every rank by name, before anything runs: states exactly, the fullest moment of a step nearly.
+
+The problem in a sentence: a run that does not fit says so after the ranks have met and the model is built, at a tensor
+that is not to blame; arithmetic says it beforehand, on a laptop, for a layout of a thousand GPUs.
+
+    bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
+
+The operations are those of torch on a CPU; on a GPU its RMSNorm keeps less. Not predicted, and not in the numbers:
+what `Prediction.unknown` names; messages of a pipeline beyond one in each direction; and what is no tensor: the
+allocator's fragmentation, cuBLAS's and NCCL's own memory, the interpreter.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
+from minimegatron.footprint import attention as attention  # registers its formulas
+from minimegatron.footprint.stage import Fullest, Stage
+from minimegatron.footprint.states import fsdp2_states, states
+from minimegatron.footprint.tape import Sizes, Unpredicted
+from minimegatron.models.chunks import ModelChunks, schedule_of
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.ddp import DistributedDataParallel
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Bytes of one rank.
+
+    Attributes:
+        lasting: {owner: bytes} between steps.
+        peak: the same at the fullest moment of a step.
+        where: that moment, e.g. `microbatch 3: backward activation, layer 5`.
+        unknown: what is not in `peak`.
+        notes: what the numbers assume, in words.
+    """
+
+    lasting: dict[str, int]
+    peak: dict[str, int]
+    where: str
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(self.peak.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a rank computes in a step.
+
+    Attributes:
+        seq_length: tokens of a sample, on all ranks of cp together.
+        micro_batch_size: samples of a microbatch.
+        microbatches: of a rank in a step.
+        documents: samples are made of documents that do not see each other.
+        device: type of the rank's device.
+    """
+
+    seq_length: int
+    micro_batch_size: int = 1
+    microbatches: int = 1
+    documents: bool = False
+    device: str = "cpu"
+
+
+def predict(
+    config: TransformerConfig,
+    parallel: ParallelConfig,
+    optimizer: OptimizerConfig,
+    work: Work,
+    rank: int = 0,
+    world: int = 1,
+) -> Prediction:
+    """The memory of one rank.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    mesh = Mesh.planned(parallel, rank, world)
+    plan = plan_stages(parallel, config.num_layers)
+    with torch.device("meta"):
+        model = GPTModel(config, mesh) if mesh.pp.size == 1 else ModelChunks(config, mesh)
+    if parallel.use_torch_fsdp2:
+        lasting = fsdp2_states(model, mesh, optimizer)
+        return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
+    ddp = DistributedDataParallel(
+        model,
+        mesh,
+        parallel.ddp_bucket_size,
+        parallel.overlap_grad_reduce,
+        sharding=parallel.data_parallel_sharding_strategy,
+        overlap_param_gather=parallel.overlap_param_gather,
+    )
+    lasting = states(ddp, optimizer)
+    z = Sizes(
+        config,
+        mesh,
+        work.seq_length // mesh.cp.size,
+        work.micro_batch_size,
+        adds_products=config.dtype == torch.float32,  # gradients are added up in fp32
+        documents=work.documents,
+        device=work.device,
+    )
+    try:
+        highest = _fullest(plan, ddp, z, work.microbatches)
+    except Unpredicted as what:
+        return Prediction(lasting, lasting, "", (str(what),))
+    moving = {
+        "communication": highest.communication,
+        "activations": highest.activations,
+        "workspace": highest.workspace,
+    }
+    return Prediction(lasting, {**lasting, **{owner: n for owner, n in moving.items() if n}}, highest.where)
+
+
+def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Fullest:
+    """The fullest moment of this rank's list of forward and backward passes."""
+    rank, model = z.mesh.pp.rank, ddp.module
+    if isinstance(model, ModelChunks):
+        stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
+        row = schedule_of(plan, z.mesh.parallel, microbatches).actions[rank]
+        actions = [(action.kind, action.microbatch, action.chunk) for action in row]
+    else:
+        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
+        stages, actions = [Stage(model, z, ddp)], [("F", 0, 0), ("B", 0, 0)]
+    split = {(microbatch, number) for kind, microbatch, number in actions if kind == "W"}
+    if split and plan.schedule in SPLIT:
+        raise Unpredicted("a split backward pass")
+    live: dict[tuple[int, int], int] = {}
+    found = [Fullest(0, 0, 0, "")]
+    for kind, microbatch, number in actions:
+        others = sum(kept for key, kept in live.items() if key != (microbatch, number))
+        stage = stages[number]
+        here = stage.highest(kind != "F")
+        where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
+        found.append(dataclasses.replace(here, activations=here.activations + others, where=where))
+        live[microbatch, number] = stage.kept if kind == "F" else 0
+    return max(found, key=lambda moment: moment.total)
