@@ -21,7 +21,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
-from minimegatron.footprint import attention as attention  # registers its formulas
+from minimegatron.footprint import attention, experts  # noqa: F401  they register their formulas
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted

@@ -6,12 +6,14 @@ import dataclasses
 
 from torch import nn
 
-from minimegatron.footprint.dense import kept_of_input, loss
-from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted, formula, tape_of
+from minimegatron.footprint.attention import table
+from minimegatron.footprint.dense import kept_of_input, loss, replicated
+from minimegatron.footprint.tape import Sizes, Step, Tape, formula, tape_of
 from minimegatron.footprint.traffic import Travel
 from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.mtp import PredictionLayer
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 Part = tuple[tuple[int, ...], Tape]  # numbers of layers that run as a whole, and their steps
@@ -36,10 +38,15 @@ def layer(module: TransformerLayer, z: Sizes) -> Tape:
 
 
 def _norm(module: nn.Module, z: Sizes, name: str) -> Tape:
-    tape = Tape(dataclasses.replace(step, name=name) for step in tape_of(module, z))
+    tape = _named(module, z, name)
     if z.config.recomputes("layernorm") and isinstance(module, Norm):
         return Tape([tape.recomputed(name, z.stream, kept_of_input(module, z.stream, z.e))])
     return tape
+
+
+def _named(module: nn.Module | None, z: Sizes, name: str) -> Tape:
+    assert module is not None, f"{name} is here"
+    return Tape(dataclasses.replace(step, name=name) for step in tape_of(module, z))
 
 
 def layers(model: GPTModel, z: Sizes) -> list[Part]:
@@ -61,7 +68,7 @@ def batch(model: GPTModel, z: Sizes) -> Step:
     """What every stage has of a microbatch: ids, labels, mask, angles."""
     config = z.config
     angles = 4 * z.n * config.rotary_channels if config.rotates and z.e == 4 else 0  # else layers keep them rounded
-    return Step("batch", 20 * z.n + angles)
+    return Step("batch", (28 if z.documents else 20) * z.n + angles + table(z))
 
 
 def ends(model: GPTModel, z: Sizes) -> tuple[Tape, Tape]:
@@ -71,10 +78,23 @@ def ends(model: GPTModel, z: Sizes) -> tuple[Tape, Tape]:
         return Tape([batch(model, z), *first]), Tape()
     head = model.output_layer or getattr(model.embedding, "word_embeddings", None)
     assert head is not None, "a last stage has an output layer or the table"
-    if model.mtp is not None:
-        raise Unpredicted("prediction of several tokens")
-    norm = _norm_named(model.decoder.final_layernorm, z)
-    return Tape([batch(model, z), *first]), Tape([*norm, *loss(head.weight, z)])
+    one = loss(head.weight, z)
+    steps = [*_named(model.decoder.final_layernorm, z, "final norm"), *one]
+    for depth in model.mtp.layers if model.mtp is not None else ():
+        steps += [*tape_of(model.embedding, z), *tape_of(depth, z), *one]  # type: ignore[arg-type]
+    return Tape([batch(model, z), *first]), Tape(steps)
+
+
+@formula(PredictionLayer)
+def prediction_layer(module: PredictionLayer, z: Sizes) -> Tape:
+    """One depth of `models/mtp`, which is recomputed as a whole or not at all."""
+    states = _named(module.hnorm, z, "norm of states")[0]
+    states = dataclasses.replace(states, keeps=states.keeps - kept_of_input(module.hnorm, z.stream, z.e))  # output's
+    steps = [*_named(module.enorm, z, "norm of tokens"), states, replicated("eh_proj", module.eh_proj, z), *tape_of(module.transformer_layer, z)]
+    inside = Tape([*steps, *_named(module.final_layernorm, z, "final norm")])
+    if z.config.recompute_granularity == "full" and z.config.recompute_method == "uniform":
+        return Tape([inside.recomputed("depth", z.stream, kept_of_input(module.enorm, z.stream, z.e))])
+    return inside
 
 
 def _arrives(model: GPTModel, z: Sizes) -> Tape:
@@ -82,11 +102,6 @@ def _arrives(model: GPTModel, z: Sizes) -> Tape:
     norms = [m for m in model.decoder.modules() if isinstance(m, Norm)][:1]
     kept = kept_of_input(norms[0], z.stream, z.e) if norms else 0
     return Tape([Step("input", z.stream - kept)])
-
-
-def _norm_named(module: nn.Module | None, z: Sizes) -> Tape:
-    assert module is not None, "the last stage has the final norm"
-    return Tape(dataclasses.replace(step, name="final norm") for step in tape_of(module, z))
 
 
 @dataclasses.dataclass(frozen=True)

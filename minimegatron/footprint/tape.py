@@ -129,8 +129,7 @@ class Sizes:
             gradient of a weight exists by itself first, because the buffer has another dtype.
         documents: samples are made of documents that do not see each other.
         device: type of it.
-        rows: of k T rows that the tokens of this rank need, how many times as many its experts get. 1: all experts
-            have equal loads.
+        crowded: the experts of this rank get all tokens that they can, and not an equal share.
     """
 
     config: TransformerConfig
@@ -140,7 +139,7 @@ class Sizes:
     adds_products: bool = True
     documents: bool = False
     device: str = "cpu"
-    rows: float = 1.0
+    crowded: bool = False
 
     @property
     def e(self) -> int:
