@@ -21,6 +21,7 @@ from torch import nn
 
 from minimegatron.footprint.tape import Sizes, Step, Tape, formula, require_known, tape_of
 from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mla import ReplicatedLinear
@@ -69,7 +70,7 @@ def column(name: str, layer: ColumnParallelLinear, z: Sizes) -> Step:
     gathered = whole if layer.sequence_parallel else 0
     own = 0 if z.adds_products else z.e * rows * i
     step = Step(name, x, gathered + out, out + whole + gathered + own, z.e * z.n * rows + x)
-    return _in_fp8(step, layer, z, x, z.e * z.n * rows)
+    return _in_fp8(step, layer, z, x)
 
 
 def row(name: str, layer: RowParallelLinear, z: Sizes, keeps_input: bool = True) -> Step:
@@ -83,20 +84,49 @@ def row(name: str, layer: RowParallelLinear, z: Sizes, keeps_input: bool = True)
     own = 0 if z.adds_products else z.e * layer.weight.numel()
     back = part + (whole if layer.sequence_parallel else x) + own
     step = Step(name, part if keeps_input else 0, 2 * whole if layer.tp.size > 1 else whole, back, whole + part)
-    return _in_fp8(step, layer, z, part if keeps_input else 0, whole)
+    return _in_fp8(step, layer, z, part)
 
 
 def replicated(name: str, layer: ReplicatedLinear, z: Sizes, keeps_input: bool = True) -> Step:
     """x A^T on the tokens that are here; the gradient of A exists before it is added up."""
     o, i = layer.weight.shape
     x, out = z.e * z.n_cut * i, z.e * z.n_cut * o
-    require_known(layer.fp8 is None, "FP8 in replicated linear layers")
-    return Step(name, x if keeps_input else 0, out, out + x + z.e * o * i)
+    return _in_fp8(Step(name, x if keeps_input else 0, out, out + x + z.e * o * i), layer, z, x)
 
 
-def _in_fp8(step: Step, layer: nn.Module, z: Sizes, x: int, dy: int) -> Step:
-    require_known(getattr(layer, "fp8", None) is None, "FP8")
-    return step
+def _in_fp8(step: Step, layer: ColumnParallelLinear | RowParallelLinear | ReplicatedLinear, z: Sizes, x: int) -> Step:
+    """The step as FP8 computes it, of x bytes of input; without FP8 as it is."""
+    if layer.fp8 is None:
+        return step
+    o, i = layer.weight.shape
+    return fp8_step(step, layer.fp8, z, rows=(x // z.e // i, z.n), o=o, i=i)
+
+
+def fp8_step(step: Step, fp8: ParallelFp8, z: Sizes, rows: tuple[int, int], o: int, i: int) -> Step:
+    """One scale a tensor: its input in 8 bits is kept; tiles: its input. On a CPU factors are made fp32 for a product.
+
+    Args:
+        rows: of the input that is kept, and of the products.
+        o, i: of the matrix on this rank.
+    """
+    n, e = rows[1], z.e
+    keeps = rows[0] * i * (1 if fp8.wgrad and not fp8.tiled else e)
+    require_known(not fp8.tiled, "FP8 with a scale for every tile")
+
+    def product(a: int, b: int, out: int) -> int:
+        return 4 * max(a + 2 * b, a + b + out) if z.device == "cpu" else e * out
+
+    cast = 8 if z.device == "cpu" else 1
+    forward = max(n * i + product(n * i, o * i, n * o), cast * n * i)
+    dx, dw = product(n * o, o * i, n * i), e * n * i + product(n * o, n * i, o * i)
+    return Step(step.name, keeps, forward, e * n * o + max(n * o + max(dx, dw), cast * n * o), step.puts_off)
+
+
+def copies_in_fp8(model: nn.Module, z: Sizes) -> int:
+    """Bytes of weights in FP8, which last as long as a step; a GPU's cast writes the transpose too."""
+    found = [m for m in model.modules() if getattr(m, "fp8", None) is not None]
+    count = sum(p.numel() for m in found for name, p in m.named_parameters(recurse=False) if name.startswith("weight"))
+    return count * (1 if z.device == "cpu" else 2)
 
 
 @formula(MLP)

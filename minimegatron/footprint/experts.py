@@ -89,18 +89,18 @@ def _dispatch(z: Sizes) -> Tape:
 
 @formula(Experts)
 def experts(module: Experts, z: Sizes) -> Tape:
-    require_known(module.fp8 is None, "FP8 in experts")
     rows, h = tokens_and_rows(z)[2], z.e * z.config.hidden_size
     w1, w2 = z.e * module.weight1.numel(), z.e * module.weight2.numel()
     f = z.e * module.weight2.shape[2]
     between = activation(module.gated, module.kind, rows * f)
     weighed = Step("weights of rows", rows * f, 4 // z.e * rows * f, (3 if z.e == 4 else 7) * rows * f)  # in fp32
+    bits = 1 if module.fp8 is not None else z.e  # bytes of what the products keep of their inputs
     return Tape(
         [
-            _each(Step("fc1 of experts", rows * h), module.grouped, w1, (2 if module.gated else 1) * rows * f, rows * h),
+            _each(Step("fc1 of experts", rows * h * bits // z.e), module.grouped, w1, (2 if module.gated else 1) * rows * f, rows * h),
             between,
             weighed,
-            _each(Step("fc2 of experts", rows * f), module.grouped, w2, rows * h, rows * f),
+            _each(Step("fc2 of experts", rows * f * bits // z.e), module.grouped, w2, rows * h, rows * f),
         ]
     )
 

@@ -22,6 +22,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
 from minimegatron.footprint import attention, experts  # noqa: F401  they register their formulas
+from minimegatron.footprint.dense import copies_in_fp8
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted
@@ -135,6 +136,7 @@ def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatch
     split = {(microbatch, number) for kind, microbatch, number in actions if kind == "W"}
     if split and plan.schedule in SPLIT:
         raise Unpredicted("a split backward pass")
+    copies = copies_in_fp8(model, z)
     live: dict[tuple[int, int], int] = {}
     found = [Fullest(0, 0, 0, "")]
     for kind, microbatch, number in actions:
@@ -142,6 +144,6 @@ def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatch
         stage = stages[number]
         here = stage.highest(kind != "F")
         where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
-        found.append(dataclasses.replace(here, activations=here.activations + others, where=where))
+        found.append(dataclasses.replace(here, activations=here.activations + others + copies, where=where))
         live[microbatch, number] = stage.kept if kind == "F" else 0
     return max(found, key=lambda moment: moment.total)
