@@ -21,8 +21,8 @@ from torch import nn
 
 from minimegatron.footprint.tape import Sizes, Step, Tape, formula, require_known, tape_of
 from minimegatron.layers.dropout import Dropout
-from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.embedding import LanguageModelEmbedding
+from minimegatron.layers.fp8_linear import ParallelFp8
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mla import ReplicatedLinear
 from minimegatron.layers.mlp import MLP

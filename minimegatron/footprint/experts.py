@@ -20,8 +20,7 @@ from __future__ import annotations
 import dataclasses
 
 from minimegatron.footprint.dense import activation, mlp, torch_computes
-from minimegatron.footprint.tape import Sizes, Step, Tape, formula, require_known, tape_of
-
+from minimegatron.footprint.tape import Sizes, Step, Tape, formula, tape_of
 from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
 from minimegatron.layers.router import TopKRouter, capacity
 
@@ -97,7 +96,13 @@ def experts(module: Experts, z: Sizes) -> Tape:
     bits = 1 if module.fp8 is not None else z.e  # bytes of what the products keep of their inputs
     return Tape(
         [
-            _each(Step("fc1 of experts", rows * h * bits // z.e), module.grouped, w1, (2 if module.gated else 1) * rows * f, rows * h),
+            _each(
+                Step("fc1 of experts", rows * h * bits // z.e),
+                module.grouped,
+                w1,
+                (2 if module.gated else 1) * rows * f,
+                rows * h,
+            ),
             between,
             weighed,
             _each(Step("fc2 of experts", rows * f * bits // z.e), module.grouped, w2, rows * h, rows * f),

@@ -20,7 +20,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
-from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
+from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint import attention, experts  # noqa: F401  they register their formulas
 from minimegatron.footprint.dense import copies_in_fp8
 from minimegatron.footprint.stage import Fullest, Stage
@@ -134,16 +134,15 @@ def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatch
         assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
         stages, actions = [Stage(model, z, ddp)], [("F", 0, 0), ("B", 0, 0)]
     split = {(microbatch, number) for kind, microbatch, number in actions if kind == "W"}
-    if split and plan.schedule in SPLIT:
-        raise Unpredicted("a split backward pass")
     copies = copies_in_fp8(model, z)
     live: dict[tuple[int, int], int] = {}
     found = [Fullest(0, 0, 0, "")]
     for kind, microbatch, number in actions:
         others = sum(kept for key, kept in live.items() if key != (microbatch, number))
         stage = stages[number]
-        here = stage.highest(kind != "F")
+        splits = (microbatch, number) in split
+        here = stage.weights_half() if kind == "W" else stage.highest(kind == "B", splits)
         where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
         found.append(dataclasses.replace(here, activations=here.activations + others + copies, where=where))
-        live[microbatch, number] = stage.kept if kind == "F" else 0
+        live[microbatch, number] = {"F": stage.kept, "B": stage.put_off * splits}.get(kind, 0)
     return max(found, key=lambda moment: moment.total)

@@ -10,6 +10,7 @@ from minimegatron.footprint.attention import table
 from minimegatron.footprint.dense import kept_of_input, loss, replicated
 from minimegatron.footprint.tape import Sizes, Step, Tape, formula, tape_of
 from minimegatron.footprint.traffic import Travel
+from minimegatron.layers.linear import ParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel
@@ -90,7 +91,12 @@ def prediction_layer(module: PredictionLayer, z: Sizes) -> Tape:
     """One depth of `models/mtp`, which is recomputed as a whole or not at all."""
     states = _named(module.hnorm, z, "norm of states")[0]
     states = dataclasses.replace(states, keeps=states.keeps - kept_of_input(module.hnorm, z.stream, z.e))  # output's
-    steps = [*_named(module.enorm, z, "norm of tokens"), states, replicated("eh_proj", module.eh_proj, z), *tape_of(module.transformer_layer, z)]
+    steps = [
+        *_named(module.enorm, z, "norm of tokens"),
+        states,
+        replicated("eh_proj", module.eh_proj, z),
+        *tape_of(module.transformer_layer, z),
+    ]
     inside = Tape([*steps, *_named(module.final_layernorm, z, "final norm")])
     if z.config.recompute_granularity == "full" and z.config.recompute_method == "uniform":
         return Tape([inside.recomputed("depth", z.stream, kept_of_input(module.enorm, z.stream, z.e))])
@@ -132,6 +138,8 @@ class Stage:
         self.parts: list[Part] = [((), begin), *layers(model, z), ((), end)]
         alone = model.pre_process and model.post_process
         self._message = 0 if alone else z.e * z.n_cut * z.config.hidden_size  # the gradient that came, or goes
+        weights = [m.weight.numel() for m in model.modules() if isinstance(m, ParallelLinear)]
+        self._weight = z.e * max(weights, default=0)
         self._travel = Travel(ddp, [numbers for numbers, _ in self.parts])
 
     @property
@@ -143,6 +151,10 @@ class Stage:
     def put_off(self) -> int:
         """Bytes of a microbatch between the two halves of a split backward pass."""
         return sum(tape.put_off for _, tape in self.parts)
+
+    def weights_half(self) -> Fullest:
+        """The fullest moment of the weights' half of a backward pass: one gradient exists before it is added up."""
+        return Fullest(self.put_off, self._weight, 0, "weights' half")
 
     def highest(self, backward: bool, splits: bool = False) -> Fullest:
         """The fullest moment of a pass; see `Tape.highest`."""

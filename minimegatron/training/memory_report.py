@@ -32,10 +32,10 @@ from minimegatron import trace
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.prediction import Prediction, Work, predict
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
-from minimegatron.footprint.prediction import Prediction, Work, predict
 from minimegatron.parallel.unit_spans import units_in_trace
 from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
