@@ -2,16 +2,16 @@
 
 a heads and g groups of d channels on this rank, n tokens, e bytes an element:
 
-| step                | keeps                                                                | bytes                    |
-|---------------------|----------------------------------------------------------------------|--------------------------|
-| qkv                 | its input                                                            | e n h                    |
-| norms of q and k    | as any norm, of n a and n g rows                                     |                          |
-| attention           | q and k after RoPE, the packed qkv, the output, log-sum-exp          | e n (2 a + g + a + 2 g) d|
-| `reference`         | q, k and v of every head, output, weights                            | + 4 s/head, not n d      |
-| documents, window   | on a CPU a table of who sees whom, in every layer                    | e b s^2, e s^2           |
-| ring, all-gather    | q, its own k and v, the output twice, log-sum-exp                    | e n (3 a + 2 g) d        |
-| all-to-all          | q, k and v of other heads, the output twice, log-sum-exp             | e n (3 a + 2 g) d        |
-| latent              | the latents and their norms; q, k and [k; v] of all heads            |                          |
+| step                | keeps                                                             | bytes                     |
+|---------------------|-------------------------------------------------------------------|---------------------------|
+| qkv                 | its input                                                         | e n h                     |
+| norms of q and k    | as any norm, of n a and n g rows                                  |                           |
+| attention           | q and k after RoPE, the packed qkv, the output, log-sum-exp       | e n (2 a + g + a + 2 g) d |
+| `reference`         | q, k and v of every head, output, weights                         | + 4 s/head, not n d       |
+| documents, window   | on a CPU a table of who sees whom, in every layer                 | e b s^2, e s^2            |
+| ring, all-gather    | q, its own k and v, the output twice, log-sum-exp                 | e n (3 a + 2 g) d         |
+| all-to-all          | q, k and v of other heads, the output twice, log-sum-exp          | e n (3 a + 2 g) d         |
+| latent              | the latents and their norms; q, k and [k; v] of all heads         |                           |
 
 torch's CPU attention has a blockwise program for equal widths of keys and values alone; otherwise (multi-latent
 attention) it keeps all weights, as `reference` does.
