@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from minimegatron.footprint.dense import column, kept_of_input, norm_of, replicated, row, torch_computes
+from minimegatron.footprint.dense import column, kept_of_input, norm_of, replicated, row
 from minimegatron.footprint.tape import Sizes, Step, Tape, formula, require_known
 from minimegatron.layers.attention import SelfAttention
 from minimegatron.layers.core_attention import CoreAttention
@@ -66,14 +66,13 @@ class Heads:
 @formula(SelfAttention)
 def self_attention(module: SelfAttention, z: Sizes) -> Tape:
     config, linear = module.config, module.linear_qkv
-    torch_computes(config.kernels, z)
     require_known(type(linear) is ColumnParallelLinear, type(linear).__name__)
     a, g, d = config.num_attention_heads // z.t, max(1, config.num_query_groups // z.t), config.kv_channels
     packed = z.e * z.n * linear.weight.shape[0] * (z.t if module.split_group else 1)
     q, k, norms = z.e * z.n * a * d, z.e * z.n * g * d, list[Step]()
     if module.q_layernorm is not None and module.k_layernorm is not None:
         of_q, of_k = norm_of(module.q_layernorm, z, z.n * a), norm_of(module.k_layernorm, z, z.n * g)
-        of_k = dataclasses.replace(of_k, keeps=of_k.keeps - kept_of_input(module.k_layernorm, k, z.e))  # it is packed
+        of_k = dataclasses.replace(of_k, keeps=of_k.keeps - kept_of_input(module.k_layernorm, k, z))  # it is packed
         norms = [Step("norms of q and k", of_q.keeps + of_k.keeps, q + k, of_q.backward + of_k.backward + packed)]
     made = q + k if config.rotates or norms else 0
     heads = Heads(a, g, d, d, made, _angles(z), packed)
@@ -87,7 +86,6 @@ def self_attention(module: SelfAttention, z: Sizes) -> Tape:
 @formula(MultiLatentAttention)
 def latent_attention(module: MultiLatentAttention, z: Sizes) -> Tape:
     config, a, e = module.config, module.config.num_attention_heads // z.t, z.e
-    torch_computes(config.kernels, z)
     require_known(type(module.linear_kv_up_proj) is ColumnParallelLinear, type(module.linear_kv_up_proj).__name__)
     if config.q_lora_rank is None:
         queries = [column("q", module.linear_q_proj, z)]
@@ -97,7 +95,7 @@ def latent_attention(module: MultiLatentAttention, z: Sizes) -> Tape:
             norm_of(module.q_layernorm, z, z.n_cut, "q norm"),
             column("q up", module.linear_q_up_proj, z),
         ]
-    both = kept_of_input(module.kv_layernorm, e * z.n_cut * module.d_r, e)  # the norm's input is a view of both
+    both = kept_of_input(module.kv_layernorm, e * z.n_cut * module.d_r, z)  # the norm's input is a view of both
     latent = norm_of(module.kv_layernorm, z, z.n_cut, "kv norm")
     d, up = module.d_n + module.d_r, e * z.n * a * (module.d_n + module.d_v)
     heads = Heads(a, a, d, module.d_v, 2 * e * z.n * a * d, _angles(z), up)
@@ -114,8 +112,9 @@ def latent_attention(module: MultiLatentAttention, z: Sizes) -> Tape:
 
 
 def _angles(z: Sizes) -> int:
-    """What RoPE keeps of a layer: in 16 bits the rounded angles."""
-    return 2 * z.e * z.n * z.config.rotary_channels if z.config.rotates and z.e < 4 else 0
+    """What RoPE keeps of a layer: in 16 bits torch's the rounded angles."""
+    rounds = z.config.rotates and z.e < 4 and not z.own_kernels
+    return 2 * z.e * z.n * z.config.rotary_channels if rounds else 0
 
 
 # -------------------------------------------------------------------------------------------------------- the core
@@ -142,14 +141,13 @@ def core_attention(module: CoreAttention, heads: Heads, z: Sizes) -> Step:
 def table(z: Sizes, element: int = 1) -> int:
     """Bytes of who sees whom, 0 where causal says it."""
     window, s = z.config.sliding_window, z.s * z.mesh.cp_inner.size
-    if not z.documents and (window is None or window >= s):
-        return 0
+    if z.device == "cuda" or not z.documents and (window is None or window >= s):
+        return 0  # a GPU's programs are told where documents and windows begin
     return element * s * s * (z.b if z.documents else 1)
 
 
 def _sdpa(heads: Heads, z: Sizes) -> Step:
-    floats = table(z, z.e) if z.device == "cpu" else 0
-    keeps = heads.made + heads.angles + heads.packed + heads.out(z) + 4 * z.n * heads.a + floats
+    keeps = heads.made + heads.angles + heads.packed + heads.out(z) + 4 * z.n * heads.a + table(z, z.e)
     return Step("attention", keeps, 0, 2 * heads.q(z) + heads.packed)
 
 
@@ -160,6 +158,7 @@ def _local(heads: Heads, z: Sizes) -> Step:
 
 
 def _reference(heads: Heads, z: Sizes) -> Step:
+    require_known(not z.own_kernels, "attention_backend reference by own kernels")
     q, scores = heads.q(z), 4 * z.b * heads.a * z.s * z.s
     half = scores // 4 * z.e if z.e < 4 else 0  # weights in the model's dtype
     mine = heads.made and q

@@ -29,11 +29,6 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 
 
-def torch_computes(kernels: str, z: Sizes) -> None:
-    """The formulas are those of torch's operations."""
-    require_known(kernels == "torch" or (kernels == "auto" and z.device == "cpu"), "own kernels")
-
-
 @formula(Norm)
 def norm(module: Norm, z: Sizes) -> Tape:
     """Over as many rows as the stream has."""
@@ -42,17 +37,16 @@ def norm(module: Norm, z: Sizes) -> Tape:
 
 def norm_of(module: Norm, z: Sizes, rows: int, name: str = "norm") -> Step:
     """Of `rows` rows."""
-    torch_computes(module.kernels, z)
     x = z.e * rows * module.weight.shape[0]
-    if module.kind == "LayerNorm":
-        return Step(name, x + 8 * rows, x, 2 * x)
+    if module.kind == "LayerNorm" or z.own_kernels:
+        return Step(name, x + (8 if module.kind == "LayerNorm" else 4) * rows, x, 2 * x)
     wide = x // z.e * 4
     return Step(name, 2 * wide + 4 * rows, 2 * wide, 4 * wide)  # five; the normed x is gone by then
 
 
-def kept_of_input(module: Norm, x: int, e: int) -> int:
-    """What a norm keeps of its input x itself: an RMSNorm in 16 bits keeps an fp32 copy instead."""
-    return 0 if module.kind == "RMSNorm" and e < 4 else x
+def kept_of_input(module: Norm, x: int, z: Sizes) -> int:
+    """What a norm keeps of its input x itself: torch's RMSNorm in 16 bits keeps an fp32 copy instead."""
+    return 0 if module.kind == "RMSNorm" and z.e < 4 and not z.own_kernels else x
 
 
 @formula(Dropout)
@@ -131,17 +125,16 @@ def copies_in_fp8(model: nn.Module, z: Sizes) -> int:
 
 @formula(MLP)
 def mlp(module: MLP, z: Sizes) -> Tape:
-    torch_computes(module.kernels, z)
     require_known(type(module.linear_fc1) is ColumnParallelLinear, type(module.linear_fc1).__name__)
     f = module.linear_fc2.weight.shape[1]
-    between = activation(module.gated, module.kind, z.e * z.n * f)
+    between = activation(module.kind, z.e * z.n * f, z)
     return Tape([column("fc1", module.linear_fc1, z), between, row("fc2", module.linear_fc2, z)])
 
 
-def activation(gated: bool, kind: str, x: int) -> Step:
+def activation(kind: str, x: int, z: Sizes) -> Step:
     """Of x bytes for each half."""
-    if gated:
-        return Step("activation", 3 * x, 0, 3 * x)
+    if kind in ("swiglu", "geglu"):
+        return Step("activation", (2 if kind == "swiglu" and z.own_kernels else 3) * x, 0, 3 * x)
     if kind == "relu":
         return Step("activation", 0, x, 2 * x)  # it keeps its output, which fc2 keeps too
     if kind == "squared_relu":
@@ -161,15 +154,11 @@ def embedding(module: LanguageModelEmbedding, z: Sizes) -> Tape:
 
 def loss(weight: torch.Tensor, z: Sizes) -> Tape:
     """The output layer and the loss of its logits; a tied layer's weight is the table's."""
-    torch_computes(z.config.kernels, z)
     columns, h = weight.shape
     x, whole, logits = z.e * z.n_cut * h, z.e * z.n * h, z.e * z.n * columns
     gathered = whole if z.mesh.sequence_parallel else 0
     own = 0 if z.adds_products else z.e * columns * h
-    half = logits if z.e < 4 else 0
-    return Tape(
-        [
-            Step("output", x, gathered + logits, logits + whole + gathered + own, logits + x),
-            Step("loss", 4 * z.n * columns + 13 * z.n, logits, half),
-        ]
-    )
+    last = Step("loss", 4 * z.n * columns + 13 * z.n, logits, logits if z.e < 4 else 0)
+    if z.own_kernels:  # which keep the logits
+        last = Step("loss", logits + 12 * z.n, 0, logits)
+    return Tape([Step("output", x, gathered + logits, logits + whole + gathered + own, logits + x), last])

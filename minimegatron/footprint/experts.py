@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.footprint.dense import activation, mlp, torch_computes
+from minimegatron.footprint.dense import activation, mlp
 from minimegatron.footprint.tape import Sizes, Step, Tape, formula, tape_of
 from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
 from minimegatron.layers.router import TopKRouter, capacity
@@ -27,7 +27,6 @@ from minimegatron.layers.router import TopKRouter, capacity
 
 @formula(MoELayer)
 def mixture(module: MoELayer, z: Sizes) -> Tape:
-    torch_computes(z.config.kernels, z)
     steps = [*tape_of(module.router, z), *_dispatch(z), *tape_of(module.experts, z), _combine(z)]
     if module.shared_experts is None:
         return Tape(steps)
@@ -91,7 +90,7 @@ def experts(module: Experts, z: Sizes) -> Tape:
     rows, h = tokens_and_rows(z)[2], z.e * z.config.hidden_size
     w1, w2 = z.e * module.weight1.numel(), z.e * module.weight2.numel()
     f = z.e * module.weight2.shape[2]
-    between = activation(module.gated, module.kind, rows * f)
+    between = activation(module.kind, rows * f, z)
     weighed = Step("weights of rows", rows * f, 4 // z.e * rows * f, (3 if z.e == 4 else 7) * rows * f)  # in fp32
     bits = 1 if module.fp8 is not None else z.e  # bytes of what the products keep of their inputs
     return Tape(

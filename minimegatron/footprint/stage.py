@@ -41,7 +41,7 @@ def layer(module: TransformerLayer, z: Sizes) -> Tape:
 def _norm(module: nn.Module, z: Sizes, name: str) -> Tape:
     tape = _named(module, z, name)
     if z.config.recomputes("layernorm") and isinstance(module, Norm):
-        return Tape([tape.recomputed(name, z.stream, kept_of_input(module, z.stream, z.e))])
+        return Tape([tape.recomputed(name, z.stream, kept_of_input(module, z.stream, z))])
     return tape
 
 
@@ -60,7 +60,7 @@ def layers(model: GPTModel, z: Sizes) -> list[Part]:
         elif group:
             numbers = tuple(number for number, _ in tapes)
             inside, own = Tape(step for _, tape in tapes for step in tape), group[0].input_layernorm
-            shared = kept_of_input(own, z.stream, z.e) if isinstance(own, Norm) else 0
+            shared = kept_of_input(own, z.stream, z) if isinstance(own, Norm) else 0
             found.append((numbers, Tape([inside.recomputed("recomputed", z.stream, shared)])))
     return found
 
@@ -68,7 +68,8 @@ def layers(model: GPTModel, z: Sizes) -> list[Part]:
 def batch(model: GPTModel, z: Sizes) -> Step:
     """What every stage has of a microbatch: ids, labels, mask, angles."""
     config = z.config
-    angles = 4 * z.n * config.rotary_channels if config.rotates and z.e == 4 else 0  # else layers keep them rounded
+    shared = config.rotates and (z.e == 4 or z.own_kernels)  # else layers keep them rounded
+    angles = 4 * z.n * config.rotary_channels if shared else 0
     return Step("batch", (28 if z.documents else 20) * z.n + angles + table(z))
 
 
@@ -90,7 +91,7 @@ def ends(model: GPTModel, z: Sizes) -> tuple[Tape, Tape]:
 def prediction_layer(module: PredictionLayer, z: Sizes) -> Tape:
     """One depth of `models/mtp`, which is recomputed as a whole or not at all."""
     states = _named(module.hnorm, z, "norm of states")[0]
-    states = dataclasses.replace(states, keeps=states.keeps - kept_of_input(module.hnorm, z.stream, z.e))  # output's
+    states = dataclasses.replace(states, keeps=states.keeps - kept_of_input(module.hnorm, z.stream, z))  # output's
     steps = [
         *_named(module.enorm, z, "norm of tokens"),
         states,
@@ -99,14 +100,14 @@ def prediction_layer(module: PredictionLayer, z: Sizes) -> Tape:
     ]
     inside = Tape([*steps, *_named(module.final_layernorm, z, "final norm")])
     if z.config.recompute_granularity == "full" and z.config.recompute_method == "uniform":
-        return Tape([inside.recomputed("depth", z.stream, kept_of_input(module.enorm, z.stream, z.e))])
+        return Tape([inside.recomputed("depth", z.stream, kept_of_input(module.enorm, z.stream, z))])
     return inside
 
 
 def _arrives(model: GPTModel, z: Sizes) -> Tape:
     """What the stage before has sent; the first norm may keep it anyway."""
     norms = [m for m in model.decoder.modules() if isinstance(m, Norm)][:1]
-    kept = kept_of_input(norms[0], z.stream, z.e) if norms else 0
+    kept = kept_of_input(norms[0], z.stream, z) if norms else 0
     return Tape([Step("input", z.stream - kept)])
 
 

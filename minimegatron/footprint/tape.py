@@ -147,6 +147,12 @@ class Sizes:
         return self.config.dtype.itemsize
 
     @property
+    def own_kernels(self) -> bool:
+        """Whether the project's kernels compute, and not torch's operations (`kernels/switch`)."""
+        kernels = self.config.kernels
+        return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
+
+    @property
     def t(self) -> int:
         return self.mesh.tp.size
 
