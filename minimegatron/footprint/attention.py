@@ -174,7 +174,12 @@ def _weights(heads: Heads, z: Sizes) -> Step:
     return Step("attention", keeps, 2 * weights, 2 * weights + v + qk)
 
 
-CORES: dict[str, Callable[[Heads, Sizes], Step]] = {"sdpa": _sdpa, "local": _local, "reference": _reference}
+CORES: dict[str, Callable[[Heads, Sizes], Step]] = {
+    "sdpa": _sdpa,
+    "flash": _sdpa,
+    "local": _local,
+    "reference": _reference,
+}
 
 
 def _ring(heads: Heads, z: Sizes, gathers: bool) -> Step:

@@ -38,7 +38,7 @@ def norm(module: Norm, z: Sizes) -> Tape:
 def norm_of(module: Norm, z: Sizes, rows: int, name: str = "norm") -> Step:
     """Of `rows` rows."""
     x = z.e * rows * module.weight.shape[0]
-    if module.kind == "LayerNorm" or z.own_kernels:
+    if module.kind == "LayerNorm" or z.norms_keep_input:
         return Step(name, x + (8 if module.kind == "LayerNorm" else 4) * rows, x, 2 * x)
     wide = x // z.e * 4
     return Step(name, 2 * wide + 4 * rows, 2 * wide, 4 * wide)  # five; the normed x is gone by then
@@ -46,7 +46,7 @@ def norm_of(module: Norm, z: Sizes, rows: int, name: str = "norm") -> Step:
 
 def kept_of_input(module: Norm, x: int, z: Sizes) -> int:
     """What a norm keeps of its input x itself: torch's RMSNorm in 16 bits keeps an fp32 copy instead."""
-    return 0 if module.kind == "RMSNorm" and z.e < 4 and not z.own_kernels else x
+    return 0 if module.kind == "RMSNorm" and z.e < 4 and not z.norms_keep_input else x
 
 
 @formula(Dropout)

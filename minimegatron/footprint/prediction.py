@@ -5,9 +5,11 @@ that is not to blame; arithmetic says it beforehand, on a laptop, for a layout o
 
     bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
 
-The operations are those of torch on a CPU; on a GPU its RMSNorm keeps less. Not predicted, and not in the numbers:
-what `Prediction.unknown` names; messages of a pipeline beyond one in each direction; and what is no tensor: the
-allocator's fragmentation, cuBLAS's and NCCL's own memory, the interpreter.
+Tests count live tensors on a CPU, where torch's operations or the project's emulated kernels compute; those of a GPU
+keep the same, and their workspace is less. Experts are taken to get equal loads, beside the worst case
+(`footprint/experts`). Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline
+beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the
+interpreter.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
 """
@@ -26,6 +28,7 @@ from minimegatron.footprint.dense import copies_in_fp8
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
 from minimegatron.footprint.tape import Sizes, Unpredicted
+from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.ddp import DistributedDataParallel
@@ -40,14 +43,19 @@ class Prediction:
         peak: the same at the fullest moment of a step.
         where: that moment, e.g. `microbatch 3: backward activation, layer 5`.
         unknown: what is not in `peak`.
-        notes: what the numbers assume, in words.
+        layers: global numbers of the layers that are here.
+        kept: {step: bytes} that a microbatch keeps for its backward pass, in all chunks of this rank.
+        worst: bytes at the fullest moment if the experts of this rank get all tokens that they can; 0: there is
+            nothing in the data that moves the peak.
     """
 
     lasting: dict[str, int]
     peak: dict[str, int]
     where: str
     unknown: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    kept: dict[str, int] = dataclasses.field(default_factory=dict)
+    worst: int = 0
 
     @property
     def total(self) -> int:
@@ -111,20 +119,26 @@ def predict(
         documents=work.documents,
         device=work.device,
     )
+    layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
     try:
-        highest = _fullest(plan, ddp, z, work.microbatches)
+        highest, kept = _fullest(plan, ddp, z, work.microbatches)
+        most = _fullest(plan, ddp, dataclasses.replace(z, crowded=True), work.microbatches)[0]
     except Unpredicted as what:
-        return Prediction(lasting, lasting, "", (str(what),))
+        return Prediction(lasting, lasting, "", (str(what),), layers)
     moving = {
         "communication": highest.communication,
         "activations": highest.activations,
         "workspace": highest.workspace,
     }
-    return Prediction(lasting, {**lasting, **{owner: n for owner, n in moving.items() if n}}, highest.where)
+    peak = {**lasting, **{owner: n for owner, n in moving.items() if n}}
+    worst = sum(lasting.values()) + most.total if most.total > highest.total else 0
+    return Prediction(lasting, peak, highest.where, (), layers, kept, worst)
 
 
-def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Fullest:
-    """The fullest moment of this rank's list of forward and backward passes."""
+def _fullest(
+    plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int
+) -> tuple[Fullest, dict[str, int]]:
+    """The fullest moment of this rank's list of forward and backward passes, and what a microbatch keeps."""
     rank, model = z.mesh.pp.rank, ddp.module
     if isinstance(model, ModelChunks):
         stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
@@ -145,4 +159,7 @@ def _fullest(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatch
         where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
         found.append(dataclasses.replace(here, activations=here.activations + others + copies, where=where))
         live[microbatch, number] = {"F": stage.kept, "B": stage.put_off * splits}.get(kind, 0)
-    return max(found, key=lambda moment: moment.total)
+    kept: dict[str, int] = {}
+    for step in (step for stage in stages for _, tape in stage.parts for step in tape):
+        kept[step.name] = kept.get(step.name, 0) + step.keeps
+    return max(found, key=lambda moment: moment.total), kept

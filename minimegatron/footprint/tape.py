@@ -153,6 +153,11 @@ class Sizes:
         return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
 
     @property
+    def norms_keep_input(self) -> bool:
+        """Whether an RMSNorm keeps its input and statistics, and not what it has computed in fp32 on the way."""
+        return self.own_kernels or self.device == "cuda"
+
+    @property
     def t(self) -> int:
         return self.mesh.tp.size
 
