@@ -177,7 +177,11 @@ def explain(label: str, told: Prediction) -> str:
     kept, unit = sum(told.kept.values()), _unit(sum(told.kept.values()))
     most = ", ".join(f"{step} {n / kept:.0%}" for step, n in _largest(told.kept)[:5] if n)
     if kept:
-        lines.append(f"a microbatch keeps {_in(kept, unit)} {unit} for its backward pass: {most}")
+        under_way = told.peak.get(ACTIVATIONS, 0) / kept
+        lines.append(
+            f"a microbatch keeps {_in(kept, unit)} {unit} for its backward pass, and {under_way:.1f} of them are under "
+            f"way: {most}"
+        )
     if told.worst:
         unit = _unit(told.worst)
         lines.append(
