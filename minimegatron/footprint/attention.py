@@ -66,7 +66,8 @@ class Heads:
 @formula(SelfAttention)
 def self_attention(module: SelfAttention, z: Sizes) -> Tape:
     config, linear = module.config, module.linear_qkv
-    require_known(type(linear) is ColumnParallelLinear, type(linear).__name__)
+    for part, kind in ((linear, ColumnParallelLinear), (module.core_attention, CoreAttention)):
+        require_known(type(part) is kind, type(part).__name__)
     a, g, d = config.num_attention_heads // z.t, max(1, config.num_query_groups // z.t), config.kv_channels
     packed = z.e * z.n * linear.weight.shape[0] * (z.t if module.split_group else 1)
     q, k, norms = z.e * z.n * a * d, z.e * z.n * g * d, list[Step]()
@@ -76,7 +77,7 @@ def self_attention(module: SelfAttention, z: Sizes) -> Tape:
         norms = [Step("norms of q and k", of_q.keeps + of_k.keeps, q + k, of_q.backward + of_k.backward + packed)]
     made = q + k if config.rotates or norms else 0
     heads = Heads(a, g, d, d, made, _angles(z), packed)
-    core = core_attention(module.core_attention, heads, z)
+    core = core_attention(heads, z)
     if config.recomputes("core_attn"):
         core = Tape([core]).recomputed("attention", made + heads.angles + packed)
         core = dataclasses.replace(core, keeps=core.keeps + q)  # the projection's input
@@ -86,7 +87,8 @@ def self_attention(module: SelfAttention, z: Sizes) -> Tape:
 @formula(MultiLatentAttention)
 def latent_attention(module: MultiLatentAttention, z: Sizes) -> Tape:
     config, a, e = module.config, module.config.num_attention_heads // z.t, z.e
-    require_known(type(module.linear_kv_up_proj) is ColumnParallelLinear, type(module.linear_kv_up_proj).__name__)
+    for part, kind in ((module.linear_kv_up_proj, ColumnParallelLinear), (module.core_attention, CoreAttention)):
+        require_known(type(part) is kind, type(part).__name__)
     if config.q_lora_rank is None:
         queries = [column("q", module.linear_q_proj, z)]
     else:
@@ -99,7 +101,7 @@ def latent_attention(module: MultiLatentAttention, z: Sizes) -> Tape:
     latent = norm_of(module.kv_layernorm, z, z.n_cut, "kv norm")
     d, up = module.d_n + module.d_r, e * z.n * a * (module.d_n + module.d_v)
     heads = Heads(a, a, d, module.d_v, 2 * e * z.n * a * d, _angles(z), up)
-    core = core_attention(module.core_attention, heads, z)
+    core = core_attention(heads, z)
     if config.recomputes("core_attn"):
         core = Tape([core]).recomputed("attention", heads.made + heads.angles + up)
         core = dataclasses.replace(core, keeps=core.keeps + heads.out(z))  # the projection's input
@@ -120,9 +122,9 @@ def _angles(z: Sizes) -> int:
 # -------------------------------------------------------------------------------------------------------- the core
 
 
-def core_attention(module: CoreAttention, heads: Heads, z: Sizes) -> Step:
+def core_attention(heads: Heads, z: Sizes) -> Step:
     """From q, k and v to the heads' outputs."""
-    config, backend = module.config, module.config.attention_backend
+    config, backend = z.config, z.config.attention_backend
     backend = "sdpa" if backend == "auto" else backend
     require_known(backend in CORES, f"attention_backend {backend}")
     require_known(config.attention_dropout == 0, "dropout of attention weights")

@@ -146,8 +146,7 @@ def activation(kind: str, x: int, z: Sizes) -> Step:
 def embedding(module: LanguageModelEmbedding, z: Sizes) -> Tape:
     """The look-up itself keeps nothing; the gradient of the table exists before it is added up."""
     x, whole = z.stream, z.e * z.n * module.config.hidden_size
-    table, learned = z.e * module.word_embeddings.weight.numel(), module.position_embeddings is not None
-    table += z.e * module.position_embeddings.weight.numel() if module.position_embeddings is not None else 0
+    table, learned = z.e * sum(p.numel() for p in module.parameters()), module.position_embeddings is not None
     drop = tape_of(module.dropout, z).kept
     return Tape([Step("embedding", drop, 3 * whole if z.t > 1 else (1 + learned) * x, table + x)])
 

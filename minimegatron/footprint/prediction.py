@@ -27,10 +27,13 @@ from minimegatron.footprint import attention, experts  # noqa: F401  they regist
 from minimegatron.footprint.dense import copies_in_fp8
 from minimegatron.footprint.stage import Fullest, Stage
 from minimegatron.footprint.states import fsdp2_states, states
-from minimegatron.footprint.tape import Sizes, Unpredicted
+from minimegatron.footprint.tape import Sizes, Unpredicted, require_known
+from minimegatron.layers.param import logical_parameters
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.optim.groups import frozen
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
@@ -88,8 +91,12 @@ def predict(
     work: Work,
     rank: int = 0,
     world: int = 1,
+    spec: ModuleSpec | None = None,
 ) -> Prediction:
     """The memory of one rank.
+
+    Args:
+        spec: of each layer; default the model's.
 
     Raises:
         ConfigError: the layout cannot be.
@@ -97,7 +104,9 @@ def predict(
     mesh = Mesh.planned(parallel, rank, world)
     plan = plan_stages(parallel, config.num_layers)
     with torch.device("meta"):
-        model = GPTModel(config, mesh) if mesh.pp.size == 1 else ModelChunks(config, mesh)
+        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
+    for name, param in logical_parameters(model):
+        param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
     if parallel.use_torch_fsdp2:
         lasting = fsdp2_states(model, mesh, optimizer)
         return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
@@ -121,6 +130,7 @@ def predict(
     )
     layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
     try:
+        require_known(not optimizer.freeze, "activations of a model with frozen parameters")
         highest, kept = _fullest(plan, ddp, z, work.microbatches)
         most = _fullest(plan, ddp, dataclasses.replace(z, crowded=True), work.microbatches)[0]
     except Unpredicted as what:

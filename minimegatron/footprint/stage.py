@@ -8,9 +8,9 @@ from torch import nn
 
 from minimegatron.footprint.attention import table
 from minimegatron.footprint.dense import kept_of_input, loss, replicated
-from minimegatron.footprint.tape import Sizes, Step, Tape, formula, tape_of
+from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted, formula, tape_of
 from minimegatron.footprint.traffic import Travel
-from minimegatron.layers.linear import ParallelLinear
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.norm import Norm
 from minimegatron.models.block import TransformerLayer
 from minimegatron.models.decoder import GPTModel
@@ -54,7 +54,7 @@ def layers(model: GPTModel, z: Sizes) -> list[Part]:
     """The layers of a stage in groups that run as a whole."""
     found: list[Part] = []
     for group, again in model.decoder.groups(list(model.decoder.layers.values())):
-        tapes = [(one.layer_number, tape_of(one, z)) for one in group]
+        tapes = [(number_of(one), tape_of(one, z)) for one in group]
         if not again:
             found += [((number,), tape) for number, tape in tapes]
         elif group:
@@ -63,6 +63,13 @@ def layers(model: GPTModel, z: Sizes) -> list[Part]:
             shared = kept_of_input(own, z.stream, z) if isinstance(own, Norm) else 0
             found.append((numbers, Tape([inside.recomputed("recomputed", z.stream, shared)])))
     return found
+
+
+def number_of(module: nn.Module) -> int:
+    """The global number of a layer."""
+    if not isinstance(module, TransformerLayer):
+        raise Unpredicted(type(module).__name__)
+    return module.layer_number
 
 
 def batch(model: GPTModel, z: Sizes) -> Step:
@@ -139,7 +146,7 @@ class Stage:
         self.parts: list[Part] = [((), begin), *layers(model, z), ((), end)]
         alone = model.pre_process and model.post_process
         self._message = 0 if alone else z.e * z.n_cut * z.config.hidden_size  # the gradient that came, or goes
-        weights = [m.weight.numel() for m in model.modules() if isinstance(m, ParallelLinear)]
+        weights = [m.weight.numel() for m in model.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
         self._weight = z.e * max(weights, default=0)
         self._travel = Travel(ddp, [numbers for numbers, _ in self.parts])
 

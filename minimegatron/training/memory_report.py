@@ -22,9 +22,10 @@ Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,13 +33,16 @@ from minimegatron import trace
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
-from minimegatron.footprint.prediction import Prediction, Work, predict
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
+from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.unit_spans import units_in_trace
 from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
+
+if TYPE_CHECKING:
+    from minimegatron.footprint.prediction import Prediction
 
 OWNERS = ("parameters", "main parameters", "gradients", "moments", "communication", ACTIVATIONS, WORKSPACE)
 ALLOCATOR = {  # Megatron's name -> torch's
@@ -138,10 +142,15 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
     Raises:
         ConfigError: the layout cannot be.
     """
+    from minimegatron.footprint.prediction import Work, predict  # formulas of every module, which training needs not
+
     microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
-    packs = run.data.reset_attention_mask
+    packs, spec = run.data.reset_attention_mask, spec_from_name(*run.spec, run.model) if run.spec else None
     work = Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
-    return predict(run.model, run.parallel, run.optimizer, work, rank, world)
+    told = predict(run.model, run.parallel, run.optimizer, work, rank, world, spec)
+    if run.training.cuda_graph_impl == "none":
+        return told
+    return dataclasses.replace(told, unknown=(*told.unknown, "the memory of a CUDA graph"))
 
 
 def predicted_row(label: str, told: Prediction) -> Row:

@@ -214,6 +214,15 @@ def test_what_has_no_formula_is_said_and_not_left_out(model: dict[str, Any], wha
     assert told.unknown and what in told.unknown[0] and told.peak == told.lasting
 
 
+def test_of_a_frozen_model_states_are_predicted_and_activations_are_not() -> None:
+    _, run = run_of("stage 0")
+    some = dataclasses.replace(run, optimizer=OptimizerConfig(freeze=("*linear_fc*",)))
+    told, whole = predict_run(some, 0, 2), predict_run(run, 0, 2)
+    matrices = 4 * SIZES["num_layers"] * 3 * SIZES["hidden_size"] * SIZES["ffn_hidden_size"]
+    assert whole.lasting["gradients"] - told.lasting["gradients"] == matrices
+    assert told.lasting["parameters"] == whole.lasting["parameters"] and "frozen" in told.unknown[0]
+
+
 def test_a_module_of_another_class_has_no_formula() -> None:
     class Other(MLP):
         pass
