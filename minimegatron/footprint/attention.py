@@ -13,8 +13,8 @@ a heads and g groups of d channels on this rank, n tokens, e bytes an element:
 | all-to-all          | q, k and v of other heads, the output twice, log-sum-exp          | e n (3 a + 2 g) d         |
 | latent              | the latents and their norms; q, k and [k; v] of all heads         |                           |
 
-torch's CPU attention has a blockwise program for equal widths of keys and values alone; otherwise (multi-latent
-attention) it keeps all weights, as `reference` does.
+torch's CPU attention has a blockwise program for equal widths of keys and values, without dropout; otherwise it keeps
+all weights, as `reference` does.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ def core_attention(heads: Heads, z: Sizes) -> Step:
     config, backend = z.config, z.config.attention_backend
     backend = "sdpa" if backend == "auto" else backend
     require_known(backend in CORES, f"attention_backend {backend}")
-    require_known(config.attention_dropout == 0, "dropout of attention weights")
+    drops = config.attention_dropout > 0 and z.device == "cpu"  # a GPU's programs drop again from the same seed
+    require_known(
+        not drops or (z.mesh.cp.size == 1 and backend == "sdpa"), f"dropout of attention weights by {backend}"
+    )
     inner, outer = z.mesh.cp_inner.size, z.mesh.cp_outer.size
     require_known(heads.d == heads.d_v or z.mesh.cp.size == 1, "context parallelism with values narrower than keys")
     require_known(inner == 1 or outer == 1, "cp_comm_type a2a+p2p")
@@ -135,7 +138,7 @@ def core_attention(heads: Heads, z: Sizes) -> Step:
         return _ring(heads, z, z.mesh.parallel.cp_comm_type == "allgather")
     if inner > 1:
         return _all_to_all(CORES[backend], heads, z, inner)
-    if backend == "sdpa" and heads.d != heads.d_v and z.device == "cpu":
+    if backend == "sdpa" and z.device == "cpu" and (heads.d != heads.d_v or drops):
         return _weights(heads, z)
     return CORES[backend](heads, z)
 
@@ -171,8 +174,9 @@ def _reference(heads: Heads, z: Sizes) -> Step:
 def _weights(heads: Heads, z: Sizes) -> Step:
     """torch's formula as it stands: q and k times the root of the scale, and all weights."""
     qk, weights = 4 * z.n * heads.a * 2 * heads.d, 4 * z.b * heads.a * z.s * z.s  # in fp32
-    v = heads.packed if z.e == 4 else 4 * z.n * heads.a * heads.d_v
-    keeps = qk + heads.angles + v + weights + heads.out(z) + table(z, 4)
+    v = heads.packed if z.e == 4 and heads.a == heads.g else 4 * z.n * heads.a * heads.d_v
+    dropped = 2 * weights if z.config.attention_dropout else 0  # the mask, and what it has left
+    keeps = qk + heads.angles + v + weights + dropped + heads.out(z)
     return Step("attention", keeps, 2 * weights, 2 * weights + v + qk)
 
 

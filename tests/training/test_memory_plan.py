@@ -86,6 +86,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "block": (1, {}, FULL | {"recompute_method": "block", "recompute_num_layers": 2}),
     "norms of queries": (2, TP2, {"qk_layernorm": True}),
     "documents": (1, {}, {"documents": True}),
+    "documents, latent, bf16": (1, {}, LATENT | BF16 | {"documents": True}),
+    "dropout": (1, {}, {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
+    "an fp32 stream": (1, {}, BF16 | {"fp32_residual_connection": True}),
+    "a wide vocabulary, bf16": (2, TP2, BF16 | {"vocab_size": 2048, "num_layers": 2}),
+    "experts in a pipeline": (4, PP2 | EP2 | {"data_parallel_sharding_strategy": "optim"}, MOE | FULL | BF16),
     "muon": (1, {}, {"optimizer": "muon"}),
     "muon by owner": (2, {}, {"optimizer": "dist_muon"}),
     "sgd": (1, {}, {"optimizer": "sgd"}),
@@ -204,7 +209,7 @@ def test_equal_loads_and_padding_have_no_worst_case() -> None:
 @pytest.mark.parametrize(
     "model, what",
     [
-        ({"attention_dropout": 0.1}, "dropout of attention weights"),
+        ({"attention_dropout": 0.1, "attention_backend": "reference"}, "dropout of attention weights"),
         ({"fp8_format": "e4m3", "fp8_recipe": "blockwise", "hidden_size": 128} | BF16, "FP8 with a scale for every"),
     ],
 )
