@@ -63,6 +63,6 @@ class Travel:
 
 
 def _layer_of(name: str) -> int:
-    """The layer that a logical name is of, or -1."""
-    found = re.search(r"layers\.(\d+)\.", name)
+    """The layer that a logical name is of, or -1; depths of `models/mtp` are behind all layers."""
+    found = re.search(r"(?<!mtp\.)layers\.(\d+)\.", name)
     return int(found[1]) if found else -1
