@@ -5,8 +5,9 @@ that is not to blame; arithmetic says it beforehand, on a laptop, for a layout o
 
     bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
 
-Tests count live tensors on a CPU, where torch's operations or the project's emulated kernels compute; those of a GPU
-keep the same, and their workspace is less. Experts are taken to get equal loads, beside the worst case
+Tests count live tensors on a CPU, where torch's operations or the project's emulated kernels compute. For a GPU the
+formulas are those of the same kernels, and of an attention that keeps q, k, v, its output and log-sum-exp; no GPU's
+tensors have been counted against them yet. Experts are taken to get equal loads, beside the worst case
 (`footprint/experts`). Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline
 beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the
 interpreter.
