@@ -2,9 +2,14 @@
 
     minimegatron memory --world-size 8 --tensor-model-parallel-size 2 --preset laptop-10m --micro-batch-size 4 ...
 
-The flags are those of `minimegatron train`, and one more: how many ranks there are to be. Nothing is allocated and
-nothing is read, so a layout of a thousand GPUs is asked about on a laptop; the vocabulary is that of the flags. A row
-is the first rank of a pipeline stage: the others of that stage hold the same, up to the padding of a buffer.
+The flags are those of `minimegatron train` (its --help lists them), and
+
+    --world-size N       how many ranks there are to be (1)
+    --device cuda|cpu    what they compute on (cuda)
+
+Nothing is allocated and nothing is read, so a layout of a thousand GPUs is asked about on a laptop; the vocabulary is
+that of the flags. A row is the first rank of a pipeline stage: the others of that stage hold the same, up to the
+padding of a buffer. Under the table stands what fills the fullest rank.
 
 `minimegatron train ... --log-memory-interval 10` prints the same table with what was counted below each row.
 """
@@ -26,8 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own = argparse.ArgumentParser(prog="minimegatron memory", add_help=False, allow_abbrev=False)
     own.add_argument("--world-size", type=int, default=1)
+    own.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    own.add_argument("-h", "--help", action="store_true")
     chosen, flags = own.parse_known_args(argv)
-    if {"-h", "--help"} & set(flags):
+    if chosen.help:
         print(__doc__)
         return 0
     world = chosen.world_size
@@ -36,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = parse_args(flags, world_size=world)
 
     from minimegatron.comm.mesh import rank_groups  # torch, which the flags do not need
-    from minimegatron.training.memory_plan import predict
-    from minimegatron.training.memory_report import predicted_row, table
+    from minimegatron.training.memory_report import explain, predict_run, predicted_row, spans, table
 
-    pipeline = rank_groups(run.parallel, world, "pp")[0]
-    print(table(predicted_row(f"rank {rank}", predict(run, rank, world)) for rank in pipeline))
+    told = {rank: predict_run(run, rank, world, chosen.device) for rank in rank_groups(run.parallel, world, "pp")[0]}
+    print(table(predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in told.items()))
+    fullest = max(told, key=lambda rank: told[rank].total)
+    print(f"\n{explain(f'rank {fullest}', told[fullest])}")
     return 0

@@ -105,11 +105,11 @@ class TransformerBlock(nn.Module):
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h]."""
         layers = list(self.layers.values())
-        for group, again in self._groups(layers):
+        for group, again in self.groups(layers):
             x = recompute(_run, group, x, context, rng=self.rng) if again else _run(group, x, context)
         return x if self.final_layernorm is None else self.final_layernorm(x)
 
-    def _groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:
+    def groups(self, layers: list[nn.Module]) -> list[tuple[list[nn.Module], bool]]:
         """Layers in groups, and whether the group is recomputed as a whole."""
         if self.config.recompute_granularity != "full" or not self.training:
             return [(layers, False)]

@@ -98,8 +98,13 @@ def freeze(model: nn.Module, config: OptimizerConfig, mesh: Mesh) -> None:
     held = gather_objects(sorted({name for name, _ in params}), mesh.world)
     check_patterns(config, {name for names in held for name in names})
     for name, param in params:
-        if _matches(name, config.freeze):
+        if frozen(name, config):
             param.requires_grad_(False)
+
+
+def frozen(name: str, config: OptimizerConfig) -> bool:
+    """Whether `config.freeze` names this parameter."""
+    return _matches(name, config.freeze)
 
 
 def check_patterns(config: OptimizerConfig, names: Collection[str]) -> None:

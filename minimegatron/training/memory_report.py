@@ -6,9 +6,9 @@
 | `--log-memory-to-tensorboard`                      | the allocator's four numbers, and bytes by owner     |
 | `--record-memory-history --memory-snapshot-path F` | for torch's viewer (https://pytorch.org/memory_viz)  |
 
-       memory in MiB  parameters  gradients  moments  activations  workspace  between steps   peak
-    rank 0 predicted          22         22    44.01        10.03          4          88.02    102  forward loss
-             counted          22         22    44.01        6.027      8.007          88.02  102.1  forward: aten.sub
+    memory in MiB     parameters  gradients  moments  activations  workspace  between steps    peak  fullest in
+    rank 0 predicted       22.00      22.00    44.01        10.03       4.00          88.02  102.04  forward loss
+    counted                22.00      22.00    44.01         6.03       8.01          88.02  102.05  forward: aten.sub
 
 Owners of one moment need not agree where their sum does: what a recomputed layer keeps, and a loss that is not yet
 saved, are counted as workspace.
@@ -22,9 +22,10 @@ Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,11 +34,15 @@ from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
+from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.unit_spans import units_in_trace
-from minimegatron.training.memory_plan import Prediction, predict
+from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
+
+if TYPE_CHECKING:
+    from minimegatron.footprint.prediction import Prediction
 
 OWNERS = ("parameters", "main parameters", "gradients", "moments", "communication", ACTIVATIONS, WORKSPACE)
 ALLOCATOR = {  # Megatron's name -> torch's
@@ -98,7 +103,7 @@ class MemoryReport:
         rows: list[Row] = []
         place = self.mesh.world.size, self.mesh.device.type
         for rank, (owners, lasting, where, allocated) in enumerate(counted):
-            rows += [predicted_row(f"rank {rank} predicted", predict(self.run, rank, *place))]
+            rows += [predicted_row(f"rank {rank} predicted", predict_run(self.run, rank, *place))]
             rows += [("counted", owners, lasting, where)]
             rows += [("allocated", {}, allocated, "the allocator's peak")] * bool(allocated)
         return table(rows)
@@ -131,28 +136,88 @@ def _storages(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
+def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cpu") -> Prediction:
+    """The memory of one rank of a run on devices of this type.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    from minimegatron.footprint.prediction import Work, predict  # formulas of every module, which training needs not
+
+    microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
+    packs, spec = run.data.reset_attention_mask, spec_from_name(*run.spec, run.model) if run.spec else None
+    work = Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
+    told = predict(run.model, run.parallel, run.optimizer, work, rank, world, spec)
+    if run.training.cuda_graph_impl == "none":
+        return told
+    return dataclasses.replace(told, unknown=(*told.unknown, "the memory of a CUDA graph"))
+
+
 def predicted_row(label: str, told: Prediction) -> Row:
     """A prediction as a row of the table."""
-    lacks = f"{told.where}{'; ' if told.where else ''}not predicted: {', '.join(told.unknown)}"
+    lacks = f"{told.where}{'; ' if told.where else ''}not predicted, and not in the peak: {', '.join(told.unknown)}"
     return label, told.peak, sum(told.lasting.values()), lacks if told.unknown else told.where
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Bytes by owner at the fullest moment, in MiB, with what lasts between steps, their sum, and where it was."""
+    """Bytes by owner at the fullest moment, with what lasts between steps, their sum, and where it was."""
     rows = list(rows)
     owners = [owner for owner in OWNERS if any(row[1].get(owner) for row in rows)]
-    head = ["memory in MiB", *owners, "between steps", "peak"]
-    lines = [[label, *(_mib(of.get(o, 0)) for o in owners), _mib(lasting), _mib(sum(of.values()) or lasting)]
-             for label, of, lasting, _ in rows]  # fmt: skip
+    unit = _unit(max((sum(of.values()) for _, of, _, _ in rows), default=0))
+    head = [f"memory in {unit}", *owners, "between steps", "peak"]
+    cells = [[*(of.get(o, 0) for o in owners), lasting, sum(of.values()) or lasting] for _, of, lasting, _ in rows]
+    lines = [[row[0], *(_in(n, unit) for n in line)] for row, line in zip(rows, cells, strict=True)]
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    texts = ["", *(where for *_, where in rows)]
+    texts = ["fullest in", *(where for *_, where in rows)]
     return "\n".join(
-        "  ".join([line[0].rjust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
         + (f"  {text}" if text else "")
         for line, text in zip([head, *lines], texts, strict=True)
     )
 
 
-def _mib(nbytes: int) -> str:
-    mib = nbytes / 2**20
-    return f"{mib:,.0f}" if mib >= 1000 else f"{mib:.4g}" if nbytes else "-"
+def explain(label: str, told: Prediction) -> str:
+    """What fills the fullest moment of a rank, largest first, and what a microbatch keeps."""
+    if told.unknown:
+        return f"{label}: activations and workspace are not predicted ({', '.join(told.unknown)})"
+    unit, total = _unit(told.total), told.total
+    shares = ", ".join(f"{owner} {n / total:.0%}" for owner, n in _largest(told.peak))
+    lines = [f"{label} is fullest, {_in(total, unit)} {unit} in {told.where}: {shares}"]
+    kept, unit = sum(told.kept.values()), _unit(sum(told.kept.values()))
+    most = ", ".join(f"{step} {n / kept:.0%}" for step, n in _largest(told.kept)[:5] if n)
+    if kept:
+        under_way = told.peak.get(ACTIVATIONS, 0) / kept
+        lines.append(
+            f"a microbatch keeps {_in(kept, unit)} {unit} for its backward pass, and {under_way:.1f} of them are under "
+            f"way: {most}"
+        )
+    if told.worst:
+        unit = _unit(told.worst)
+        lines.append(
+            "experts are taken to get equal loads; if those of one rank get all tokens that they can, its peak is "
+            f"{_in(told.worst, unit)} {unit} (a limit: --moe-expert-capacity-factor)"
+        )
+    return "\n".join(lines)
+
+
+def _largest(of: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(of.items(), key=lambda item: -item[1])
+
+
+def _unit(nbytes: int) -> str:
+    return "GiB" if nbytes >= 10 * 2**30 else "MiB"
+
+
+def _in(nbytes: int, unit: str) -> str:
+    return f"{nbytes / 2 ** (30 if unit == 'GiB' else 20):,.2f}" if nbytes else "-"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0-3, 8-11` of the numbers 0 to 3 and 8 to 11."""
+    found: list[list[int]] = []
+    for n in numbers:
+        if found and found[-1][-1] == n - 1:
+            found[-1].append(n)
+        else:
+            found.append([n])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found) or "none"

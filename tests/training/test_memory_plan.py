@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from minimegatron.footprint.tape import Sizes, Unpredicted, tape_of
+from minimegatron.kernels import build
+from minimegatron.layers import router
+from minimegatron.layers.mlp import MLP
+from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
-from minimegatron.training.memory_plan import predict
+from minimegatron.training.memory_report import predict_run
 from minimegatron.training.run import RunConfig
 from tests.twin import Case, accumulate
 
@@ -25,7 +34,17 @@ SIZES: dict[str, Any] = {
 FULL = {"recompute_granularity": "full"}
 BF16 = {"params_dtype": "bf16", "untie_embeddings_and_output_weights": True}
 STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-# name -> (ranks, fields of the layout, fields of the model)
+TP2 = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+CP2, PP2, EP2 = ({f"{axis}_parallel_size": 2} for axis in ("context", "pipeline_model", "expert_model"))
+# fmt: off
+LOADS = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "add_bias_linear": False, "num_layers": 2}
+MOE = LOADS | {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}  # equal on all ranks
+LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_head_dim": 16,
+          "qk_pos_emb_head_dim": 8, "v_head_dim": 16, "num_query_groups": 4, "num_layers": 2}
+# fmt: on
+OWN = {"kernels": "emulated", "num_layers": 2}
+FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
+# name -> (ranks, fields of the layout, fields of the model; `documents` and `optimizer` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     **{f"stage {n}": (2, {"data_parallel_sharding_strategy": s}, {}) for s, n in STAGES.items()},
     **{f"stage {n}, recompute": (2, {"data_parallel_sharding_strategy": s}, FULL) for s, n in STAGES.items()},
@@ -39,39 +58,125 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "pp2": (2, {"pipeline_model_parallel_size": 2}, {}),
     "pp2, bf16": (2, {"pipeline_model_parallel_size": 2}, BF16),
     "pp2 interleaved": (2, {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}, {}),
+    "zb-h1": (2, PP2 | {"pipeline_schedule": "zb_h1"}, {}),
+    "zb-v": (2, PP2 | {"pipeline_schedule": "zb_v"}, {}),
+    "dualpipe-v, bf16": (2, PP2 | {"pipeline_schedule": "dualpipe_v"}, BF16),
+    "cp2 ring": (2, CP2, {}),
+    "cp2 ring, bf16": (2, CP2, BF16),
+    "cp2 gathered": (2, CP2 | {"cp_comm_type": "allgather"}, {}),
+    "cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, {}),
+    "cp2, stage 1, recompute": (2, CP2 | {"data_parallel_sharding_strategy": "optim"}, FULL),
+    "ep2": (2, EP2, MOE),
+    "ep2, bf16": (2, EP2, MOE | BF16),
+    "ep2, all tokens to all": (2, EP2, MOE | {"moe_token_dispatcher_type": "allgather"}),
+    "ep2, stage 3": (2, EP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, MOE),
+    "uneven experts": (2, EP2, LOADS),
+    "etp2": (2, TP2 | {"expert_tensor_parallel_size": 2}, MOE),
+    "etp1 of tp2": (2, TP2 | EP2 | {"expert_tensor_parallel_size": 1}, MOE),
+    "shared expert, recompute": (1, {}, MOE | FULL | {"moe_shared_expert_intermediate_size": 128}),
+    "latent": (1, {}, LATENT),
+    "latent, bf16, tp2 sp": (2, TP2, LATENT | BF16),
+    "latent experts, bf16": (2, EP2, LATENT | MOE | BF16 | {"mtp_num_layers": 1}),
+    "two more tokens, pp2": (2, PP2, {"mtp_num_layers": 2}),
+    "one more token, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, {"mtp_num_layers": 1}),
+    "fp8": (1, {}, FP8),
+    "fp8 tp2 sp, delayed": (2, TP2, FP8 | {"fp8_recipe": "delayed"}),
+    "fp16": (2, {"data_parallel_sharding_strategy": "optim"}, {"params_dtype": "fp16"}),
+    "selective": (1, {}, {"recompute_granularity": "selective",
+                          "recompute_modules": ("core_attn", "mlp", "layernorm")}),
+    "block": (1, {}, FULL | {"recompute_method": "block", "recompute_num_layers": 2}),
+    "norms of queries": (2, TP2, {"qk_layernorm": True}),
+    "documents": (1, {}, {"documents": True}),
+    "documents, latent, bf16": (1, {}, LATENT | BF16 | {"documents": True}),
+    "dropout": (1, {}, {"hidden_dropout": 0.1, "attention_dropout": 0.1}),
+    "an fp32 stream": (1, {}, BF16 | {"fp32_residual_connection": True}),
+    "a wide vocabulary, bf16": (2, TP2, BF16 | {"vocab_size": 2048, "num_layers": 2}),
+    "experts in a pipeline": (4, PP2 | EP2 | {"data_parallel_sharding_strategy": "optim"}, MOE | FULL | BF16),
+    "muon": (1, {}, {"optimizer": "muon"}),
+    "muon by owner": (2, {}, {"optimizer": "dist_muon"}),
+    "sgd": (1, {}, {"optimizer": "sgd"}),
+    "own kernels": (1, {}, OWN | BF16),
+    "own kernels, tp2 sp, recompute": (2, TP2, OWN | FULL),
+    "own kernels, experts": (2, EP2, OWN | MOE | BF16),
+    "instances": (4, {"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
 
+# fmt: off
+COVERED = {
+    *(f"stage {n}{what}" for n in (1, 2) for what in (", recompute", ", bf16")), "stage 0, recompute", "stage 0, bf16",
+    "tp2", "tp2 sp", "pp2", "pp2, bf16", "dualpipe-v, bf16", "cp2 ring", "cp2, stage 1, recompute", "ep2", "etp2",
+    "latent", "fp16", "block", "sgd", "muon", "own kernels, tp2 sp, recompute", "a wide vocabulary, bf16",
+    "documents, latent, bf16", "two more tokens, pp2", "norms of queries", "fp8",
+}
+# fmt: on
+
+
+def case_of(name: str) -> Case:
+    """The microbatches of a layout's model."""
+    model = dict(LAYOUTS[name][2])
+    documents, _ = model.pop("documents", False), model.pop("optimizer", None)
+    sizes = {**SIZES, **model}
+    return Case({}, sizes, MICROBATCHES, documents=documents, seq_length=LENGTH, micro_batch_size=BATCH)
+
+
 def run_of(name: str) -> tuple[int, RunConfig]:
     """Ranks of a layout, and its run."""
-    world, layout, model = LAYOUTS[name]
+    (world, layout, model), case = LAYOUTS[name], case_of(name)
     sharded = layout.get("data_parallel_sharding_strategy", "no_shard") != "no_shard"
     parallel = ParallelConfig(**layout, use_distributed_optimizer=sharded)
+    batch = MICROBATCHES * BATCH * parallel.data_parallel_size(world)
     return world, RunConfig(
-        family_config("llama", **{**SIZES, **model}),
+        family_config("llama", **case.model),
         parallel,
-        data=DataConfig(mock_data=True, seq_length=LENGTH),
-        training=TrainingConfig(
-            micro_batch_size=BATCH, global_batch_size=MICROBATCHES * BATCH * parallel.data_parallel_size(world)
-        ),
+        optimizer=OptimizerConfig(optimizer=model.get("optimizer", "adam")),
+        data=DataConfig(mock_data=True, seq_length=LENGTH, reset_attention_mask=case.documents),
+        training=TrainingConfig(micro_batch_size=BATCH, global_batch_size=batch),
     )
 
 
-def measured(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str, int], str]:
-    """Bytes by owner between steps and at the peak of the second step; and where that was."""
+def measured(rank: int, world: int, name: str, favourites: bool = False) -> tuple[dict[str, int], dict[str, int], str]:
+    """Bytes by owner between steps and at the peak of the second step; and where that was.
+
+    Args:
+        favourites: every token chooses the first experts.
+    """
     _, run = run_of(name)
-    mesh = Mesh.build(run.parallel)
-    _, layout, model = LAYOUTS[name]
-    case = Case({}, {**SIZES, **model}, accumulation=MICROBATCHES, seq_length=LENGTH, micro_batch_size=BATCH)
+    mesh, case = Mesh.build(run.parallel), case_of(name)
     ddp = data_parallel(build_model_chunks(run.model, mesh, 0), mesh)
-    optimizer = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
-    accumulate(ddp, case, mesh)
-    optimizer.step()
-    held = {**ddp.held(), **optimizer.held()}
-    with Tracker(held) as tracker:
-        accumulate(ddp, case, mesh)
+    optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    hooks = StepHooks(ddp, mesh)
+
+    def step() -> None:
+        with hooks.passes(1.0):
+            accumulate(ddp, case, mesh)
         optimizer.step()
+        hooks.end_step(True)
+
+    with choosing_first() if favourites else contextlib.nullcontext():
+        return counted(step, lambda: {**ddp.held(), **optimizer.held()})
+
+
+@contextlib.contextmanager
+def choosing_first() -> Iterator[None]:
+    """Routers that choose the first experts for every token."""
+
+    def first(logits: torch.Tensor, config: Any, bias: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.arange(config.moe_router_topk).expand(len(logits), -1)
+        return logits.gather(1, chosen).softmax(-1), chosen
+
+    before, router.choose = router.choose, first
+    yield
+    router.choose = before
+
+
+def counted(step: Any, held_now: Any) -> tuple[dict[str, int], dict[str, int], str]:
+    """Bytes of the second step."""
+    step()
+    held = held_now()
+    with Tracker(held) as tracker:
+        step()
     storages = {
         owner: {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         for owner, tensors in held.items()
@@ -80,11 +185,74 @@ def measured(rank: int, world: int, name: str) -> tuple[dict[str, int], dict[str
     return lasting, dict(tracker.peak.owners), tracker.peak.where
 
 
-@pytest.mark.parametrize("name", list(LAYOUTS))
+def by_chance(name: str) -> bool:
+    """Loads that are in the data."""
+    return "num_experts" in LAYOUTS[name][2] and "moe_expert_capacity_factor" not in LAYOUTS[name][2]
+
+
+def layouts() -> list[Any]:
+    """Those whose numbers are not in the data; what another one covers as well is for a thorough run."""
+    found = [name for name in LAYOUTS if not by_chance(name)]
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name in COVERED)) for name in found]
+
+
+@pytest.mark.parametrize("name", layouts())
 def test_states_are_predicted_exactly_and_the_peak_within_three_percent(ranks: Any, name: str) -> None:
     world, run = run_of(name)
+    if run.model.kernels == "emulated" and build.compiler("emulated") is None:
+        pytest.skip("no g++ or clang++: kernels cannot be emulated here")
     for rank, (lasting, peak, _) in enumerate(ranks(world).run(measured, name)):
-        told = predict(run, rank, world)
+        told, counted, states = predict_run(run, rank, world), sum(peak.values()), sum(lasting.values())
         assert told.unknown == ()
         assert told.lasting == lasting
-        assert told.total == pytest.approx(sum(peak.values()), rel=0.03), f"rank {rank}: {told} {peak}"
+        assert told.total == pytest.approx(counted, rel=0.03), f"rank {rank}: {told} {peak}"
+        assert told.total - states == pytest.approx(counted - states, rel=0.08), f"rank {rank}: what comes and goes"
+
+
+def test_the_worst_case_is_that_of_a_rank_whose_experts_get_all_tokens(ranks: Any) -> None:
+    (crowded, _), (_, run) = ranks(2).run(measured, "uneven experts", True), run_of("uneven experts")
+    lasting, peak, _ = crowded
+    told, counted, states = predict_run(run, 0, 2), sum(peak.values()), sum(lasting.values())
+    assert told.worst == pytest.approx(counted, rel=0.03)
+    assert told.worst - states == pytest.approx(counted - states, rel=0.08)
+    assert told.total < 0.97 * counted, "and equal loads are another number"
+
+
+def test_every_covered_layout_exists() -> None:
+    assert set(LAYOUTS) >= COVERED
+
+
+def test_equal_loads_and_padding_have_no_worst_case() -> None:
+    assert predict_run(run_of("ep2")[1], 0, 2).worst == 0
+    assert predict_run(run_of("stage 1")[1], 0, 2).worst == 0
+
+
+@pytest.mark.parametrize(
+    "model, what",
+    [
+        ({"attention_dropout": 0.1, "attention_backend": "reference"}, "dropout of attention weights"),
+        ({"fp8_format": "e4m3", "fp8_recipe": "blockwise", "hidden_size": 128} | BF16, "FP8 with a scale for every"),
+    ],
+)
+def test_what_has_no_formula_is_said_and_not_left_out(model: dict[str, Any], what: str) -> None:
+    _, run = run_of("stage 0")
+    told = predict_run(dataclasses.replace(run, model=family_config("llama", **{**SIZES, **model})), 0, 2)
+    assert told.unknown and what in told.unknown[0] and told.peak == told.lasting
+
+
+def test_of_a_frozen_model_states_are_predicted_and_activations_are_not() -> None:
+    _, run = run_of("stage 0")
+    some = dataclasses.replace(run, optimizer=OptimizerConfig(freeze=("*linear_fc*",)))
+    told, whole = predict_run(some, 0, 2), predict_run(run, 0, 2)
+    matrices = 4 * SIZES["num_layers"] * 3 * SIZES["hidden_size"] * SIZES["ffn_hidden_size"]
+    assert whole.lasting["gradients"] - told.lasting["gradients"] == matrices
+    assert told.lasting["parameters"] == whole.lasting["parameters"] and "frozen" in told.unknown[0]
+
+
+def test_a_module_of_another_class_has_no_formula() -> None:
+    class Other(MLP):
+        pass
+
+    config, mesh = family_config("llama", **SIZES), Mesh.serial()
+    with pytest.raises(Unpredicted, match="Other"):
+        tape_of(Other(config, mesh), Sizes(config, mesh, LENGTH, BATCH))

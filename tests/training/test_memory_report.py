@@ -13,7 +13,7 @@ from minimegatron.commands import memory
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Tracker
 from minimegatron.training.arguments import parse_args
-from minimegatron.training.memory_report import table
+from minimegatron.training.memory_report import spans, table
 from minimegatron.training.trainer import Trainer
 
 SMALL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --mock-data --lr 0.01 --kernels torch"
@@ -105,15 +105,29 @@ def test_a_cpu_has_no_history_of_its_allocator() -> None:
 def test_the_command_says_what_each_stage_of_a_layout_holds(capsys: Any) -> None:
     flags = f"{SMALL} --num-layers 4 --global-batch-size 64 --use-distributed-optimizer --bf16 --kernels torch".split()
     assert memory.main([*flags, "--world-size", "16", "--pipeline-model-parallel-size", "2"]) == 0
-    _, first, last = capsys.readouterr().out.splitlines()
-    assert first.strip().startswith("rank 0 ") and "rank 8" in last
+    _, first, last, _, most, kept = capsys.readouterr().out.splitlines()
+    assert first.startswith("rank 0, layers 0-1 ") and last.startswith("rank 8, layers 2-3 ")
+    assert most.startswith("rank 0 is fullest, ") and "gradients 40%" in most and "under way: " in kept
     assert memory.main([*flags, "--world-size", "1"]) == 0
-    _, alone = capsys.readouterr().out.splitlines()
+    _, alone, *_ = capsys.readouterr().out.splitlines()
     assert numbers(alone)[-2] > numbers(first)[-2], "a stage of two, and an eighth of its states"
 
 
 def test_the_command_says_what_it_does_not_predict(capsys: Any) -> None:
-    assert memory.main([*SMALL.split(), "--disable-bias-linear", "--num-experts", "4", "--moe-router-topk", "2"]) == 0
-    assert "not predicted: experts" in capsys.readouterr().out
+    reference = "--attention-dropout 0.1 --attention-backend reference --device cpu"
+    assert memory.main([*SMALL.split(), *reference.split()]) == 0
+    said = capsys.readouterr().out
+    assert "not predicted, and not in the peak: dropout of attention weights" in said and "is fullest" not in said
     with pytest.raises(ConfigError, match="--world-size 0"):
         memory.main(["--world-size", "0"])
+
+
+def test_the_command_says_what_loads_of_experts_are_assumed(capsys: Any) -> None:
+    experts = "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --micro-batch-size 8"
+    layout = "--expert-model-parallel-size 2 --world-size 2"
+    assert memory.main([*SMALL.split(), *experts.split(), *layout.split()]) == 0
+    assert "experts are taken to get equal loads" in capsys.readouterr().out
+
+
+def test_numbers_of_layers_are_said_as_spans() -> None:
+    assert (spans([0, 1, 2, 7, 9, 10]), spans([])) == ("0-2, 7, 9-10", "none")

@@ -1,0 +1,177 @@
+"""The memory of every rank by name, before anything runs: states exactly, the fullest moment of a step nearly.
+
+The problem in a sentence: a run that does not fit says so after the ranks have met and the model is built, at a tensor
+that is not to blame; arithmetic says it beforehand, on a laptop, for a layout of a thousand GPUs.
+
+    bytes at the fullest moment = lasting + max over the rank's actions, and their steps, of what is alive there
+
+Tests count live tensors on a CPU, where torch's operations or the project's emulated kernels compute. For a GPU the
+formulas are those of the same kernels, and of an attention that keeps q, k, v, its output and log-sum-exp; no GPU's
+tensors have been counted against them yet. Experts are taken to get equal loads, beside the worst case
+(`footprint/experts`). Not predicted, and not in the numbers: what `Prediction.unknown` names; messages of a pipeline
+beyond one in each direction; and what is no tensor: the allocator's fragmentation, cuBLAS's and NCCL's own memory, the
+interpreter.
+
+Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/training/theoretical_memory_usage.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.footprint import attention, experts  # noqa: F401  they register their formulas
+from minimegatron.footprint.dense import copies_in_fp8
+from minimegatron.footprint.stage import Fullest, Stage
+from minimegatron.footprint.states import fsdp2_states, states
+from minimegatron.footprint.tape import Sizes, Unpredicted, require_known
+from minimegatron.layers.param import logical_parameters
+from minimegatron.models.block import TransformerLayer
+from minimegatron.models.chunks import ModelChunks, schedule_of
+from minimegatron.models.decoder import GPTModel
+from minimegatron.models.spec import ModuleSpec
+from minimegatron.optim.groups import frozen
+from minimegatron.parallel.ddp import DistributedDataParallel
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Bytes of one rank.
+
+    Attributes:
+        lasting: {owner: bytes} between steps.
+        peak: the same at the fullest moment of a step.
+        where: that moment, e.g. `microbatch 3: backward activation, layer 5`.
+        unknown: what is not in `peak`.
+        layers: global numbers of the layers that are here.
+        kept: {step: bytes} that a microbatch keeps for its backward pass, in all chunks of this rank.
+        worst: bytes at the fullest moment if the experts of this rank get all tokens that they can; 0: there is
+            nothing in the data that moves the peak.
+    """
+
+    lasting: dict[str, int]
+    peak: dict[str, int]
+    where: str
+    unknown: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    kept: dict[str, int] = dataclasses.field(default_factory=dict)
+    worst: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.peak.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a rank computes in a step.
+
+    Attributes:
+        seq_length: tokens of a sample, on all ranks of cp together.
+        micro_batch_size: samples of a microbatch.
+        microbatches: of a rank in a step.
+        documents: samples are made of documents that do not see each other.
+        device: type of the rank's device.
+    """
+
+    seq_length: int
+    micro_batch_size: int = 1
+    microbatches: int = 1
+    documents: bool = False
+    device: str = "cpu"
+
+
+def predict(
+    config: TransformerConfig,
+    parallel: ParallelConfig,
+    optimizer: OptimizerConfig,
+    work: Work,
+    rank: int = 0,
+    world: int = 1,
+    spec: ModuleSpec | None = None,
+) -> Prediction:
+    """The memory of one rank.
+
+    Args:
+        spec: of each layer; default the model's.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    mesh = Mesh.planned(parallel, rank, world)
+    plan = plan_stages(parallel, config.num_layers)
+    with torch.device("meta"):
+        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
+    for name, param in logical_parameters(model):
+        param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
+    if parallel.use_torch_fsdp2:
+        lasting = fsdp2_states(model, mesh, optimizer)
+        return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
+    ddp = DistributedDataParallel(
+        model,
+        mesh,
+        parallel.ddp_bucket_size,
+        parallel.overlap_grad_reduce,
+        sharding=parallel.data_parallel_sharding_strategy,
+        overlap_param_gather=parallel.overlap_param_gather,
+        grad_dtype=optimizer.grad_dtype,
+    )
+    lasting = states(ddp, optimizer)
+    z = Sizes(
+        config,
+        mesh,
+        work.seq_length // mesh.cp.size,
+        work.micro_batch_size,
+        adds_products=config.dtype == optimizer.grad_dtype,
+        documents=work.documents,
+        device=work.device,
+    )
+    layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
+    try:
+        require_known(not optimizer.freeze, "activations of a model with frozen parameters")
+        highest, kept = _fullest(plan, ddp, z, work.microbatches)
+        most = _fullest(plan, ddp, dataclasses.replace(z, crowded=True), work.microbatches)[0]
+    except Unpredicted as what:
+        return Prediction(lasting, lasting, "", (str(what),), layers)
+    moving = {
+        "communication": highest.communication,
+        "activations": highest.activations,
+        "workspace": highest.workspace,
+    }
+    peak = {**lasting, **{owner: n for owner, n in moving.items() if n}}
+    worst = sum(lasting.values()) + most.total if most.total > highest.total else 0
+    return Prediction(lasting, peak, highest.where, (), layers, kept, worst)
+
+
+def _fullest(
+    plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int
+) -> tuple[Fullest, dict[str, int]]:
+    """The fullest moment of this rank's list of forward and backward passes, and what a microbatch keeps."""
+    rank, model = z.mesh.pp.rank, ddp.module
+    if isinstance(model, ModelChunks):
+        stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
+        row = schedule_of(plan, z.mesh.parallel, microbatches).actions[rank]
+        actions = [(action.kind, action.microbatch, action.chunk) for action in row]
+    else:
+        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
+        stages, actions = [Stage(model, z, ddp)], [("F", 0, 0), ("B", 0, 0)]
+    split = {(microbatch, number) for kind, microbatch, number in actions if kind == "W"}
+    copies = copies_in_fp8(model, z)
+    live: dict[tuple[int, int], int] = {}
+    found = [Fullest(0, 0, 0, "")]
+    for kind, microbatch, number in actions:
+        others = sum(kept for key, kept in live.items() if key != (microbatch, number))
+        stage = stages[number]
+        splits = (microbatch, number) in split
+        here = stage.weights_half() if kind == "W" else stage.highest(kind == "B", splits)
+        where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
+        found.append(dataclasses.replace(here, activations=here.activations + others + copies, where=where))
+        live[microbatch, number] = {"F": stage.kept, "B": stage.put_off * splits}.get(kind, 0)
+    kept: dict[str, int] = {}
+    for step in (step for stage in stages for _, tape in stage.parts for step in tape):
+        kept[step.name] = kept.get(step.name, 0) + step.keeps
+    return max(found, key=lambda moment: moment.total), kept

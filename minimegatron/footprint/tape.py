@@ -1,0 +1,213 @@
+"""Tapes: what a forward pass keeps for the backward pass, operation by operation, in bytes.
+
+The problem in a sentence: whether a model fits is decided by its activations as much as by its weights, and one wants
+to know before there is a machine to try it on.
+
+A `Step` is an operation: what it keeps for its backward pass, and what else is alive while it runs forward and
+backward. A `Tape` is a list of steps, forward from the first to the last and backward again. So the memory is highest
+at one step, and that step has a name:
+
+    forward     kept so far + what this step keeps + its workspace
+    backward    kept up to and with this step      + its workspace
+
+Recompute is a tape inside a step: the step keeps its input, and going back through it holds the whole tape again.
+
+**Each kind of module has its own formula**, which is registered by `formula` and reads the module itself: its matrices
+for this rank, what computes its products. A model is built on torch's `meta` device (shapes without memory) and its
+tape is put together from those of its modules. A module without a formula, or one that runs in a way its formula does
+not know, raises `Unpredicted`, whose text the table shows; so what is not predicted is said, and never left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation.
+
+    Attributes:
+        name: of it.
+        keeps: bytes for the backward pass.
+        forward, backward: bytes that are alive besides while it runs.
+        puts_off: bytes that stay for the weights' half of a split backward pass.
+    """
+
+    name: str
+    keeps: int = 0
+    forward: int = 0
+    backward: int = 0
+    puts_off: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """The memory at one step.
+
+    Attributes:
+        kept: bytes kept for backward passes.
+        workspace: bytes alive besides.
+        where: `backward fc1`.
+    """
+
+    kept: int
+    workspace: int
+    where: str
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.workspace
+
+
+class Tape(tuple[Step, ...]):
+    """Steps in the order of the forward pass."""
+
+    @property
+    def kept(self) -> int:
+        """Bytes that all of it keeps."""
+        return sum(step.keeps for step in self)
+
+    @property
+    def put_off(self) -> int:
+        """Bytes that stay where the weights' half of the backward pass is put off."""
+        return sum(step.puts_off for step in self)
+
+    def highest(self, backward: bool, splits: bool = False) -> Moment:
+        """The fullest moment on the way forward or back.
+
+        Args:
+            backward: the way.
+            splits: the weights' half is put off.
+        """
+        kept, found = 0, [Moment(0, 0, "")]
+        later = self.put_off if backward and splits else 0
+        for step in self:
+            kept += step.keeps
+            later -= step.puts_off if backward and splits else 0
+            way = f"{'backward' if backward else 'forward'} {step.name}"
+            found.append(Moment(kept + later, step.backward if backward else step.forward, way))
+        return max(found, key=lambda moment: moment.total)
+
+    def recomputed(self, name: str, keeps: int, shared: int | None = None) -> Step:
+        """All of it as one step, which keeps `keeps` bytes of input and runs forward once more on the way back.
+
+        `shared` of them (default: all) are what its own steps keep of that input.
+        """
+        again, back = self.highest(False), self.highest(True)
+        fullest = max(again, back, key=lambda moment: moment.total)
+        _, _, inside = fullest.where.partition(" ")
+        return Step(
+            f"{name} ({inside})",
+            keeps,
+            max((step.forward for step in self), default=0),
+            fullest.total - (keeps if shared is None else shared),
+            self.put_off,
+        )
+
+    def during_backward(self, nbytes: int) -> Tape:
+        """The same with so many bytes more alive on the way back."""
+        return Tape(dataclasses.replace(step, backward=step.backward + nbytes) for step in self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """One microbatch on one rank.
+
+    Attributes:
+        config, mesh: the model, and this rank's place.
+        s, b: tokens of a sample that are here, samples.
+        adds_products: a product of a linear layer is added to the buffer of gradients as it is computed; else the
+            gradient of a weight exists by itself first, because the buffer has another dtype.
+        documents: samples are made of documents that do not see each other.
+        device: type of it.
+        crowded: the experts of this rank get all tokens that they can, and not an equal share.
+    """
+
+    config: TransformerConfig
+    mesh: Mesh
+    s: int
+    b: int
+    adds_products: bool = True
+    documents: bool = False
+    device: str = "cpu"
+    crowded: bool = False
+
+    @property
+    def e(self) -> int:
+        """Bytes of an element of a weight, and of an activation."""
+        return self.config.dtype.itemsize
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether the project's kernels compute, and not torch's operations (`kernels/switch`)."""
+        kernels = self.config.kernels
+        return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
+
+    @property
+    def norms_keep_input(self) -> bool:
+        """Whether an RMSNorm keeps its input and statistics, and not what it has computed in fp32 on the way."""
+        return self.own_kernels or self.device == "cuda"
+
+    @property
+    def t(self) -> int:
+        return self.mesh.tp.size
+
+    @property
+    def n(self) -> int:
+        """Tokens between the two linear layers of a pair."""
+        return self.s * self.b
+
+    @property
+    def n_cut(self) -> int:
+        """Tokens in norms, dropout and residuals."""
+        return self.n // (self.t if self.mesh.sequence_parallel else 1)
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream."""
+        wide = 4 if self.config.fp32_residual_connection else self.e
+        return wide * self.n_cut * self.config.hidden_size
+
+
+class Unpredicted(Exception):
+    """What has no formula, in words."""
+
+
+Formula = Callable[[Any, Sizes], Tape]
+_FORMULAS: dict[type, Formula] = {}
+
+
+def formula(*kinds: type) -> Callable[[Formula], Formula]:
+    """The tape of modules of these classes: (module, sizes) -> Tape."""
+
+    def register(function: Formula) -> Formula:
+        _FORMULAS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register
+
+
+def tape_of(module: nn.Module, z: Sizes) -> Tape:
+    """By the formula of the module's own class: a subclass may do anything else.
+
+    Raises:
+        Unpredicted: there is none.
+    """
+    if type(module) not in _FORMULAS:
+        raise Unpredicted(type(module).__name__)
+    return _FORMULAS[type(module)](module, z)
+
+
+def require_known(known: bool, what: str) -> None:
+    """Raise `Unpredicted`, unless it is known."""
+    if not known:
+        raise Unpredicted(what)

@@ -1,0 +1,68 @@
+"""Bytes of gathered weights and of gradients on their way: what ZeRO-2 and -3 have besides shards, and for how long.
+
+A gradient that is kept in shards exists whole from its first parameter's backward pass until its bucket has travelled;
+with overlap one part longer. Weights kept in shards are whole while their part runs, with those of the next one, which
+are fetched meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+
+from minimegatron.parallel.ddp import DistributedDataParallel
+
+
+class Travel:
+    """Bytes of gathered weights and of gradients on their way, at each part of a stage.
+
+    Args:
+        ddp: its buckets.
+        parts: numbers of the layers of each part; none at both ends, which hold what is in no layer.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, parts: list[tuple[int, ...]]) -> None:
+        self._parts, self._overlap = parts, ddp.overlap
+        tied = not ddp.module.get_submodule("").config.untie_embeddings_and_output_weights  # type: ignore[union-attr]
+        self._grads: list[tuple[int, int, int]] = []  # first part, last part, bytes
+        self._weights: dict[int, int] = {}  # of each layer, and under -1 of the rest
+        for buffer in ddp.grad_buffers:
+            for bucket in buffer.buckets:
+                places = [place for name in bucket.members for place in self._places(name, tied)]
+                if buffer.fleeting and places:
+                    nbytes = bucket.span.size * buffer.data.element_size()
+                    self._grads.append((min(places), max(places), nbytes))
+                if ddp.sharding == "optim_grads_params" and places:
+                    name, param = next((n, buffer.params[n]) for n in bucket.members)
+                    layer = _layer_of(name)
+                    nbytes = bucket.span.size * param.element_size()
+                    self._weights[layer] = self._weights.get(layer, 0) + nbytes
+
+    def _places(self, name: str, tied: bool) -> list[int]:
+        """The parts that use a parameter; none where it is in another stage of this rank."""
+        layer, last = _layer_of(name), len(self._parts) - 1
+        if layer >= 0:
+            return [i for i, numbers in enumerate(self._parts) if layer in numbers]
+        if name.startswith("embedding.word") and tied:
+            return [0, last]
+        return [0] if name.startswith("embedding.") else [last]
+
+    def at(self, part: int, backward: bool) -> int:
+        """While this part runs."""
+        numbers, weights = self._parts[part], self._weights
+        nearby = self._parts[part - 1 if backward else part + 1] if 0 < part < len(self._parts) - 1 else ()
+        if part == 0 and not backward:
+            nearby = self._parts[1]
+        if part == len(self._parts) - 1 and backward:
+            nearby = self._parts[part - 1]
+        neighbour = nearby[-1:] if backward else nearby[:1]
+        whole = numbers if backward else numbers[:2]  # a group that is computed again stays together
+        total = sum(weights.get(n, 0) for n in {*whole, *neighbour, -1}) if weights else 0
+        if backward:
+            total += sum(n for first, last, n in self._grads if first - self._overlap <= part <= last)
+        return total
+
+
+def _layer_of(name: str) -> int:
+    """The layer that a logical name is of, or -1; depths of `models/mtp` are behind all layers."""
+    found = re.search(r"(?<!mtp\.)layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
