@@ -36,7 +36,7 @@ from minimegatron.errors import DataError, MinimegatronError
 
 MAX_HELD = 1 << 30  # bytes of a rank that wait here: given and not yet used, or not yet collected
 _MAX_GROUPS = 64  # of a rank: in which order they are complete tells something
-_LEAST = 8  # bytes that a message counts for: an empty one says something by its tag
+_LEAST = 8  # bytes that a message counts for where it says something beside its numbers: by a tag, or by being there
 
 
 @dataclasses.dataclass
@@ -266,7 +266,7 @@ class Transport:
         thing.what = f"{header['op']} {whom}" + (f" with tag {tag}" if tag else "")
         thing.lacks, thing.any_of = others.copy, peer < 0
         thing.entry = self._log.start(rank, str(header["op"]), group.ranks, header.get("at"), peer)
-        thing.entry.sent = max(nbytes, _LEAST) if sends else 0
+        thing.entry.sent = max(nbytes, 0 if nbytes and not tag else _LEAST) if sends else 0
         dtype, shape = (tensors[0].dtype, list(tensors[0].shape)) if sends else _told(header, nbytes)
         mine = _Message(source, target, tag, thing, nbytes, shown(dtype, shape), tensors[0] if sends else None)
         queue, waiting = (group.sends, group.receives) if sends else (group.receives, group.sends)

@@ -496,6 +496,14 @@ def short_timeout(rank: int) -> None:
     time.sleep(1.0)
 
 
+def small_messages(rank: int, world: int) -> None:
+    for numbers, tag in ((1, 0), (1, 3), (3, 3), (0, 0)):
+        if rank == 0:
+            dist.send(torch.ones(numbers), 1, tag=tag)
+        else:
+            dist.recv(torch.empty(numbers), 0, tag=tag)
+
+
 def computes_long(rank: int, world: int) -> float:
     """A rank that computes, sleeps, or sends from a thread is in no deadlock."""
     import threading

@@ -109,6 +109,12 @@ def test_the_log_has_the_order(ranks: Ranks) -> None:
     assert evidence["unclaimed"] == [[0, 1, 9, 12]]
 
 
+def test_a_small_message_counts_what_it_has_and_a_tag_for_eight_bytes(ranks: Ranks) -> None:
+    said, evidence = ranks.run("tests.labkit.talks:small_messages", 2)
+    assert said == [None, None]
+    assert [Entry(*entry).sent for entry in evidence["entries"][0]] == [4, 8, 12, 8]
+
+
 def test_what_is_forged_is_refused(ranks: Ranks) -> None:
     said, evidence = ranks.run("tests.labkit.talks:own_frames", 2)
     for found in said:
