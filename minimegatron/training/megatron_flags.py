@@ -130,8 +130,8 @@ REFUSED: dict[str, str] = {
         "*-in-block-prob"
     ),
     "other options of the distributed optimizer": (
-        "overlap-param-gather-* use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
-        "no-use-layer-wise-*"
+        "overlap-param-gather-* use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* "
+        "no-align-param-gather no-use-layer-wise-*"
     ),
     "Megatron's own FSDP": "*-megatron-fsdp *-custom-fsdp fsdp-* torch-fsdp2-* suggested-* outer-dp-* *hsdp*",
     "optimizer offload": (

@@ -24,7 +24,7 @@ from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.trainer import Trainer
-from tests.parallel.test_zero import SP, STAGES, STEPS, TP, batch_of
+from tests.parallel.test_zero import STAGES, STEPS, batch_of
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 from tests.twin import Case, accumulate, losses, microbatch, parallel_model, serial_backward, serial_model
