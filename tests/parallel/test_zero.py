@@ -162,7 +162,7 @@ def test_instances_take_the_steps_of_one_process(ranks: Any, sharding: str, layo
 
 # ------------------------------------------------------------------------------ frozen, and without a gradient
 
-NO_SUCH_LOSS = 5  # steps
+FEW = 5  # steps
 
 
 @pytest.mark.parametrize("sharding", STAGES)
@@ -172,13 +172,13 @@ def test_a_frozen_parameter_stays_and_one_without_gradient_decays(ranks: Any, sh
     torch alone skips a parameter whose `grad` is None; the twin has zeros.
     """
     case = case_of("dense", 2, {}, sharding=sharding, freeze=("*layers.0.mlp*",), unused=True)
-    want, norms = in_one_process(case, 2, NO_SUCH_LOSS)
-    results = ranks(2, fingerprints=False).run(trained, case, NO_SUCH_LOSS, timeout=300)
+    want, norms = in_one_process(case, 2, FEW)
+    results = ranks(2, fingerprints=False).run(trained, case, FEW, timeout=300)
     assert_same(results, want, norms, limit=1e-5)
     begins, ended = weights(case.config, case.seed), results[0][0]
     frozen = [name for name in begins if "layers.0.mlp" in name]
     assert frozen and all(torch.equal(ended[name], begins[name]) for name in frozen)
-    decayed = (1 - ADAM.lr * ADAM.weight_decay) ** NO_SUCH_LOSS
+    decayed = (1 - ADAM.lr * ADAM.weight_decay) ** FEW
     unused = [ended[name] for name in ended if name.endswith("unused")]
     assert len(unused) == 2
     torch.testing.assert_close(torch.stack(unused), torch.full((2, 7, 3), decayed), rtol=1e-6, atol=0.0)

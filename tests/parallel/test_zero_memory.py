@@ -11,7 +11,9 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.memory import Tracker
 from minimegatron.models.decoder import build_model
 from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.torch_fsdp import TorchFSDP2
 from tests.twin import Case, accumulate
 
 INSTANCES = "num_distributed_optimizer_instances"
@@ -27,9 +29,12 @@ def kept(rank: int, world: int, sharding: str, instances: int) -> tuple[int, dic
     mesh = Mesh.build(case.parallel)
     model = build_model(case.config, mesh, 0)
     count = sum(p.numel() for p in model.parameters())
-    ddp = DistributedDataParallel(
-        model, mesh, sharding=sharding, bucket_size=40_000 if sharding == "optim_grads" else None
-    )
+    bucket_size = 40_000 if sharding == "optim_grads" else None
+    ddp: DataParallel
+    if sharding == "fsdp2":
+        ddp = TorchFSDP2(model, mesh)
+    else:
+        ddp = DistributedDataParallel(model, mesh, sharding=sharding, bucket_size=bucket_size)
     optimizer = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     held = {**ddp.held(), **optimizer.held()}
     with Tracker(held) as tracker:
@@ -64,3 +69,12 @@ def test_bytes_of_a_rank_follow_the_laws(ranks: Any, sharding: str, world: int, 
         assert {owner: peak[owner] for owner in want} == want
         whole = {"optim_grads": 4 * count, "optim_grads_params": 6 * count}.get(sharding, 0)
         assert peak.get("communication", 0) < 0.75 * whole or not whole, "never all of the model at once"
+
+
+@pytest.mark.parametrize("world, instances", [(2, 1), (4, 1), (4, 2)])
+def test_bytes_of_a_rank_under_fsdp2(ranks: Any, world: int, instances: int) -> None:
+    """fp32 shards are parameters and main parameters in one: 16 bytes a parameter, over the ranks of an instance."""
+    for count, lasting, _ in ranks(world).run(kept, "fsdp2", instances):
+        share = count // (world // instances)
+        want = {"parameters": 4 * share, "gradients": 4 * share, "main parameters": 0, "moments": 8 * share}
+        assert {owner: lasting[owner] for owner in want} == want
