@@ -7,6 +7,7 @@ off there: a norm that is added up in other pieces has other last bits.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from typing import Any
@@ -34,9 +35,9 @@ BF16 = {"params_dtype": "bf16"}
 Tensors = dict[str, torch.Tensor]
 
 
-def built(case: Case, mesh: Mesh) -> tuple[DataParallel, MixedPrecisionOptimizer]:
-    ddp = parallel_model(case, mesh)
-    return ddp, build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+def built(case: Case, mesh: Mesh, lr: float = ADAM.lr) -> tuple[DataParallel, MixedPrecisionOptimizer]:
+    ddp, config = parallel_model(case, mesh), ADAM.replace(lr=lr)
+    return ddp, build_optimizer(config, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
 
 
 def held(ddp: DataParallel, optimizer: MixedPrecisionOptimizer) -> dict[str, tuple[int, torch.Tensor]]:
@@ -58,10 +59,12 @@ def weights_of(ddp: DataParallel, mesh: Mesh) -> Tensors:
         return {n: gather_logical(p, layout_of(p), mesh).bfloat16() for n, p in logical_parameters(ddp)}
 
 
-def steps_of(rank: int, world: int, case: Case) -> tuple[dict[str, tuple[int, torch.Tensor]], Tensors]:
-    """What a rank holds after the steps; the model's weights."""
+def steps_of(
+    rank: int, world: int, case: Case, lr: float = ADAM.lr
+) -> tuple[dict[str, tuple[int, torch.Tensor]], Tensors]:
+    """What a rank holds after the steps; the weights of its stage."""
     mesh = Mesh.build(case.parallel)
-    ddp, optimizer = built(case, mesh)
+    ddp, optimizer = built(case, mesh, lr)
     for step in range(STEPS):
         accumulate(ddp, batch_of(case, step), mesh)
         optimizer.step()
@@ -136,16 +139,18 @@ def travelled(main: Tensors, begins: Tensors) -> torch.Tensor:
     return torch.cat([main[name].double().flatten() - begins[name].flatten() for name in sorted(begins)])
 
 
-def exact_steps(case: Case, dp: int) -> tuple[Tensors, Tensors]:
+def exact_steps(case: Case, dp: int, lr: float = ADAM.lr) -> tuple[Tensors, Tensors]:
     """Weights in fp64 before and after the steps, from the rounded weights of the case."""
-    twin = serial_model(Case(double=True, accumulation=case.accumulation))
+    exact = {name: value for name, value in case.model.items() if name != "params_dtype"}
+    case = dataclasses.replace(case, layout={}, model=exact, double=True, sharding="no_shard")
+    twin = serial_model(case)
     with torch.no_grad():
         for param in twin.parameters():
             param.copy_(param.bfloat16())
     begins = {n: p.detach().clone() for n, p in logical_parameters(twin)}
-    optimizer = build_optimizer(ADAM, twin, Mesh.serial())
+    optimizer = build_optimizer(ADAM.replace(lr=lr), twin, Mesh.serial())
     for step in range(STEPS):
-        serial_backward(twin, batch_of(Case(double=True, accumulation=case.accumulation), step), dp)
+        serial_backward(twin, batch_of(case, step), dp)
         optimizer.step()
         optimizer.zero_grad()
     return begins, {n: p.detach() for n, p in logical_parameters(twin)}
@@ -164,6 +169,26 @@ def test_bf16_with_main_parameters_goes_the_exact_way(ranks: Any, sharding: str)
     for _ in range(STEPS):
         rounded = {n: (w + ((ends[n] - begins[n]) / STEPS).bfloat16()).bfloat16() for n, w in rounded.items()}
     assert (travelled(rounded, begins) - way).norm() / way.norm() > 2 * OFF
+
+
+WAYS = {
+    "tp2 sp dp2": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2 dp2": {"pipeline_model_parallel_size": 2},
+    "cp2 dp2": {"context_parallel_size": 2},
+}
+
+
+@pytest.mark.parametrize("sharding, layout", mostly_thorough([(s, w) for s in STAGES for w in WAYS], [3, 10, 12]))
+def test_bf16_goes_the_exact_way_in_every_layout(ranks: Any, sharding: str, layout: str) -> None:
+    """The model's own weights, in larger steps: what they are off by is that of the steps, and one rounding of 2^-9."""
+    whole = {**BF16, "vocab_size": 60}  # without padding
+    case, lr = Case(WAYS[layout], whole, accumulation=2, sharding=sharding), 1e-3
+    begins, ends = exact_steps(case, 2, lr)
+    way = travelled(ends, begins)
+    results = ranks(4, fingerprints=False).run(steps_of, case, lr)
+    weights = {name: weight for _, held_here in results for name, weight in held_here.items()}
+    rounding = 2**-9 * travelled(ends, {n: torch.zeros_like(w) for n, w in ends.items()}).norm() / way.norm()
+    assert 1e-4 < (travelled(weights, begins) - way).norm() / way.norm() < OFF + rounding
 
 
 # ------------------------------------------------------------------------------------ fp16: one rank overflows

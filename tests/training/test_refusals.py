@@ -71,10 +71,24 @@ FEATURES = {
     "untied": Feature(model="--untie-embeddings-and-output-weights"),
     "frozen": Feature(model="--freeze *embedding*"),
     "bf16": Feature(model="--bf16", tolerance=0.02),
+    "bf16, pp": Feature(PP, "--bf16", ranks=4, tolerance=0.02),
+    "bf16, pp, interleaved": Feature(
+        f"{PP} --num-virtual-stages-per-pipeline-rank 2", "--bf16 --eval-interval 1 --eval-iters 1", 4, 0.02
+    ),
+    "bf16, cp": Feature("--context-parallel-size 2", "--bf16", ranks=4, tolerance=0.02),
+    "bf16, mtp, pp": Feature(PP, "--bf16 --mtp-num-layers 1", ranks=4, tolerance=0.02),
+    "bf16, tp, sp, ep": Feature(
+        f"{TP} --sequence-parallel --expert-model-parallel-size 2", f"--bf16 {EXPERTS}", ranks=4, tolerance=0.1
+    ),
     "fp16": Feature(model="--fp16 --initial-loss-scale 256", tolerance=0.02),
+    "fp16, pp": Feature(PP, "--fp16 --initial-loss-scale 256", ranks=4, tolerance=0.02),
     "fp8, delayed": Feature(model=FP8, tolerance=0.1),
     "fp8, tensorwise": Feature(model=f"{FP8} --fp8-recipe tensorwise", tolerance=0.1),
     "fp8, tp": Feature(f"{TP} --sequence-parallel", FP8, ranks=4, tolerance=0.1),
+    "fp8, pp": Feature(PP, FP8, ranks=4, tolerance=0.1),
+    "fp8, ep": Feature("--expert-model-parallel-size 2", f"{FP8} {EXPERTS}", tolerance=0.1),
+    "fp8, recompute": Feature(model=f"{FP8} --recompute-granularity full", tolerance=0.1),
+    "fp32 residuals, pp": Feature(PP, "--bf16 --fp32-residual-connection", ranks=4, tolerance=0.02),
     "graph": Feature("--enable-cuda-graph"),
     "overlap of gradients": Feature("--overlap-grad-reduce"),
     "buckets": Feature("--overlap-grad-reduce --ddp-bucket-size 2000"),
@@ -90,7 +104,7 @@ FEATURES = {
 LATER, MATRICES = "reduces gradients when autograd has finished", "Muon needs whole matrices"
 REFUSED: dict[str, dict[str, str]] = {
     **{f"pp, {schedule}": {"fsdp2": LATER} for schedule in ("zb_h1", "zb_v", "dualpipe_v")},
-    "fp16": {"fsdp2": "no loss scale would be made"},
+    **dict.fromkeys(("fp16", "fp16, pp"), {"fsdp2": "no loss scale would be made"}),
     "graph": {"optim_grads": "no messages", "optim_grads_params": "no messages", "fsdp2": "no messages"},
     "buckets": dict.fromkeys(GATHERED, "a bucket is a layer"),
     "overlap of weights": {"no_shard": "no parameters are gathered"} | dict.fromkeys(GATHERED, "on use already"),
