@@ -156,7 +156,7 @@ def exact_steps(case: Case, dp: int, lr: float = ADAM.lr) -> tuple[Tensors, Tens
     return begins, {n: p.detach() for n, p in logical_parameters(twin)}
 
 
-@pytest.mark.parametrize("sharding", STAGES)
+@pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [1, 3]))
 def test_bf16_with_main_parameters_goes_the_exact_way(ranks: Any, sharding: str) -> None:
     """Four replicas; where rounded weights are all there is, no weight moves: a step is below half a unit."""
     case = Case({}, BF16, accumulation=2, sharding=sharding)
@@ -178,7 +178,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("sharding, layout", mostly_thorough([(s, w) for s in STAGES for w in WAYS], [3, 10, 12]))
+@pytest.mark.parametrize("sharding, layout", mostly_thorough([(s, w) for s in STAGES for w in WAYS], [3, 13]))
 def test_bf16_goes_the_exact_way_in_every_layout(ranks: Any, sharding: str, layout: str) -> None:
     """The model's own weights, in larger steps: what they are off by is that of the steps, and one rounding of 2^-9."""
     whole = {**BF16, "vocab_size": 60}  # without padding
