@@ -71,7 +71,7 @@ class ParallelFp8(nn.Module):
 
     Attributes:
         input, weight, gradient: where their scales come from. Histories grow in training alone.
-        kept: weights in FP8 while a step lasts, or None.
+        kept: {transposed: the weight in FP8} while a step lasts, or None.
         deferred: see `Products`.
     """
 
@@ -90,7 +90,7 @@ class ParallelFp8(nn.Module):
             self.add_module(which, scaling_of(recipe, which, axes[which], **place))
         self.recipe, self.agree_over = recipe, agree_over
         self.wgrad, self.tiled = wgrad, recipe.kind in ("block", "mx")
-        self.kept: dict[tuple[int, bool], Quantised] | None = None
+        self.kept: dict[bool, Quantised] | None = None
         self.deferred: DeferredGradients | None = None
 
     def quantise(self, x: torch.Tensor, which: str, transposed: bool = False) -> Quantised:
@@ -99,13 +99,15 @@ class ParallelFp8(nn.Module):
         return made
 
     def weight_copy(self, weight: torch.Tensor, transposed: bool = False) -> Quantised:
-        """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so."""
-        key = (weight.data_ptr(), transposed)
-        if self.kept is not None and key in self.kept:
-            return self.kept[key]
+        """W [o, i], or W^T, in FP8; made once a step where `fp8_model.keeping_weights` says so.
+
+        It is the layer's one weight, wherever it lies: one that is gathered on use comes to another place each time.
+        """
+        if self.kept is not None and transposed in self.kept:
+            return self.kept[transposed]
         copy = self.quantise(weight, "weight", transposed)
         if self.kept is not None:
-            self.kept[key] = copy
+            self.kept[transposed] = copy
         return copy
 
     def linear(

@@ -63,6 +63,12 @@ class DataParallel(nn.Module):
         """Every trainable parameter by its logical name."""
         return {name: param for name, param in logical_parameters(self.module) if param.requires_grad}
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """In which the model computes; None without parameters."""
+        weight = next(self.module.parameters(), None)
+        return None if weight is None else weight.dtype
+
     def name_of(self, param: torch.Tensor) -> str:
         """The logical name of one of the trainable parameters."""
         raise NotImplementedError

@@ -55,6 +55,7 @@ class TorchFSDP2(DataParallel):
             reduce_dtype=torch.float32 if dtype != torch.float64 else None,
             cast_forward_inputs=False,
         )
+        self._gathered_in = policy.param_dtype
         if policy.param_dtype is not None:
             module.float()
         dense, experts = mesh.shard_mesh("dp"), mesh.shard_mesh("edp")
@@ -72,6 +73,10 @@ class TorchFSDP2(DataParallel):
             param.param_layout = layouts[name]  # type: ignore[attr-defined]
         self._names = {param: name for name, param in logical_parameters(module) if param.requires_grad}
         self._grads = {name: torch.zeros_like(_local(param)) for param, name in self._names.items()}
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return self._gathered_in or super().compute_dtype
 
     def name_of(self, param: torch.Tensor) -> str:
         return self._names[param]  # type: ignore[index]

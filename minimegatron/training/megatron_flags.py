@@ -115,7 +115,7 @@ REFUSED: dict[str, str] = {
     ),
     "other options of experts": "moe-* enable-gpt-oss",
     "multi-latent attention": ("cache-mla-latents mla-*"),
-    "YaRN and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
+    "other options of YaRN, and interpolated RoPE": "yarn-* no-yarn-* rotary-seq-len-interpolation-factor no-rope-freq",
     "other options of multi-token prediction": "mtp-*",
     "state-space and hybrid models": "mamba-* hybrid-* is-hybrid-model linear-attention-* linear-conv-*",
     "encoders and encoder-decoders": (
@@ -129,15 +129,13 @@ REFUSED: dict[str, str] = {
         "retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-* "
         "*-in-block-prob"
     ),
-    "the distributed optimizer (ZeRO-1)": (
-        "overlap-param-gather-* num-distributed-optimizer-instances no-align-param-gather no-use-layer-wise-*"
-    ),
-    "fully sharded data parallelism": "use-megatron-fsdp *fsdp* outer-dp-* *hsdp*",
+    "other options of the distributed optimizer": "overlap-param-gather-* no-align-param-gather no-use-layer-wise-*",
+    "Megatron's own FSDP": "*-megatron-fsdp *-custom-fsdp fsdp-* torch-fsdp2-* suggested-* outer-dp-* *hsdp*",
     "other optimizers": "lion-* head-lr-mult no-weight-decay-cond*",
-    "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
-    "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
+    "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication",
+    "gradient reduction in bf16, and other buckets": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",
-    "FP8 parameters and attention, and FP4": ("fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"),
+    "other options of FP8, and FP4": ("fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-* kitchen-*"),
     "Transformer Engine": "use-te use-transformer-engine-op-fuser",
     "other CUDA graphs": "cuda-graph-* external-cuda-graph optimizer-cuda-graph",
     "activation offload": (
@@ -172,14 +170,14 @@ REFUSED: dict[str, str] = {
         "inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-* adlr-autoresume* "
         "check-for-spiky-loss check-for-large-grads gpu-sniff-*"
     ),
-    "garbage collection": "manual-gc-*",
+    "garbage collection": "no-manual-gc-*",
     "deterministic kernels": "deterministic-mode",
     "NCCL knobs": (
         "nccl-* use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups "
         "disable-gloo-process-groups disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping "
         "lazy-mpu-init"
     ),
-    "inference": (
+    "other options of inference": (
         "inference-* max-tokens-to-oom num-speculative-tokens enable-chunked-prefill return-log-probs *-cuda-graphs"
     ),
     "reinforcement learning": "rl-* grpo-* perform-rl-step langrl-* refit-method",

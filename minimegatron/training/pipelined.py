@@ -118,7 +118,7 @@ def forward_backward(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, scale), chunk, chosen, rank, c, model, last[c])
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    overlapped.run(chosen, stages, chunks.mail, _hidden(batches, chunks), checked=checked)
+    overlapped.run(chosen, stages, chunks.mail, _hidden(batches, model), checked=checked)
     return sums.tokens, sums.reports
 
 
@@ -134,7 +134,7 @@ def forward_only(
         ModuleStage(_forward_of(forward_step, chunk, batches, sums, lambda loss: loss), chunk, schedule, rank, c)
         for c, (_, chunk) in enumerate(chunks.stages())
     ]
-    overlapped.run(schedule, stages, chunks.mail, _hidden(batches, chunks), checked=True)
+    overlapped.run(schedule, stages, chunks.mail, _hidden(batches, model), checked=True)
     return sums.reports
 
 
@@ -183,15 +183,13 @@ def _fits(schedule: Schedule, chunks: ModelChunks, num_microbatches: int) -> Sch
     return schedule
 
 
-def _hidden(batches: Microbatches, chunks: ModelChunks) -> Hidden | None:
+def _hidden(batches: Microbatches, model: DataParallel) -> Hidden | None:
     """What travels between stages, from the first microbatch; None where lengths vary and headers must say it."""
-    config, mesh = chunks.config, chunks.mesh
+    config, mesh = _chunks(model).config, model.mesh
     if mesh.parallel.variable_seq_lengths:
         return None
     b, s = batches.peek(0)["tokens"].shape
-    weight = next(iter(chunks.parameters()), None)
-    double = weight is not None and weight.dtype == torch.float64  # FSDP2 keeps fp32 shards of weights that are bf16
-    dtype = torch.float64 if double else config.dtype
+    dtype = model.compute_dtype or config.dtype
     dtype = torch.promote_types(dtype, torch.float32) if config.fp32_residual_connection else dtype
     return Hidden(torch.Size((hidden_rows(s, mesh), b, config.hidden_size)), dtype)
 

@@ -210,5 +210,6 @@ def test_weights_that_are_kept_are_those_of_this_step(kind):
             assert torch.equal(y(w), at_first) and layer.kept
             w.mul_(-1.5 - step)
             assert torch.equal(y(w), at_first), "weights do not move within a step: the copy is used"
+            assert torch.equal(y(w.clone()), at_first) and len(layer.kept) == 1, "also where it is gathered elsewhere"
         fresh = layer_of(Fp8Recipe(kind))
         assert torch.equal(y(w), linear(fresh, x, w)), "after a step weights are quantised anew"

@@ -233,9 +233,16 @@ MUTANTS = (
     Mutant(
         "experts are summed over dp and cp",
         "minimegatron/parallel/ddp.py",
-        "self._add_buffers(experts, mesh.edp, grad_dtype)",
-        "self._add_buffers(experts, mesh.dp_cp, grad_dtype)",
+        "self._add_buffers(experts, mesh.edp_shard, mesh.edp_instances, grad_dtype)",
+        "self._add_buffers(experts, mesh.dp_shard, mesh.dp_instances, grad_dtype)",
         _EXPERTS,
+    ),
+    Mutant(
+        "weights still travel when the optimizer writes",
+        "minimegatron/parallel/ddp.py",
+        "            weights.finish()  # those",
+        "            pass  # those",
+        "tests/parallel/test_gathers.py -k out_of_order",
     ),
     Mutant(
         "a factor reaches the dense gradients alone",

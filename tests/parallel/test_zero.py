@@ -2,6 +2,12 @@
 
 The batch of every step is another one; ranks and microbatches count different numbers of tokens, norms are not 1 and
 biases not 0 (`tests/twin`). Weights are compared after 20 steps of AdamW, which clips and decays.
+
+An ordinary run has two layouts of every stage, on models of two layers: four replicas that share experts, and two
+replicas with tp, sp and pp. The matrix (`--thorough`) has all layouts, on models of four layers.
+
+Collectives are not compared between ranks here: that is a message more for each, and `test_zero_features` takes the
+same paths with it.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.optim.build import build_optimizer
 from tests.thorough import mostly_thorough
-from tests.twin import Case, accumulate, distance, grad_of, parallel_model, serial_backward, serial_model
+from tests.twin import Case, accumulate, distance, grad_of, parallel_model, serial_backward, serial_model, weights
 
 TP, SP, PP = "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"
 EP = "expert_model_parallel_size"
@@ -29,14 +35,12 @@ STAGES = ("no_shard", "optim", "optim_grads", "optim_grads_params", "fsdp2")
 STEPS = 20
 ADAM = OptimizerConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.1, adam_eps=1e-6)
 DENSE: dict[str, Any] = {
-    "num_layers": 4,
     "add_bias_linear": True,
     "normalization": "LayerNorm",
     "activation": "gelu",
     "untie_embeddings_and_output_weights": False,
 }
 EXPERTS: dict[str, Any] = {
-    "num_layers": 4,
     "add_qkv_bias": True,
     "num_experts": 4,
     "moe_ffn_hidden_size": 24,
@@ -52,14 +56,12 @@ def batch_of(case: Case, step: int) -> Case:
     return dataclasses.replace(case, seed=1000 + 17 * step)
 
 
-@functools.cache
-def serial(model: str, dp: int, accumulation: int, double: bool = False) -> tuple[Weights, list[float]]:
+def in_one_process(case: Case, dp: int, steps: int = STEPS) -> tuple[Weights, list[float]]:
     """Weights after the steps of one process, and the norms of their gradients."""
-    case = case_of(model, {}, accumulation=accumulation, double=double)
     whole = serial_model(case)
     optimizer = build_optimizer(ADAM, whole, Mesh.serial())
     norms = []
-    for step in range(STEPS):
+    for step in range(steps):
         serial_backward(whole, batch_of(case, step), dp)
         for param in whole.parameters():
             param.grad = grad_of(param)
@@ -68,17 +70,24 @@ def serial(model: str, dp: int, accumulation: int, double: bool = False) -> tupl
     return {n: gather_logical(p, layout_of(p), Mesh.serial()) for n, p in logical_parameters(whole)}, norms
 
 
-def case_of(model: str, layout: dict[str, Any], **more: Any) -> Case:
-    return Case(layout, DENSE if model == "dense" else EXPERTS, **more)
+@functools.cache
+def serial(model: str, dp: int, layers: int) -> tuple[Weights, list[float]]:
+    """The twin of a layout's case."""
+    return in_one_process(case_of(model, layers, {}), dp)
 
 
-def trained(rank: int, world: int, case: Case, config: OptimizerConfig = ADAM) -> tuple[Weights, list[float]]:
+def case_of(model: str, layers: int, layout: dict[str, Any], **more: Any) -> Case:
+    fields = DENSE if model == "dense" else EXPERTS
+    return Case(layout, {"num_layers": layers, **fields}, accumulation=2, **more)
+
+
+def trained(rank: int, world: int, case: Case, steps: int = STEPS) -> tuple[Weights, list[float]]:
     """Logical weights after the steps, of one rank of a stage; and the norms of their gradients."""
     mesh = Mesh.build(case.parallel)
     ddp = parallel_model(case, mesh)
-    optimizer = build_optimizer(config, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    optimizer = build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     norms = []
-    for step in range(STEPS):
+    for step in range(steps):
         accumulate(ddp, batch_of(case, step), mesh)
         norms.append(optimizer.step().grad_norm or 0.0)
     with ddp.whole_weights():
@@ -90,8 +99,8 @@ def trained(rank: int, world: int, case: Case, config: OptimizerConfig = ADAM) -
 
 def assert_same(results: list[tuple[Weights, list[float]]], want: Weights, norms: list[float], limit: float) -> None:
     """Every weight is on some rank, and everywhere that of one process."""
-    assert set().union(*(weights for weights, _ in results)) == want.keys()
-    off = {n: distance(w, want[n]) for weights, _ in results for n, w in weights.items()}
+    assert set().union(*(held for held, _ in results)) == want.keys()
+    off = {n: distance(w, want[n]) for held, _ in results for n, w in held.items()}
     assert {n: d for n, d in off.items() if not d <= limit} == {}
     for _, got in results:
         assert got == pytest.approx(norms, rel=20 * limit)
@@ -106,21 +115,19 @@ SIZES = [
     for stage, dp, tp, pp, ep in itertools.product(STAGES, (2, 4), (1, 2), (1, 2), (1, 2))
     if dp * tp * pp <= 8
 ]
-ORDINARY = {
-    ("optim", 2, 1, 2, 2),
-    ("optim_grads", 4, 1, 1, 2),
-    ("optim_grads_params", 2, 2, 1, 2),
-    ("optim_grads_params", 2, 1, 2, 1),
-    ("fsdp2", 2, 2, 1, 1),
-    ("fsdp2", 2, 1, 2, 2),
-}
+ORDINARY = ((4, 1, 1, 2), (2, 2, 2, 1))
 
 
-@pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, lambda sizes: sizes in ORDINARY))
+def check(ranks: Any, world: int, dp: int, model: str, layers: int, layout: dict[str, Any], sharding: str) -> None:
+    case = case_of(model, layers, layout, sharding=sharding)
+    results = ranks(world, fingerprints=False).run(trained, case, timeout=300)
+    assert_same(results, *serial(model, dp, layers), limit=1e-5)
+
+
+@pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, lambda sizes: sizes[1:] in ORDINARY))
 def test_twenty_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: int, pp: int, ep: int) -> None:
-    model = "experts" if ep > 1 else "dense"
-    case = case_of(model, layout_of_sizes(tp, pp, ep), accumulation=2, sharding=sharding)
-    assert_same(ranks(dp * tp * pp).run(trained, case, timeout=300), *serial(model, dp, 2), limit=1e-5)
+    layers = 2 if (dp, tp, pp, ep) in ORDINARY else 4
+    check(ranks, dp * tp * pp, dp, "experts" if ep > 1 else "dense", layers, layout_of_sizes(tp, pp, ep), sharding)
 
 
 # ------------------------------------------------------------------------------------------------ instances (HSDP)
@@ -148,7 +155,30 @@ INSTANCES = "num_distributed_optimizer_instances"
     ids=str,
 )
 def test_instances_take_the_steps_of_one_process(ranks: Any, sharding: str, layout: Any, world: int) -> None:
-    model = "experts" if EP in layout else "dense"
-    case = case_of(model, layout, accumulation=2, sharding=sharding)
     dp = world // (layout.get(TP, 1) * layout.get(PP, 1))
-    assert_same(ranks(world).run(trained, case, timeout=300), *serial(model, dp, 2), limit=1e-5)
+    layers = 2 if world == 4 else 4
+    check(ranks, world, dp, "experts" if EP in layout else "dense", layers, layout, sharding)
+
+
+# ------------------------------------------------------------------------------ frozen, and without a gradient
+
+FEW = 5  # steps
+
+
+@pytest.mark.parametrize("sharding", STAGES)
+def test_a_frozen_parameter_stays_and_one_without_gradient_decays(ranks: Any, sharding: str) -> None:
+    """No loss depends on `unused`: its gradient is 0 in the buffer, as in Megatron, so AdamW takes its decay from it.
+
+    torch alone skips a parameter whose `grad` is None; the twin has zeros.
+    """
+    case = case_of("dense", 2, {}, sharding=sharding, freeze=("*layers.0.mlp*",), unused=True)
+    want, norms = in_one_process(case, 2, FEW)
+    results = ranks(2, fingerprints=False).run(trained, case, FEW, timeout=300)
+    assert_same(results, want, norms, limit=1e-5)
+    begins, ended = weights(case.config, case.seed), results[0][0]
+    frozen = [name for name in begins if "layers.0.mlp" in name]
+    assert frozen and all(torch.equal(ended[name], begins[name]) for name in frozen)
+    decayed = (1 - ADAM.lr * ADAM.weight_decay) ** FEW
+    unused = [ended[name] for name in ended if name.endswith("unused")]
+    assert len(unused) == 2
+    torch.testing.assert_close(torch.stack(unused), torch.full((2, 7, 3), decayed), rtol=1e-6, atol=0.0)

@@ -24,8 +24,8 @@ LINE = f"{TINY} --mock-data --hidden-dropout 0 --attention-dropout 0 --micro-bat
 LINE += "--train-iters 4"
 
 
-def history(line: str, graph: StepGraph | None = None) -> list[tuple[float, float | None]]:
-    trainer = small_trainer(parse_args(shlex.split(f"{LINE} {line}")), quiet=True)
+def history(line: str, graph: StepGraph | None = None, world: int = 1) -> list[tuple[float, float | None]]:
+    trainer = small_trainer(parse_args(shlex.split(f"{LINE} {line}"), world), quiet=True)
     trainer.graph = graph
     trainer.train()
     trainer.close()
@@ -49,6 +49,17 @@ def test_a_recorded_step_is_the_step(line):
     recorder = OnACpu(places=False)
     assert history(line, StepGraph(1, recorder)) == history(line)
     assert recorder.events == ["warm", "record"] + ["play"] * 3
+
+
+def recorded_and_not(rank: int, world: int, line: str) -> bool:
+    """Whether a replica that plays its steps has the losses and norms of one that computes them."""
+    return history(line, StepGraph(1, OnACpu(places=False)), world) == history(line, world=world)
+
+
+@pytest.mark.parametrize("line", ["", "--use-distributed-optimizer"], ids=["no_shard", "optim"])
+def test_replicas_play_their_steps(ranks, line):
+    """Gradients travel after the passes and new weights after the step, so a recording of the passes has neither."""
+    assert ranks(2).run(recorded_and_not, line) == [True, True]
 
 
 def test_batches_have_one_place_and_results_are_the_steps_own(monkeypatch):
