@@ -10,7 +10,7 @@ what the reference gives, do the judges (`accept`) agree.
 
 What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
 that is wrong, without numbers; the mistake, where the answer is what one of the exercise's mistakes gives. Two
-mistakes may give the same on small inputs: of those that the first wrong case knows, told is the one that explains most.
+mistakes may give the same on small inputs: of those that fit the first wrong case, told is the one that fits most.
 """
 
 from __future__ import annotations

@@ -240,7 +240,8 @@ ON_USE = Exercise(
         Case("the next unit's weights travel while this one computes", _some, points=2, hidden=True, fixed=[_five],
              accept=[_as_often_as_units_run, _prefetched, _gradients_leave]),
         Case("never the whole model, of weights or gradients", _large, hidden=True, accept=[
-            peak_at_most("8.5 units (whole weights, gradients, products) and the shards of all gradients", _a_few_units)]),
+            peak_at_most("room for 8.5 units (weights, gradients, products) and the shards of all gradients",
+                         _a_few_units)]),
     ],
     mistakes=[
         Mistake(_mistaken(summed=False), "The gradients are this rank's own: no sum has arrived."),

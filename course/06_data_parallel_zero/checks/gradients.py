@@ -119,7 +119,11 @@ def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]
     """The buckets in which shards come back: all, from the left; or `late` ones last, or no `empty` ones."""
     of, idle = _bucket_of(inputs), inputs["idle"][step]
     late = {of[idle]} if idle >= 0 else set[int]()
-    order = sorted(range(len(inputs["buckets"])), key=lambda n: n in late) if other == "late" else range(len(inputs["buckets"]))
+    order = (
+        sorted(range(len(inputs["buckets"])), key=lambda n: n in late)
+        if other == "late"
+        else range(len(inputs["buckets"]))
+    )
     empty = {n for n in late if of.count(n) == 1} if other == "empty" else set[int]()
     return [inputs["buckets"][n] for n in order if n not in empty]
 
@@ -198,7 +202,9 @@ def _has_a_buckets_time(answer: Answer) -> str | None:
                 if call.waited is None or call.waited > moments[fills]:
                     continue
                 if call.waited < min(moment for moment in moments if moment > call.started):
-                    return f"{where} as soon as that has left, inside backward(), so nothing is hidden behind computation"
+                    return (
+                        f"{where} as soon as that has left, inside backward(), so nothing is hidden behind computation"
+                    )
                 return f"{where} before the next bucket is full; until then it may travel, hidden behind computation"
     return None
 
@@ -311,13 +317,14 @@ REDUCE = Exercise(
     cases=[
         Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
         Case("each rank gets its shard of the sum over the group", _two_groups, hidden=True, fixed=[_three]),
-        Case("three parameters of 2 in two buckets, two steps; in the first one parameter 1 has no gradient", _TWO_STEPS),
+        Case("three parameters of 2 in two buckets, two steps; in the first, parameter 1 has no gradient", _TWO_STEPS),
         Case("a parameter without a gradient in this step", _idle, hidden=True, fixed=[_alone]),
-        Case("full buckets leave while backward runs, and none is waited for before the next one is full", _net, hidden=True,
-             fixed=[_exact], accept=[_by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
+        Case("full buckets leave while backward runs, and none is waited for before the next one is full", _net,
+             hidden=True, fixed=[_exact], accept=[
+                 _by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
-            peak_at_most("room for the shards, two buckets and two gradients (a shard that is a view of its bucket keeps "
-                         "it alive)", _shards_and_two_buckets),
+            peak_at_most("room for the shards, two buckets and two gradients (a shard that is a view of its bucket "
+                         "keeps it alive)", _shards_and_two_buckets),
             alive_at_most("room for its shards and one bucket", _shards)]),
     ],
     mistakes=[

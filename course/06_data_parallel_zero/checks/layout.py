@@ -84,8 +84,8 @@ LAY_OUT = Exercise(
         Mistake(lambda **i: lay_out(**i, more=False), "A bucket with exactly that many elements is full."),
         Mistake(lambda **i: lay_out(**i, before=True), "A bucket is closed *after* the parameter that fills it, even "
                 "if it is then larger than asked."),
-        Mistake(_with_an_empty_one, "The last bucket is empty: where a parameter has just closed one and no parameter is "
-                "left, there is nothing to close."),
+        Mistake(_with_an_empty_one, "The last bucket is empty: where a parameter has just closed one and none is left, "
+                "there is nothing to close."),
         Mistake(lambda **i: lay_out(**{**i, "ranks": 2}), "Two ranks are the example's: a bucket divides by `ranks`."),
         Mistake(_by_total, "Only buckets are padded here, not each parameter."),
         Mistake(lambda **i: {**lay_out(**i), "places": lay_out(**i)["places"][::-1]}, "`places` has the order of "
@@ -173,8 +173,8 @@ PIECES = Exercise(
                 "counts from that of the bucket."),
         Mistake(_edited(lambda i, p, first, last, b, at: (p, first, last - first, b, at)), "The third number is "
                 "where the stretch stops, not how long it is."),
-        Mistake(_in_the_models_order, "All pieces are right. Within a bucket, too, they stand in the order of the buffer: "
-                "the last parameter first."),
+        Mistake(_in_the_models_order, "All pieces are right. Within a bucket, too, they stand in the order of the "
+                "buffer: the last parameter first."),
         Mistake(lambda **i: sorted(my_pieces(**i)), "The pieces stand in the order of the buffer, from the left."),
         Mistake(lambda **i: my_pieces(**{**i, "rank": i["ranks"] - 1 - i["rank"]}), "Those are another rank's: rank 0 "
                 "has the first part of each bucket."),

@@ -262,7 +262,7 @@ CLIP = Exercise(
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
     mistakes=[Mistake(_clip_mistake(how), hint) for how, hint in _CLIP_MISTAKES],
-    errors={"has ended": "A rank that has nothing takes part all the same: the others wait for its 0."},
+    errors={"has returned": "A rank that has nothing takes part all the same: the others wait for its 0."},
     idea="Pythagoras: what of a shard can be added up over ranks, and what cannot?",
     hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); "
     "multiply every shard in place by (max_norm / (norm + 1e-6)).clamp(max=1).",

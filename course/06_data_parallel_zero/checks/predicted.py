@@ -131,8 +131,8 @@ SENT = Exercise(
                 "keeps. It sends the rest."),
         Mistake(lambda stage, weights, microbatches, kept, ranks, **i: bytes_sent(
             stage, weights, microbatches=microbatches, kept=kept, ranks=ranks, **i)
-            - (weights * (ranks - 1) / ranks if kept and stage == 2 else 0), "`kept` matters in stage 3 only: in stage 2 "
-            "weights are gathered once a step, after it, and that gather stays."),
+            - (weights * (ranks - 1) / ranks if kept and stage == 2 else 0), "`kept` matters in stage 3 only: in stage "
+            "2 weights are gathered once a step, after it, and that gather stays."),
         Mistake(lambda ranks, **i: bytes_sent(ranks=ranks, **i) * ranks / max(ranks - 1, 1), "A rank keeps its own "
                 "part: (D-1)/D of the bytes leave."),
         Mistake(lambda stage, weights, gradients, ranks, **i: bytes_sent(stage, gradients, gradients, ranks, **i),

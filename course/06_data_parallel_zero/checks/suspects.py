@@ -116,14 +116,15 @@ SUSPECTS = Exercise(
         Mistake(lambda got, want: [1 / f if f else math.inf for f in suspects(got, want)], "The factor is got over "
                 "want."),
         Mistake(_by_norm, "A norm does not see a direction, or a sign: stretches of the same length may still differ."),
-        Mistake(_elementwise, "You compare element by element. A part is right if the norm of its *whole* error is small: "
-                "rounding leaves a little where 0 is right."),
+        Mistake(_elementwise, "You compare element by element. A part is right if the norm of its *whole* error is "
+                "small: rounding leaves a little where 0 is right."),
         Mistake(_without_padding, "Padding belongs to the last part. Where it is not 0, the part is wrong."),
         Mistake(lambda got, want: [math.nan if f <= 0 else f for f in suspects(got, want)], "A factor may be 0, or "
                 "negative."),
     ],
     errors={"must match": "The shards may be longer than the twin's gradient: the last elements are padding, 0."},
-    idea="Norms are of whole parts. Put the twin's gradient where the shards lie, padding too; then for each rank: which multiple comes nearest?",
-    hint="Append zeros to want and split it as got is. Right, 1.0, if (g - w).norm() <= 1e-3 * w.norm(). Else factor = (g . w)/(w . "
-    "w); nan if (g - factor w).norm() is not small beside (factor w).norm().",
+    idea="Norms are of whole parts. Put the twin's gradient where the shards lie, padding too; then for each rank: "
+    "which multiple comes nearest?",
+    hint="Append zeros to want and split it as got is. Right, 1.0, if (g - w).norm() <= 1e-3 * w.norm(). Else factor = "
+    "(g . w)/(w . w); nan if (g - factor w).norm() is not small beside (factor w).norm().",
 )  # fmt: skip
