@@ -121,9 +121,12 @@ def cpu_seconds(step: Callable[[], None], steps: int) -> float:
     return time.process_time() - begun
 
 
-def on_rank(rank: int, world: int, work: Workload, layout: dict[str, Any]) -> float:
-    """CPU-seconds of one rank, after a warm-up step."""
-    step = our_step(work, Mesh.build(ParallelConfig.from_dict(layout)))
+def on_rank(rank: int, world: int, work: Workload, layout: dict[str, Any] | None) -> float:
+    """CPU-seconds of one rank, after a warm-up step; without a layout it takes its share of the samples, alone."""
+    if layout is None:
+        step = our_step(dataclasses.replace(work, batch=work.batch // world), Mesh.serial())
+    else:
+        step = our_step(work, Mesh.build(ParallelConfig.from_dict(layout)))
     step()
     return cpu_seconds(step, work.steps)
 

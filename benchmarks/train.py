@@ -7,15 +7,21 @@
 |------------|----------------------------------|---------------------------------------|---------------------|
 | `hf`       | our step, one process            | transformers' Llama, AdamW, clipping  | speed-up, B / A     |
 | `tp2` ...  | two ranks, CPU-s of both added   | one process, the same tokens          | efficiency, B / A   |
+| `apart`    | two processes, half of them each | one process, the same tokens          | efficiency, B / A   |
 
 Every contender trains the same model on the same number of tokens in fp32: forward, backward, clip to 1, AdamW. The
 cost is CPU-seconds of whole steps after a warm-up step (`benchmarks/paired.py`). A step has 16 samples of 256 tokens in
 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
+
+`apart` sends nothing: what it loses is two processes sharing caches and memory, and one more optimizer step. No layout
+of two replicas can be expected above it. ZeRO-2 and -3 communicate once a microbatch: `--micro-batch 8` is the same
+batch in two microbatches, one on each replica.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import platform
 from typing import Any
 
@@ -28,7 +34,8 @@ from minimegatron.launch.workers import WarmPool
 from minimegatron.models.zoo import count_parameters
 
 STRATEGY = "data_parallel_sharding_strategy"
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any] | None] = {
+    "apart": None,
     "tp2": {"tensor_model_parallel_size": 2},
     "tp2 sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "cp2": {"context_parallel_size": 2},
@@ -68,13 +75,17 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--only", nargs="*", choices=["hf", *LAYOUTS], default=["hf", *LAYOUTS])
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--micro-batch", type=int, help="samples of a forward pass, 2 if not given")
     args = parser.parse_args()
     torch.set_num_threads(1)
     work, pairs, warmups = (SMOKE, 2, 0) if args.smoke else (FULL, args.pairs, 2)
+    if args.micro_batch:
+        work = dataclasses.replace(work, micro_batch=args.micro_batch)
     size = count_parameters(work.config) / 1e6
     print(
         f"torch {torch.__version__}, {platform.machine()}, 1 thread a rank; {size:.1f} M-parameter Llama in fp32, "
-        f"{work.batch} x {work.seq_length} tokens a step ({LONG.batch} x {LONG.seq_length} for cp); "
+        f"{work.batch} x {work.seq_length} tokens a step in microbatches of "
+        f"{work.micro_batch} ({LONG.batch} x {LONG.seq_length} for cp, one by one); "
         f"median of {pairs} A B B A pairs (quartiles)"
     )
     for name in args.only:

@@ -9,7 +9,8 @@ that is wrong is the case's note. It is looked at in this order: is there an ans
 what the reference gives, do the judges (`accept`) agree.
 
 What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
-that is wrong, without numbers; the mistake, where the answer is what one of the exercise's mistakes gives.
+that is wrong, without numbers; the mistake, where the answer is what one of the exercise's mistakes gives. Two
+mistakes may give the same on small inputs: of those that fit the first wrong case, told is the one that fits most.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, mistake, again = list[Row](), "", dict[int, Trial]()
+    rows, known, again = list[Row](), list[tuple[str, ...]](), dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
@@ -74,8 +75,8 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         answered = answered or bool(wrong) and said is not None
         if wrong and said is None:
             first = all(not row.note for row in rows)
-            known = {**asked.errors, **(case.errors if first else {})}
-            said = next((mistake for words, mistake in known.items() if words in wrong), None)
+            words = {**asked.errors, **(case.errors if first else {})}
+            said = next(((mistake,) for text, mistake in words.items() if text in wrong), None)
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")
             plain = job.get("again", {}).get(index)
@@ -84,14 +85,14 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         elif wrong and trial:
             only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
-        mistake = mistake or said or ""
+        known.append(said or ())
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
     everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        texts = everywhere, mistake, asked.idea, asked.hint
+        texts = everywhere, explains_most(known), asked.idea, asked.hint
         verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
     asks = only_settings and "again" not in job
     return {
@@ -100,9 +101,15 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     }
 
 
+def explains_most(known: Sequence[tuple[str, ...]]) -> str:
+    """Of the mistakes that the first case with any knows, the one that most cases know; of equals the first."""
+    first = next(filter(None, known), ())
+    return max(first, key=lambda hint: sum(hint in of_case for of_case in known), default="")
+
+
 def _first_wrong(
     asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]]
-) -> tuple[str | None, str | None, Trial | None]:
+) -> tuple[str | None, tuple[str, ...] | None, Trial | None]:
     """(what is wrong in the first trial that is, what `_wrong` says beside it, that trial or None: not tried)."""
     for trial, outcome in zip(drawn, tried, strict=False):
         wrong, said = _wrong(asked, case, trial, outcome)
@@ -115,8 +122,10 @@ def _first_wrong(
     return None, None, None
 
 
-def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -> tuple[str | None, str | None]:
-    """(what is wrong or None; the mistake, "" where it is not known, None where an idea would say nothing)."""
+def _wrong(
+    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]
+) -> tuple[str | None, tuple[str, ...] | None]:
+    """(what is wrong or None; the mistakes that give the same, None where an idea would say nothing)."""
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -156,7 +165,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
 
     reference = case.reference or asked.reference
     phrase = apart(reference, case.hidden) if reference else None
-    known = next((mistake.hint for mistake in asked.mistakes if made(mistake)), "") if phrase else ""
+    known = tuple(mistake.hint for mistake in asked.mistakes if made(mistake)) if phrase else ()
     if changed:
         return f"it changes its input `{min(changed)}`: compute on a copy", known or None
     if phrase:
@@ -167,7 +176,7 @@ def _wrong(asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]) -
         except Exception as error:  # an answer of a form that the judge did not expect is a wrong answer
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
-            return sentence, ""
+            return sentence, ()
     return None, None
 
 

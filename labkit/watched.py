@@ -4,6 +4,7 @@
 |---------------|-----------------------------------------------------------------------------------------|
 | `kept_sizes`  | bytes of each tensor that autograd keeps for the backward pass, parameters not counted  |
 | `best_of`     | of several ways to do one thing the events of each one's fastest run                    |
+| `travels`     | each gather and reduce-scatter, from its start to the end of the wait for it            |
 
 Times come from a machine that has other work: the fastest of several runs is what the machine can do, and runs of
 different ways alternate, so that a slow moment meets all of them.
@@ -11,9 +12,10 @@ different ways alternate, so that a slow moment meets all of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,3 +106,80 @@ def best_of(
 
 def _length(run: Run) -> float:
     return max(e.end for e in run) - min(e.start for e in run) if run else math.inf
+
+
+# Methods of a process group, which all functions of `torch.distributed` end in; operators of the functional ones.
+_STARTS = {
+    "allgather": "all_gather", "_allgather_base": "all_gather", "all_gather_single": "all_gather",
+    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+}  # fmt: skip
+_OPERATORS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+
+
+@contextlib.contextmanager
+def travels(rank: int, axis: str) -> Iterator[Run]:
+    """In the block every gather and reduce-scatter becomes an event when it has been waited for, however it was called.
+
+    Args:
+        rank: of this process.
+        axis: what the events say.
+    """
+    events: Run = []
+
+    def arrived(name: str, start: float) -> None:
+        events.append(trace.Event(name, "comm", rank, start, time.monotonic(), axis))
+
+    def timed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(group: Any, *args: Any, **kwargs: Any) -> _Travelling:
+            start = time.monotonic()
+            return _Travelling(real(group, *args, **kwargs), lambda: arrived(name, start))
+
+        return begin
+
+    group = dist.ProcessGroup
+    real = {method: getattr(group, method) for method in _STARTS if hasattr(group, method)}
+    for method, function in real.items():
+        setattr(group, method, timed(_STARTS[method], function))
+    try:
+        with _Functional(arrived):
+            yield events
+    finally:
+        for method, function in real.items():
+            setattr(group, method, function)
+
+
+class _Travelling:
+    """A communication under way; `arrived` is called when it has been waited for."""
+
+    def __init__(self, work: Any, arrived: Callable[[], None]) -> None:
+        self._work, self._arrived = work, arrived
+
+    def wait(self, *timeout: Any) -> Any:
+        result = self._work.wait(*timeout)
+        self._arrived()
+        self._arrived = lambda: None
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class _Functional(TorchDispatchMode):
+    """Functional collectives pass no method of a process group; their operators are seen here."""
+
+    def __init__(self, arrived: Callable[[str, float], None]) -> None:
+        super().__init__()
+        self._arrived, self._begun = arrived, dict[int, tuple[str, float]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, _, name = func._schema.name.partition("::")
+        start = time.monotonic()
+        out = func(*args, **(kwargs or {}))
+        if space == "_c10d_functional" and name in _OPERATORS:
+            self._begun[out.data_ptr()] = _OPERATORS[name], start
+        elif space == "_c10d_functional" and name == "wait_tensor":
+            begun = self._begun.pop(getattr(args[0], "elem", args[0]).data_ptr(), None)
+            if begun:
+                self._arrived(*begun)
+        return out

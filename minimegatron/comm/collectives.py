@@ -33,7 +33,7 @@ Megatron-LM: `megatron/core/tensor_parallel/mappings.py`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,24 +51,6 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-class Pending:
-    """A collective under way. `wait()` returns its result; until then neither input nor output may be touched."""
-
-    def __init__(self, output: torch.Tensor, work: dist.Work | None = None, **event: Any) -> None:
-        self.output = output
-        self._work = work
-        self._event = event
-        self._start = time.monotonic()
-
-    def wait(self) -> torch.Tensor:
-        """Block until the result is there (on a GPU: until the current stream may use it)."""
-        if self._work is not None:
-            self._work.wait()
-            trace.emit(start=self._start, end=time.monotonic(), kind="comm", **self._event)
-            self._work = None
-        return self.output
-
-
 class _Works(list[dist.Work]):
     """Several works that are one."""
 
@@ -77,17 +59,64 @@ class _Works(list[dist.Work]):
             work.wait()
 
 
-def _is_gloo(axis: Axis) -> bool:
+class Pending:
+    """A collective under way. `wait()` returns its result; until then neither input nor output may be touched."""
+
+    def __init__(
+        self,
+        output: torch.Tensor,
+        work: dist.Work | _Works | None = None,
+        then: Callable[[], object] | None = None,
+        **event: Any,
+    ) -> None:
+        self.output = output
+        self._work, self._then = work, then
+        self._event = event
+        self._start = time.monotonic()
+
+    def wait(self) -> torch.Tensor:
+        """Block until the result is there (on a GPU: until the current stream may use it)."""
+        if self._work is not None:
+            self._work.wait()
+            if self._then is not None:
+                self._then()
+            trace.emit(start=self._start, end=time.monotonic(), kind="comm", **self._event)
+            self._work = self._then = None
+        return self.output
+
+
+def is_gloo(axis: Axis) -> bool:
     return dist.get_backend(axis.group) == "gloo"
 
 
-def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
-    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
+def _issue(
+    name: str,
+    axis: Axis,
+    x: torch.Tensor,
+    output: torch.Tensor,
+    call: Any,
+    compare: bool = True,
+    then: Callable[[], object] | None = None,
+) -> Pending:
+    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about, `then` ends the wait."""
     calls.announce(name, axis, x, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
-    pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
-    pending._work = calls.begin(name, axis, lambda: call(async_op=True))
+    pending = Pending(output, then=then, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
+    work = calls.begin(name, axis, lambda: call(async_op=True))
+    pending._work = _Works(work) if isinstance(work, list) else work
     return pending
+
+
+def _exchange(sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], axis: Axis) -> list[dist.Work]:
+    """Send `sent[k]` to the k-th rank after this one and fill `received[k]` from the k-th before it, k = 1, 2, ...
+
+    On gloo an all-gather and a reduce-scatter are made of this: its own all-gather receives into memory of its own and
+    copies all of it, and its reduce-scatter is an all-reduce of a copy, of which the other ranks' parts are dropped.
+    """
+    r, n = axis.rank, axis.size
+    works = [dist.irecv(x, axis.ranks[(r - k) % n], group=axis.group) for k, x in enumerate(received, 1)]
+    works += [dist.isend(x, axis.ranks[(r + k) % n], group=axis.group) for k, x in enumerate(sent, 1)]
+    return [work for work in works if work is not None]
 
 
 # ------------------------------------------------------------------------------------------- without autograd
@@ -113,31 +142,22 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
         return Pending(x)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
-    if output is not None and _is_gloo(axis):
-        return _issue("all_gather", axis, x, result, lambda **k: _gather_in_place(result, x, axis, **k))
-    return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
-
-
-def _gather_in_place(result: torch.Tensor, x: torch.Tensor, axis: Axis, **k: Any) -> _Works:
-    """Every rank broadcasts its part: gloo's all-gather receives into memory of its own and copies all of it."""
+    if not is_gloo(axis):
+        return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
     parts = result.chunk(axis.size)
     if parts[axis.rank].data_ptr() != x.data_ptr():
         parts[axis.rank].copy_(x)
-    return _Works(
-        dist.broadcast(part, src=source, group=axis.group, **k) for part, source in zip(parts, axis.ranks, strict=True)
-    )
+    others = [parts[(axis.rank - k) % axis.size] for k in range(1, axis.size)]
+    return _issue("all_gather", axis, x, result, lambda **k: _exchange([x] * len(others), others, axis))
 
 
-def reduce_scatter_start(
-    x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None, spend: bool = False
-) -> Pending:
+def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
     """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
 
     Args:
         x: the terms of this rank.
         axis: over which.
-        output: where the result is written; may be this rank's part of `x`. Default a new tensor, or that part.
-        spend: `x` is of no use afterwards. gloo's reduce-scatter is an all-reduce of a copy, which is saved then.
+        output: where the result is written; may be this rank's part of `x`. Default a new tensor.
     """
     if axis.size == 1:
         return Pending(x)
@@ -147,14 +167,22 @@ def reduce_scatter_start(
             fix=f"make the first dim a multiple of {axis.size}",
         )
     x = x.contiguous()
-    if spend and _is_gloo(axis):
-        mine = x.chunk(axis.size)[axis.rank]
-        assert output is None or output.data_ptr() == mine.data_ptr(), "the result is this rank's part of x"
-        return _issue("reduce_scatter", axis, x, mine, lambda **k: dist.all_reduce(x, group=axis.group, **k))
-    result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    return _issue(
-        "reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k)
-    )
+    if not is_gloo(axis):
+        result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
+        return _issue(
+            "reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k)
+        )
+    parts = x.detach().chunk(axis.size)
+    mine, others = parts[axis.rank], [parts[(axis.rank + k) % axis.size] for k in range(1, axis.size)]
+    terms = [torch.empty_like(mine) for _ in others]
+    result = output if output is not None else terms[0]
+
+    def add_up() -> None:
+        torch.add(mine, terms[0], out=result)
+        for term in terms[1:]:
+            result.add_(term)
+
+    return _issue("reduce_scatter", axis, x, result, lambda **k: _exchange(others, terms, axis), then=add_up)
 
 
 def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum") -> torch.Tensor:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 DEFAULT_BUCKET_SIZE = 40_000_000
 PARAM_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128  # elements: 256 bytes of fp32, 256 bytes of bf16
@@ -59,6 +59,16 @@ class Span:
     @property
     def slice(self) -> slice:
         return slice(self.start, self.stop)
+
+
+def gaps(spans: Iterable[Span], whole: Span) -> list[Span]:
+    """What is left of `whole` without these spans, which do not overlap."""
+    found, start = [], whole.start
+    for span in [*sorted(spans, key=lambda span: span.start), Span(whole.stop, whole.stop)]:
+        if start < span.start:
+            found.append(Span(start, span.start))
+        start = span.stop
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

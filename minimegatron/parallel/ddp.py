@@ -89,17 +89,18 @@ class BufferSink:
 
     def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
         """In a backward pass: add dy^T x; `collect` follows."""
-        self._bucket.grad(self._name).addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]))
+        place, there = self._bucket.place(self._name)
+        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(there))
         self._added = True
 
     def add(self, grad: torch.Tensor) -> None:
         """In a backward pass: add a gradient that autograd is not given; `collect` follows."""
-        self._bucket.grad(self._name).add_(grad)
+        self._put(grad)
         self._added = True
 
     def accumulate(self, grad: torch.Tensor) -> None:
         """Add a gradient, which is complete with it: that of autograd, or one that was put off (a pipeline's W)."""
-        self._bucket.grad(self._name).add_(grad)
+        self._put(grad)
         self._ddp.complete(self._name)
 
     def collect(self, param: torch.Tensor) -> None:
@@ -110,6 +111,13 @@ class BufferSink:
             param.grad = None
         elif added:  # else it was put off, and comes through `accumulate`
             self._ddp.complete(self._name)
+
+    def _put(self, grad: torch.Tensor) -> None:
+        place, there = self._bucket.place(self._name)
+        if there:
+            place.add_(grad)
+        else:
+            place.copy_(grad)
 
     @property
     def _ddp(self) -> DistributedDataParallel:

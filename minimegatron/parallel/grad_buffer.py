@@ -44,7 +44,7 @@ from torch import nn
 from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.collectives import Pending, all_reduce, all_reduce_start, reduce_scatter_start
 from minimegatron.memory import owned
-from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span, gaps
 
 IN_FLIGHT = 2  # fleeting buckets that exist at a time
 
@@ -75,6 +75,10 @@ class Bucket:
     def grad(self, name: str) -> torch.Tensor:
         """Where this parameter's gradient is added up."""
         raise NotImplementedError
+
+    def place(self, name: str) -> tuple[torch.Tensor, bool]:
+        """Where this parameter's next gradient goes, and whether it is added to what is there or replaces it."""
+        return self.grad(name), True
 
     @property
     def owned(self) -> torch.Tensor:
@@ -132,7 +136,7 @@ class Sharded(Replicated):
         return self.data[self.shard.slice]
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self.data, self.axis, self.owned, spend=True)
+        return reduce_scatter_start(self.data, self.axis, self.owned)
 
 
 class Fleeting(Bucket):
@@ -142,25 +146,36 @@ class Fleeting(Bucket):
         super().__init__(*where)  # type: ignore[arg-type]
         self._owned = shard
         self.data: torch.Tensor | None = None
+        self._written: dict[str, Span] = {}
 
     def grad(self, name: str) -> torch.Tensor:
+        assert name in self._written, "no gradient of this parameter has come in this pass"
         return self.view(self._opened(), name)
+
+    def place(self, name: str) -> tuple[torch.Tensor, bool]:
+        there = name in self._written
+        self._written[name] = self.members[name][0]
+        return self.grad(name), there
 
     @property
     def owned(self) -> torch.Tensor:
         return self._owned
 
     def _opened(self) -> torch.Tensor:
+        """The bucket's memory; what has not been written yet is anything."""
         if self.data is None:
-            self.data = owned(self._owned.new_zeros(self.span.size), "communication")
+            self.data = owned(self._owned.new_empty(self.span.size), "communication")
         return self.data
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self._opened(), self.axis, spend=True)
+        data = self._opened()
+        for gap in gaps(self._written.values(), self.span):
+            data[gap.shifted(-self.span.start).slice].zero_()
+        return reduce_scatter_start(data, self.axis, data[self.shard.slice])
 
     def _end(self, result: torch.Tensor) -> None:
         self._owned += result
-        self.data = None
+        self.data, self._written = None, {}
 
 
 class GradBuffer:

@@ -13,6 +13,7 @@ Events come from `trace`: collectives, and the spans of kind `unit` (`parallel/u
     with trace.record(rank) as log, units_in_trace(ddp):
         one step
     gather_timeline(log.events)
+    gather_timelines({"with prefetch": log.events, "without": other.events})   # on one axis
 
 A reduce-scatter's wait may lie inside of a unit's backward pass, where the trace cannot tell it from computation: only
 of gathers is the dark part exact.
@@ -21,7 +22,7 @@ of gathers is the dark part exact.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -70,17 +71,52 @@ def gathers_of(events: Sequence[Event], axes: Sequence[str] = AXES) -> list[Gath
 
 
 def gather_timeline(events: Sequence[Event], *, rank: int = 0, axes: Sequence[str] = AXES, title: str = "") -> Figure:
-    """The lanes of one rank.
+    """The lanes of one rank: of `events`, see `gather_timelines`."""
+    return gather_timelines({"": events}, rank=rank, axes=axes, title=title)
+
+
+def gather_timelines(
+    runs: Mapping[str, Sequence[Event]], *, rank: int = 0, axes: Sequence[str] = AXES, title: str = ""
+) -> Figure:
+    """The lanes of one rank in several runs, one above the other on one axis, each from its own beginning.
 
     Args:
-        events: of any ranks.
+        runs: {name: events of any ranks}.
         rank: whose are drawn.
         axes: of the mesh, over which weights and gradients are cut.
         title: above the picture.
 
     Raises:
-        ConfigError: this rank has no spans of units, or nothing was gathered.
+        ConfigError: in one of the runs this rank has no spans of units, or nothing was gathered.
     """
+    drawn = {name: _lanes(events, rank, axes) for name, events in runs.items()}
+    horizon = max(_seconds(lanes) for lanes in drawn.values())
+    divisor, unit = scaled(horizon * 1e6, ("µs", "ms", "s"), 1000)
+    rows = {name: {lane: _rows(of) for lane, of in lanes.items() if of} for name, lanes in drawn.items()}
+    heights = [sum(len(of) + BETWEEN for of in lanes.values()) for lanes in rows.values()]
+    with styled():
+        figure = new_figure(9.6, 0.7 + sum(0.6 + 0.36 * height for height in heights), title)
+        panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+        for panel, (name, lanes) in zip(panels, drawn.items(), strict=True):
+            clock = _Clock(min(e.start for of in lanes.values() for e in of), 1e6 / divisor, 118 / horizon)
+            _panel(panel, clock, lanes, rows[name])
+            gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
+            waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
+            said = f"gathers: {spent:.3g} {unit} under way, {waited:.3g} {unit} of it exposed"
+            if name:
+                panel.set_title(f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}; {said}", fontsize=9, loc="left")
+            panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
+        panels[-1].set_xlabel(f"time in {unit}" + (f"; {said}" if not name else ""))
+        looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]
+        sums = any(lanes["reduce-scatters"] for lanes in drawn.values())
+        looks += [("hidden sum", PALE_SUMS), ("exposed sum", SUMS)] * sums
+        handles = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.6, label=text) for text, colour in looks]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    return figure
+
+
+def _lanes(events: Sequence[Event], rank: int, axes: Sequence[str]) -> dict[str, list[Event]]:
+    """What one rank's lanes hold; a gather bears the name of its unit."""
     mine = [e for e in events if e.rank == rank]
     units, gathered = [e for e in mine if e.kind == "unit"], gathers_of(mine, axes)
     if not units or not gathered:
@@ -88,37 +124,32 @@ def gather_timeline(events: Sequence[Event], *, rank: int = 0, axes: Sequence[st
             f"{len(units)} spans of units and {len(gathered)} gathers on rank {rank}",
             fix="with trace.record(rank) as log, units_in_trace(ddp): one step of ZeRO-3; then pass log.events",
         )
-    sums = _on(mine, "reduce_scatter", axes)
-    gathers = [Event("gather", "comm", rank, g.start, g.end, note=g.unit) for g in gathered]
-    shown = [*units, *gathers, *sums]
-    origin, horizon = min(e.start for e in shown), max(e.end for e in shown) - min(e.start for e in shown)
-    divisor, unit = scaled(horizon * 1e6, ("µs", "ms", "s"), 1000)
-    lanes = {"compute": units, "gathers": gathers, "reduce-scatters": sums}
-    with styled():
-        rows = {name: _rows(lane) for name, lane in lanes.items() if lane}
-        count = sum(len(of) + BETWEEN for of in rows.values())
-        figure = new_figure(9.6, 1.3 + 0.36 * count, title)
-        panel, top, middles = figure.subplots(), 0.0, []
-        clock = _Clock(origin, 1e6 / divisor, 118 / horizon)
-        for name, of in rows.items():
-            for i, row in enumerate(of):
-                for event in row:
-                    _draw(panel, clock, name, event, top + i, _tail(event, units) if name != "compute" else 0.0)
-            middles.append(top + len(of) / 2 - 0.04)
-            top += len(of) + BETWEEN
-        panel.set_yticks(middles, list(rows))
-        panel.set_ylim(top - BETWEEN + 0.1, -0.15)
-        panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
-        waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathered), _length(gathered)))
-        panel.set_xlabel(f"time in {unit}; gathers: {spent:.3g} {unit} under way, {waited:.3g} {unit} of it exposed")
-        panel.grid(axis="x", visible=True)
-        panel.grid(axis="y", visible=False)
-        panel.tick_params(axis="y", length=0)
-        looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed", COMM)]
-        looks += [("hidden sum", PALE_SUMS), ("exposed", SUMS)] * bool(sums)
-        handles = [Patch(facecolor=colour, edgecolor=INK, linewidth=0.6, label=text) for text, colour in looks]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
-    return figure
+    gathers = [Event("all_gather", "comm", rank, g.start, g.end, axes[0], note=g.unit) for g in gathered]
+    return {"compute": units, "gathers": gathers, "reduce-scatters": _on(mine, "reduce_scatter", axes)}
+
+
+def _seconds(lanes: Mapping[str, Sequence[Event]]) -> float:
+    shown = [event for of in lanes.values() for event in of]
+    return max(e.end for e in shown) - min(e.start for e in shown)
+
+
+def _panel(
+    panel: Axes, clock: _Clock, lanes: Mapping[str, Sequence[Event]], rows: Mapping[str, Sequence[Sequence[Event]]]
+) -> None:
+    """One run's lanes."""
+    top, middles = 0.0, []
+    for name, of in rows.items():
+        for i, row in enumerate(of):
+            for event in row:
+                exposed = _tail(event, lanes["compute"]) if name != "compute" else 0.0
+                _draw(panel, clock, name, event, top + i, exposed)
+        middles.append(top + len(of) / 2 - 0.04)
+        top += len(of) + BETWEEN
+    panel.set_yticks(middles, list(rows))
+    panel.set_ylim(top - BETWEEN + 0.1, -0.15)
+    panel.grid(axis="x", visible=True)
+    panel.grid(axis="y", visible=False)
+    panel.tick_params(axis="y", length=0)
 
 
 @dataclasses.dataclass(frozen=True)

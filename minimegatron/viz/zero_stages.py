@@ -48,12 +48,13 @@ def bytes_per_parameter(stage: int, ranks: int, of: Mapping[str, int] = BYTES) -
     return sum((Fraction(n, ranks if stage >= SHARED_FROM[kind] else 1) for kind, n in of.items()), Fraction(0))
 
 
-def stage_grid(ranks: int = 4, of: Mapping[str, int] = BYTES) -> Picture:
+def stage_grid(ranks: int = 4, of: Mapping[str, int] = BYTES, *, formulas: bool = True) -> Picture:
     """Stages 0 to 3 from the top, ranks from the left.
 
     Args:
         ranks: D, over which states are shared out.
         of: {weights, gradients, optimizer state: bytes of a parameter}.
+        formulas: beside each stage its bytes; without them the areas speak.
 
     Raises:
         ConfigError: fewer than two ranks, or an unknown kind.
@@ -62,21 +63,18 @@ def stage_grid(ranks: int = 4, of: Mapping[str, int] = BYTES) -> Picture:
         raise ConfigError(f"stages of {sorted(of)} on {ranks} ranks", fix=f"two ranks or more, and {list(SHARED_FROM)}")
     palette, height = rank_colours(ranks), sum(of.values())
     with styled():
-        figure = new_figure(1.7 * ranks + 4.3, 4 * 1.15 + 0.9)
-        grid = figure.subplots(4, ranks + 1, squeeze=False, width_ratios=[*[1.0] * ranks, 1.15])
+        figure = new_figure(1.7 * ranks + (4.3 if formulas else 2.3), 4 * 1.15 + 0.9)
+        widths = [1.0] * ranks + [1.15] * formulas
+        grid = figure.subplots(4, len(widths), squeeze=False, width_ratios=widths)
         for stage, row in enumerate(grid):
-            for rank, axes in enumerate(row[:-1]):
+            for rank, axes in enumerate(row[:ranks]):
                 _cell(axes, stage, rank, ranks, of, palette[rank])
                 if stage == 0:
                     axes.set_title(f"rank {rank}")
             row[0].text(-0.74, height / 2, f"stage {stage}", ha="right", va="center", weight="bold")
             _kinds(row[0], of)
-            row[-1].text(0.0, 0.62, _formula(stage, of), va="center", fontsize=9)
-            kept = float(bytes_per_parameter(stage, ranks, of))
-            row[-1].text(0.0, 0.32, f"D = {ranks}: {kept:.4g} bytes a parameter", va="center", fontsize=9)
-            row[-1].set_xticks([])
-            row[-1].set_yticks([])
-            row[-1].set_axis_off()
+            if formulas:
+                _bytes(row[-1], stage, ranks, of)
         looks = [("whole on every rank", PAPER, "//"), *((f"slice of rank {r}", palette[r], "") for r in range(ranks))]
         handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8)
@@ -98,6 +96,14 @@ def _cell(axes: Axes, stage: int, rank: int, ranks: int, of: Mapping[str, int], 
     axes.set_ylim(1.02 * most, -0.02 * most)
     axes.set_xticks([])
     axes.set_yticks([])
+    axes.set_axis_off()
+
+
+def _bytes(axes: Axes, stage: int, ranks: int, of: Mapping[str, int]) -> None:
+    """Formula and number at the right of a row."""
+    kept = float(bytes_per_parameter(stage, ranks, of))
+    axes.text(0.0, 0.62, _formula(stage, of), va="center", fontsize=9)
+    axes.text(0.0, 0.32, f"D = {ranks}: {kept:.4g} bytes a parameter", va="center", fontsize=9)
     axes.set_axis_off()
 
 

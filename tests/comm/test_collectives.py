@@ -231,3 +231,24 @@ def inputs_after(rank: int, world: int) -> list[bool]:
 
 def test_a_sum_inside_a_region_does_not_write_into_what_it_was_given(ranks):
     assert ranks(2).run(inputs_after) == [[True] * 6] * 2
+
+
+def in_place(rank: int, world: int) -> tuple[list[list[float]], list[list[float]]]:
+    """[terms, sum] after a reduce-scatter into this rank's terms; [part, whole] after a gather around this part."""
+    axis = Mesh.build(ParallelConfig(tensor_model_parallel_size=world)).tp
+    terms, whole = torch.arange(2.0 * world) + 100 * rank, torch.full((2 * world,), -1.0)
+    mine, part = terms.chunk(world)[rank], whole.chunk(world)[rank]
+    total = c.reduce_scatter_start(terms, axis, mine).wait()
+    part.fill_(float(rank))
+    gathered = c.all_gather_start(part, axis, whole).wait()
+    assert total.data_ptr() == mine.data_ptr() and gathered.data_ptr() == whole.data_ptr()
+    return [terms.tolist(), total.tolist()], [part.tolist(), whole.tolist()]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_in_place_a_rank_writes_its_own_part_of_a_sum_and_the_others_parts_of_a_gather(ranks, world: int) -> None:
+    for rank, ((terms, total), (part, whole)) in enumerate(ranks(world).run(in_place)):
+        want = [world * x + 100.0 * sum(range(world)) for x in (2.0 * rank, 2.0 * rank + 1)]
+        untouched = [x + 100.0 * rank for x in range(2 * world)]
+        assert total == want and terms == untouched[: 2 * rank] + want + untouched[2 * rank + 2 :]
+        assert part == [rank] * 2 and whole == [float(r) for r in range(world) for _ in range(2)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from labkit.exercises import Draw
 from labkit.fresh import Nursery
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
 from minimegatron.viz.zero_stages import bytes_per_parameter
+from tests.course.cells_on_ranks import run, saved
 from tests.course.marked import LABS, said
 
 MARKED = LABS["06_data_parallel_zero"]
@@ -60,7 +63,7 @@ def test_the_judges_adamw_is_torchs(seed):
         {"params": [half], "weight_decay": w} for half, w in zip(halves, (ranks[0]["weight_decay"], 0.0), strict=True)
     ]
     optimizer = torch.optim.AdamW(groups, **hyper)
-    for step, want in enumerate(LAB["sharded_adamw"].reference(ranks)[0]):
+    for step, want in enumerate(LAB["sharded_adamw"].reference(ranks)[0].values()):
         grad = torch.cat([r["grads"][step] for r in ranks]).double()
         halves[0].grad, halves[1].grad = grad[decay], grad[~decay]
         optimizer.step()
@@ -69,13 +72,47 @@ def test_the_judges_adamw_is_torchs(seed):
         torch.testing.assert_close(whole.float(), want)
 
 
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lab06")
+    saved("06_data_parallel_zero", folder)
+    return folder
+
+
+def test_the_lab_counts_the_bytes_that_it_predicts(cells: Path) -> None:
+    """What a rank asks for is what `bytes_sent` says, but for padding; with 4 + 4 bytes stages send 1, 1, 1, 1.5."""
+    reported, printed = run(cells, "wire_bytes", 4)
+    for found in reported:
+        assert len(found) == 5 + 2 * 5
+        for (_, name, _), (predicted, counted) in found.items():
+            padding = 0 if name in ("stage 0", "FSDP2") else 2e-3 * predicted
+            assert 0 <= counted - predicted <= padding, (name, predicted, counted)
+        sent = {name: found[4, name, 1][1] / found[4, "stage 0", 1][1] for _, name, _ in found}
+        assert [f"{sent[f'stage {stage}']:.2f}" for stage in range(3)] == ["1.00", "1.00", "1.00"]
+        assert 1.4 < sent["stage 3"] < 1.5 and sent["FSDP2"] == pytest.approx(sent["stage 3"], rel=1e-3)
+    assert "stage 3 microbatches 1   predicted  3.16 MB   counted  3.16 MB   against stage 0: 1.45" in printed
+
+
+def test_the_lab_measures_the_bytes_that_it_predicts_and_each_stage_has_a_lower_peak(cells: Path) -> None:
+    parameters, found = run(cells, "memories", 4)[0][0]
+    for name, (lasting, _) in found.items():
+        stage, each = (3, (4, 4, 8)) if name == "FSDP2" else (int(name[-1]), (2, 4, 12))
+        want = LAB["bytes_held"].reference(parameters, 4, stage, *each)
+        assert sum(want.values()) <= sum(lasting.values()) <= 1.002 * sum(want.values()), name
+    peaks = [max(sum(owners.values()) for _, owners, _ in found[f"stage {stage}"][1]) for stage in range(4)]
+    assert all(higher < 0.9 * lower for lower, higher in pairwise(peaks)), peaks
+
+
 PRETENDERS = [
-    ("sharded_adamw edit 1", "room for two moments of its own shard"),
+    ("sharded_adamw edit 1", "as much as the moments of all weights"),
+    ("sharded_adamw_state_of_all_weights", "as much as the moments of all weights"),
     ("gather_on_use edit 3", "weights that were let go of"),
     ("gather_on_use edit 4", "still alive"),
     ("gather_on_use edit 5", "one is enough"),
     ("reduce_early edit 1", "calls all_reduce"),
     ("reduce_early edit 2", "inside backward()"),
+    ("reduce_early_waits_at_the_next_hook", "before the next bucket is full"),
+    ("gather_on_use_three_gradients_at_once", "two units are still on their way"),
     ("clip edit 1", "norm of its own shards"),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import bubble, contenders, generate, moe, overhead, ring, train
+from benchmarks import bubble, contenders, generate, moe, overhead, overlap, ring, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -62,6 +62,17 @@ def test_the_bubble_of_every_schedule_is_measured_beside_its_prediction(capsys, 
         "zb_h1": "0.0833", "zb_v": "0.0417", "dualpipe_v": "0.0417",
     }  # fmt: skip
     assert all(float(line[8]) > 0 for line in lines), "idle time cannot be negative: sleeps are never too short"
+
+
+def test_overlap_is_measured_on_a_network_that_takes_its_time(capsys, monkeypatch):
+    """24 ms of work; a reduce-scatter or an all-gather of 4.8 ms; ZeRO-3 gathers its layers, 8/9 of it, once more."""
+    monkeypatch.setattr("sys.argv", ["overlap", "--smoke", "--link", "0.2"])
+    overlap.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("link")]
+    busy = [float(line[line.index("network") + 1]) for line in lines]
+    assert busy == pytest.approx([9.6] * 8 + [4.8 * (2 + 8 / 9)] * 3, abs=0.1)
+    alone = [float(line[line.index("ms") - 1]) - b for line, b in zip(lines, busy, strict=True) if "nothing" in line]
+    assert len(alone) == 4 and min(alone) > 24, "where nothing overlaps a step is its work and its messages"
 
 
 def test_training_is_compared_in_every_layout(capsys, monkeypatch):

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from labkit.deciding import explains_most
 from labkit.exercises import load_lab
 from labkit.fresh import Nursery
 from labkit.judge import CourseError, judge
@@ -128,6 +129,20 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     verdict = check(nursery, "ring_all_reduce", RING.replace("return total", "return total / world"))
     assert verdict.mistake == "This is the mean; op=sum does not divide."
     assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ([], ""),
+        ([(), ()], ""),
+        ([("a", "b"), ("b",)], "b"),  # both give the same on the small example; only one on the large one
+        ([("a", "b"), ()], "a"),
+        ([(), ("a", "b"), ("c",), ("c",)], "a"),  # the first wrong case that knows any leads
+    ],
+)
+def test_of_two_mistakes_that_look_alike_the_one_that_explains_more_is_told(known, told):
+    assert explains_most(known) == told
 
 
 def test_an_error_may_name_its_mistake(nursery: Nursery) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labkit.watched import best_of, kept_sizes, watched
+from labkit.watched import best_of, kept_sizes, travels, watched
 from minimegatron.launch.workers import WarmPool
 
 
@@ -77,3 +77,45 @@ def after_an_error(rank: int, world: int) -> bool:
     with pytest.raises(ValueError, match="broken"):
         watched(broken, (), rank, {}, "sum")
     return dist.all_reduce is real
+
+
+def many_ways(rank: int, world: int) -> dict[str, Any]:
+    """Gathers and reduce-scatters in every form that torch has; what was seen of each."""
+    import torch.distributed._functional_collectives as functional
+
+    world_group = dist.distributed_c10d._get_default_group()
+    from_import, shard, whole = dist.all_gather_into_tensor, torch.ones(2), torch.zeros(4)
+    ways: dict[str, Callable[[], Any]] = {
+        "into a tensor": lambda: from_import(whole, shard),
+        "a list": lambda: dist.all_gather(list(whole.chunk(2)), shard),
+        "waited for later": lambda: dist.all_gather_into_tensor(whole, shard, async_op=True).wait(),
+        "functional": lambda: functional.wait_tensor(functional.all_gather_tensor(shard, 0, world_group)),
+        "sums": lambda: dist.reduce_scatter_tensor(shard.clone(), whole),
+        "sums of a list": lambda: dist.reduce_scatter(shard.clone(), list(whole.chunk(2))),
+        "functional sums": lambda: functional.wait_tensor(
+            functional.reduce_scatter_tensor(whole, "sum", 0, world_group)
+        ),
+        "never waited for": lambda: dist.all_gather_into_tensor(whole, shard, async_op=True),
+    }
+    seen = {}
+    for name, way in ways.items():
+        with travels(rank, "dp") as events:
+            way()
+        seen[name] = [(e.name, e.kind, e.axis, e.end >= e.start) for e in events]
+    with travels(rank, "dp") as events:
+        work = dist.all_gather_into_tensor(whole, shard, async_op=True)
+        time.sleep(0.02)
+        work.wait()
+        work.wait()
+    seen["twice, late"] = [("late", e.seconds >= 0.02) for e in events]
+    dist.barrier()
+    return seen
+
+
+def test_every_form_of_a_gather_is_seen_until_it_has_been_waited_for(ranks: Callable[..., WarmPool]) -> None:
+    for seen in ranks(2, fingerprints=False).run(many_ways):
+        assert seen.pop("never waited for") == []
+        assert seen.pop("twice, late") == [("late", True)]
+        for name, events in seen.items():
+            what = "reduce_scatter" if "sums" in name else "all_gather"
+            assert events == [(what, "comm", "dp", True)], name

@@ -11,6 +11,7 @@ from torch import nn
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
+from minimegatron.layers.products import PlainProducts
 from minimegatron.parallel.buckets import Span, bucket_layout
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.units import leaves_of, units_of
@@ -78,6 +79,37 @@ def test_a_unit_is_a_layer_or_what_is_in_no_list(named: bool) -> None:
     assert [p.shape for p in outside.params] == [(4, 3), (3,), (3,)]
     assert [m for m, _ in leaves_of(outside)] == [net.embedding, net.decoder.norm]
     assert [m for m, _ in leaves_of(first)] == [first.module]
+
+
+class Tied(nn.Module):
+    """A weight that two products use, a bias, and a weight that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.bias = nn.Parameter(torch.ones(70)), nn.Parameter(torch.ones(10))
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 100).view(10, 10))
+        self.products = PlainProducts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.products.linear(torch.tanh(self.products.linear(x, self.weight, self.bias)), self.weight)
+
+
+def test_a_bucket_of_one_microbatch_needs_no_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory begins as anything: first gradients replace it, others are added, and what got none is 0."""
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, *size, **how: new_empty(x, *size, **how).fill_(torch.nan))
+    ddp = DistributedDataParallel(Tied(), Mesh.serial(), sharding="optim_grads")
+    plain = Tied()
+    for _ in range(2):
+        x = torch.randn(3, 10)
+        with ddp.backward_pass():
+            ddp(x).square().sum().backward()
+        plain(x).square().sum().backward()
+    ddp.finish_grad_sync()
+    got = ddp.whole_gradients()
+    assert torch.equal(got["unused"], torch.zeros(70)) and ddp.buffer.data.isfinite().all()
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(got[name], plain.get_parameter(name).grad)
 
 
 def test_gradients_outside_of_a_pass_are_refused() -> None:

@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.trace import Event
-from minimegatron.viz.gathers import gather_timeline, gathers_of
+from minimegatron.viz.gathers import gather_timeline, gather_timelines, gathers_of
 from tests.viz.reading import boxes, overlaps, words
 
 
@@ -48,6 +50,24 @@ def test_gathers_that_overlap_stand_in_rows_of_their_own():
     late = [*STEP, comm("all_gather", 3.0, 12.0)]
     heights = {b.get_y() for b in boxes(gather_timeline(late))}
     assert len(heights) == len({b.get_y() for b in boxes(gather_timeline(STEP))}) + 1
+
+
+def test_two_runs_share_one_axis_and_each_begins_at_0():
+    late = [dataclasses.replace(e, start=2 * e.start + 40, end=2 * e.end + 40) for e in STEP]
+    figure = gather_timelines({"fast": STEP, "slow": late}, title="Two ways")
+    assert len(figure.axes) == 2 and figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    ends = [max(b.get_x() + b.get_width() for b in boxes_of(axes)) for axes in figure.axes]
+    starts = [min(b.get_x() for b in boxes_of(axes)) for axes in figure.axes]
+    assert starts == [0, 0] and ends == [21, 42]
+    seen = words(figure)
+    assert "slow: 42 s; gathers: 22 s under way, 6 s of it exposed" in seen and "time in s" in seen
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(set(legend)) == len(legend)
+    assert not overlaps(figure)
+
+
+def boxes_of(axes):
+    return [p for p in axes.patches if p.get_width() > 0]
 
 
 def test_one_rank_is_drawn():

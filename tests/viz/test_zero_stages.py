@@ -40,6 +40,9 @@ def test_formulas_stand_beside_the_stages():
     assert not overlaps(stage_grid(4)) and not overlaps(stage_grid(2))
     with_fp32 = stage_grid(2, {"weights": 2, "gradients": 4, "optimizer state": 12})
     assert "6Ψ + 12Ψ/D" in words(with_fp32)
+    without = stage_grid(4, formulas=False)
+    assert not any("Ψ" in text or "bytes" in text for text in words(without)) and not overlaps(without)
+    assert len(without.axes) == 16
 
 
 def test_bars_are_the_bytes_by_owner():

@@ -11,6 +11,7 @@ the broker's one order:
 | not all of them at once                 | of later units only the next one's have started                    |
 | weights are let go of                   | when a unit runs, at most one other unit's whole weights are alive |
 | gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
+| and do not pile up                      | when a unit goes back, at most one is still on its way             |
 | no whole model, of weights or gradients | bytes alive at once                                                |
 """
 
@@ -158,6 +159,9 @@ def _gradients_leave(answer: Answer) -> str | None:
             if sum(call.started < moment for call in scatters) < done:
                 return (f"rank {rank}: the gradient of unit {units - done} has not left when unit {units - 1 - done} "
                         "goes back")  # fmt: skip
+            if sum(call.started < moment and (call.waited is None or call.waited > moment) for call in scatters) > 1:
+                return (f"rank {rank}: the gradients of two units are still on their way when unit {units - 1 - done} "
+                        "goes back; wait for the one before when the next one leaves")  # fmt: skip
             call = scatters[done - 1]
             if call.waited is not None and call.waited < moment:
                 return (f"rank {rank}: it waits for the reduce-scatter of unit {units - done} before unit "
@@ -236,7 +240,8 @@ ON_USE = Exercise(
         Case("the next unit's weights travel while this one computes", _some, points=2, hidden=True, fixed=[_five],
              accept=[_as_often_as_units_run, _prefetched, _gradients_leave]),
         Case("never the whole model, of weights or gradients", _large, hidden=True, accept=[
-            peak_at_most("a few units and the shards of the gradients", _a_few_units)]),
+            peak_at_most("room for 8.5 units (weights, gradients, products) and the shards of all gradients",
+                         _a_few_units)]),
     ],
     mistakes=[
         Mistake(_mistaken(summed=False), "The gradients are this rank's own: no sum has arrived."),

@@ -6,7 +6,7 @@ all starts, waits and marks; the backward of each layer multiplies by a number t
 | asked                              | how it is seen                                                               |
 |------------------------------------|------------------------------------------------------------------------------|
 | a full bucket leaves               | its reduce-scatter starts before the next layer's number is given            |
-| no hook waits for what it has sent | the next layer gets its number before the bucket is waited for               |
+| no hook waits for what has left    | the layer that fills the next bucket has got its number before the wait      |
 | no whole gradient lasts            | bytes alive at once: two buckets and the shards; `p.grad` is None afterwards |
 """
 
@@ -40,7 +40,7 @@ def _drive(
     found = []
     for step in range(steps):
         if own:
-            sum((p * grad).sum() for p, grad in zip(params, own, strict=True)).backward()
+            sum((p * grad).sum() for p, grad in zip(params, own[step], strict=True) if grad is not None).backward()
         else:
             h, number = x.detach().requires_grad_() * (step + 1), step * (len(params) + 1)
             h.register_hook(lambda grad, number=number: grad * late(number))  # type: ignore[name-defined]  # noqa: F821
@@ -67,7 +67,8 @@ def _gradients(ranks: Inputs, step: int) -> list[list[torch.Tensor]]:
     found = []
     for r in ranks:
         if r["own"]:
-            found.append(list(r["own"]))
+            mine = zip(r["weights"], r["own"][step], strict=True)
+            found.append([torch.zeros_like(w) if grad is None else grad for w, grad in mine])
             continue
         params = [w.clone().requires_grad_() for w in r["weights"]]
         h = (r["x"] * (step + 1)).requires_grad_()
@@ -90,7 +91,7 @@ def _flat(r: dict[str, Any], grads: list[torch.Tensor]) -> torch.Tensor:
 
 def _reduced(
     ranks: Inputs, *, divide: bool = False, first: bool = False, everyone: bool = False, alone: bool = False,
-    whole: bool = False, left: int = 0, shift: int = 0, last: str = "",
+    whole: bool = False, left: int = 0, shift: int = 0, last: str = "", other: str = "",
 ) -> list[list[Any]]:  # fmt: skip
     """The shards of each rank, step by step; the names are mistakes."""
     said: list[list[Any]] = [[] for _ in ranks]
@@ -106,12 +107,25 @@ def _reduced(
                 before[rank] = total
                 total = total / len(group) if divide else total
                 shards = []
-                for start, stop in ranks[0]["buckets"]:
+                for start, stop in _that_come(ranks[0], step, other):
                     share = (stop - start) // len(group)
                     at = start + (me + shift) % len(group) * share
                     shards.append(total[start:stop] if whole else total[at : at + share])
                 said[rank].append({"gradients left on parameters": left, "shards": shards})
     return said
+
+
+def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]:
+    """The buckets in which shards come back: all, from the left; or `late` ones last, or no `empty` ones."""
+    of, idle = _bucket_of(inputs), inputs["idle"][step]
+    late = {of[idle]} if idle >= 0 else set[int]()
+    order = (
+        sorted(range(len(inputs["buckets"])), key=lambda n: n in late)
+        if other == "late"
+        else range(len(inputs["buckets"]))
+    )
+    empty = {n for n in late if of.count(n) == 1} if other == "empty" else set[int]()
+    return [inputs["buckets"][n] for n in order if n not in empty]
 
 
 def _bucket_of(inputs: dict[str, Any]) -> list[int]:
@@ -177,14 +191,21 @@ def _at_once(answer: Answer) -> str | None:
     return None
 
 
-def _no_hook_waits(answer: Answer) -> str | None:
+def _has_a_buckets_time(answer: Answer) -> str | None:
+    """A bucket that is full may travel until the next one is full, the last until the end of the backward pass."""
     for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
-        for step, moments in enumerate(_steps(one, inputs), 1):
+        for step, moments in enumerate(_steps(one, inputs)):
+            full = [0, *_full(inputs, step)]  # before the layer of each moment goes back, and after all have
             for number, call in enumerate(c for c in one.calls if moments[0] <= c.started < moments[-1]):
-                later = [moment for moment in moments if moment > call.started]
-                if call.waited is not None and call.waited < later[0]:
-                    return (f"rank {rank}, step {step}: it waits for bucket {number} as soon as that has left, inside "
-                            "backward(), so nothing is hidden behind computation")  # fmt: skip
+                fills = next((at for at in range(len(moments) - 1) if full[at + 1] > number + 1), len(moments) - 1)
+                where = f"rank {rank}, step {step + 1}: it waits for bucket {number}"
+                if call.waited is None or call.waited > moments[fills]:
+                    continue
+                if call.waited < min(moment for moment in moments if moment > call.started):
+                    return (
+                        f"{where} as soon as that has left, inside backward(), so nothing is hidden behind computation"
+                    )
+                return f"{where} before the next bucket is full; until then it may travel, hidden behind computation"
     return None
 
 
@@ -269,7 +290,14 @@ def _large(draw: Draw) -> Inputs:
 _TINY = [
     {"x": torch.zeros(0), "weights": [torch.zeros(2), torch.zeros(1)], **lay_out([2, 1], 2, 2), "steps": 1,
      "idle": (-1,), "part": 0, "factors": [],
-     "own": [10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]}
+     "own": [[10.0**rank * torch.tensor([1.0, 2.0]), 10.0**rank * torch.tensor([3.0])]]}
+    for rank in range(2)
+]  # fmt: skip
+_TWO_STEPS = [
+    {"x": torch.zeros(0), "weights": [torch.zeros(2) for _ in range(3)], **lay_out([2, 2, 2], 4, 2), "steps": 2,
+     "idle": (1, -1), "part": 0, "factors": [],
+     "own": [[None if (step, i) == (0, 1) else 10.0**rank * torch.tensor([1.0, 2.0]) + i for i in range(3)]
+             for step in range(2)]}
     for rank in range(2)
 ]  # fmt: skip
 
@@ -289,12 +317,15 @@ REDUCE = Exercise(
     cases=[
         Case("two parameters, with the gradients [1, 2], [3] on rank 0 and [10, 20], [30] on rank 1", _TINY),
         Case("each rank gets its shard of the sum over the group", _two_groups, hidden=True, fixed=[_three]),
+        Case("three parameters of 2 in two buckets, two steps; in the first, parameter 1 has no gradient", _TWO_STEPS),
         Case("a parameter without a gradient in this step", _idle, hidden=True, fixed=[_alone]),
-        Case("full buckets leave while backward runs, and no hook waits for them", _net, points=2, hidden=True,
-             fixed=[_exact], accept=[_by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _no_hook_waits]),
+        Case("full buckets leave while backward runs, and none is waited for before the next one is full", _net,
+             hidden=True, fixed=[_exact], accept=[
+                 _by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
-            peak_at_most("the shards, two buckets and a few gradients of one layer", _shards_and_two_buckets),
-            alive_at_most("its shards and one bucket", _shards)]),
+            peak_at_most("room for the shards, two buckets and two gradients (a shard that is a view of its bucket "
+                         "keeps it alive)", _shards_and_two_buckets),
+            alive_at_most("room for its shards and one bucket", _shards)]),
     ],
     mistakes=[
         Mistake(_mistaken(divide=True), "Sum, do not average: who divides comes later."),
@@ -302,6 +333,10 @@ REDUCE = Exercise(
         Mistake(_mistaken(alone=True), "These are the rank's own gradients: no sum has arrived."),
         Mistake(_mistaken(whole=True), "Each rank returns whole buckets; it keeps its own part of each."),
         Mistake(_mistaken(shift=1), "Rank r has the r-th part of each bucket; this is another rank's."),
+        Mistake(_mistaken(other="late"), "A bucket that was not full came last. The shards stand in the order of the "
+                "buckets, whenever they left."),
+        Mistake(_mistaken(other="empty"), "A bucket none of whose parameters has a gradient is reduced as well: its "
+                "shard is zeros."),
         Mistake(_mistaken(first=True), "The second step ends with the first one's sums: something of the first step is "
                 "still there after finish()."),
         Mistake(_mistaken(last="adds"), "The second step's gradients are added to the first one's: a bucket begins "

@@ -38,6 +38,14 @@ def _up(offset: int, unit: int) -> int:
     return -(-offset // unit) * unit
 
 
+def _with_an_empty_one(numels: list[int], bucket_size: int, ranks: int) -> dict[str, Any]:
+    """What is left is closed, even if nothing is."""
+    found = lay_out(numels, bucket_size, ranks)
+    start, stop = found["buckets"][-1]
+    used = max(place + n for place, n in zip(found["places"], numels, strict=True)) - start
+    return {**found, "buckets": found["buckets"] + [[stop, stop]] * (used >= bucket_size)}
+
+
 def _by_total(numels: list[int], bucket_size: int, ranks: int) -> dict[str, Any]:
     """Padding to a multiple of `ranks` of the bucket's length and of its end are the same; here of each parameter."""
     places, buckets, start, stop = [0] * len(numels), [], 0, 0
@@ -76,6 +84,9 @@ LAY_OUT = Exercise(
         Mistake(lambda **i: lay_out(**i, more=False), "A bucket with exactly that many elements is full."),
         Mistake(lambda **i: lay_out(**i, before=True), "A bucket is closed *after* the parameter that fills it, even "
                 "if it is then larger than asked."),
+        Mistake(_with_an_empty_one, "The last bucket is empty: where a parameter has just closed one and none is left, "
+                "there is nothing to close."),
+        Mistake(lambda **i: lay_out(**{**i, "ranks": 2}), "Two ranks are the example's: a bucket divides by `ranks`."),
         Mistake(_by_total, "Only buckets are padded here, not each parameter."),
         Mistake(lambda **i: {**lay_out(**i), "places": lay_out(**i)["places"][::-1]}, "`places` has the order of "
                 "`numels`: the first is that of the first parameter."),
@@ -134,6 +145,11 @@ def _of_buffer(numels: list[int], places: list[int], buckets: list[list[int]], r
 
 _TWO = {"numels": [4, 2, 5], "bucket_size": 6, "ranks": 2}
 
+
+def _in_the_models_order(**i: Any) -> list[tuple[int, int, int, int, int]]:
+    return sorted(my_pieces(**i), key=lambda piece: (piece[3], piece[0]))
+
+
 PIECES = Exercise(
     "my_pieces",
     reference=my_pieces,
@@ -157,6 +173,8 @@ PIECES = Exercise(
                 "counts from that of the bucket."),
         Mistake(_edited(lambda i, p, first, last, b, at: (p, first, last - first, b, at)), "The third number is "
                 "where the stretch stops, not how long it is."),
+        Mistake(_in_the_models_order, "All pieces are right. Within a bucket, too, they stand in the order of the "
+                "buffer: the last parameter first."),
         Mistake(lambda **i: sorted(my_pieces(**i)), "The pieces stand in the order of the buffer, from the left."),
         Mistake(lambda **i: my_pieces(**{**i, "rank": i["ranks"] - 1 - i["rank"]}), "Those are another rank's: rank 0 "
                 "has the first part of each bucket."),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import alive_at_most, at_most
+from labkit.checks import at_most
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 Inputs = list[dict[str, Any]]
@@ -24,13 +24,13 @@ def _drive_adamw(
     for grad in grads:
         optimizer.step(grad)
         found.append(weights.clone())
-    return found
+    return {f"weights after step {step}": one for step, one in enumerate(found, 1)}
 
 
 def _updated(
     ranks: Inputs, *, gather: bool = True, corrected: bool = True, decayed: str = "own", coupled: bool = False,
     inside: bool = False, averages: bool = True, first: bool = False, turned: bool = False, after: bool = False,
-) -> list[list[torch.Tensor]]:  # fmt: skip
+) -> list[dict[str, torch.Tensor]]:  # fmt: skip
     """The weights after each step; the names are mistakes."""
     world, dtype = len(ranks), ranks[0]["weights"].dtype
     parts = []
@@ -62,7 +62,7 @@ def _updated(
                 pieces = [p if i == me else w for i, (p, w) in enumerate(zip(
                     pieces, r["weights"].double().chunk(world), strict=True))]  # fmt: skip
             said.append(torch.cat(pieces[1:] + pieces[:1] if turned else pieces).to(dtype))
-        found.append(said)
+        found.append({f"weights after step {step}": one for step, one in enumerate(said, 1)})
     return found
 
 
@@ -118,9 +118,15 @@ def _one_gather_a_step(answer: Answer) -> str | None:
     return None
 
 
-def _moments(ranks: Inputs) -> float:
-    """Two moments, a shard each; as much again for a program that copies its shard or keeps its gradient."""
-    return 3.5 * _bytes(ranks) / len(ranks)
+def _own_state(answer: Answer) -> str | None:
+    """Two moments, a shard each; room for a program that keeps a copy of its shard."""
+    part = int(_bytes(answer.inputs)) // len(answer.inputs)
+    for rank, one in enumerate(answer.evidence):
+        if one.alive > 3.5 * part:
+            every = ", as much as the moments of all weights" if one.alive >= 2 * _bytes(answer.inputs) else ""
+            return (f"rank {rank} keeps {one.alive} bytes{every}. Its part of the weights has {part}, its two moments "
+                    f"{2 * part}; a copy of the part may lie beside them")  # fmt: skip
+    return None
 
 
 _TINY = [
@@ -145,7 +151,7 @@ ADAMW = Exercise(
         Case("4 weights on 2 ranks, one step; only the first weight decays", _TINY),
         Case("three steps, decay on some stretches", _state, points=2, hidden=True, fixed=[_two_with_gaps]),
         Case("moments of a rank's own shard, and no more", _shards, points=2, hidden=True, accept=[
-            alive_at_most("room for two moments of its own shard and half as much again", _moments)]),
+            _own_state]),
         Case("one all-gather of the weights a step", _shards, hidden=True, accept=[_one_gather_a_step]),
     ],
     mistakes=[
@@ -188,12 +194,12 @@ def _clipped(ranks: Inputs, norm_of: Any = None, factor_of: Any = None) -> list[
     return found
 
 
-def _some_shards(draw: Draw) -> Inputs:
+def _some_shards(draw: Draw, ranks: int = 0) -> Inputs:
     """The norm is about 6 and more."""
     sizes, max_norm = [draw.integer(6, 12) for _ in range(3)], draw.integer(4, 9) / 4
     return [
         {"shards": [(1 + rank) * draw.tensor(n) for n in sizes], "max_norm": max_norm}
-        for rank in range(draw.integer(2, 4))
+        for rank in range(ranks or draw.integer(2, 4))
     ]
 
 
@@ -208,15 +214,20 @@ def _nothing(draw: Draw) -> Inputs:
 
 
 def _an_empty_rank(draw: Draw) -> Inputs:
-    """A rank whose shards are empty or padding."""
-    ranks = _some_shards(draw)
-    ranks[0]["shards"] = [torch.zeros(0), torch.zeros(4)]
+    """A rank whose shards have no element, one with padding alone."""
+    ranks = _some_shards(draw, 3)
+    ranks[0]["shards"] = [torch.zeros(0) for _ in range(3)]
+    ranks[1]["shards"] = [torch.zeros(n) for n in (0, 4, 0)]
     return ranks
 
 
 _THREE_FOUR = [
     {"shards": [torch.tensor([3.0]), torch.tensor([0.0])], "max_norm": 1.0},
     {"shards": [torch.tensor([0.0]), torch.tensor([4.0])], "max_norm": 1.0},
+]
+_ONE_HAS_NOTHING = [
+    {"shards": [torch.tensor([3.0, 4.0]), torch.zeros(0)], "max_norm": 1.0},
+    {"shards": [torch.zeros(0), torch.zeros(0)], "max_norm": 1.0},
 ]
 
 _CLIP_MISTAKES = [
@@ -246,10 +257,12 @@ CLIP = Exercise(
     accept=[at_most("one sum of squares", lambda ranks: 2 * SCALAR)],
     cases=[
         Case("rank 0 has [3], [0], rank 1 has [0], [4]; at most 1", _THREE_FOUR),
-        Case("other shards", _some_shards, points=2, hidden=True, fixed=[_an_empty_rank]),
+        Case("rank 0 has [3, 4], [], rank 1 has [], []; at most 1", _ONE_HAS_NOTHING),
+        Case("other shards", _some_shards, hidden=True, fixed=[_an_empty_rank]),
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
     mistakes=[Mistake(_clip_mistake(how), hint) for how, hint in _CLIP_MISTAKES],
+    errors={"has returned": "A rank that has nothing takes part all the same: the others wait for its 0."},
     idea="Pythagoras: what of a shard can be added up over ranks, and what cannot?",
     hint="square = sum of (s * s).sum() over the shards; all_reduce(square, group=group); norm = square.sqrt(); "
     "multiply every shard in place by (max_norm / (norm + 1e-6)).clamp(max=1).",

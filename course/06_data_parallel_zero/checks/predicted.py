@@ -96,7 +96,7 @@ def _step(draw: Draw) -> dict[str, Any]:
             "kept": draw.choice([False, True])}  # fmt: skip
 
 
-_SMALL = {"weights": 8, "gradients": 16, "ranks": 2, "microbatches": 1, "kept": False}
+_SMALL = {"weights": 8, "gradients": 16, "ranks": 4, "microbatches": 1, "kept": False}
 _TWO = {"weights": 600, "gradients": 1200, "ranks": 3, "microbatches": 4, "kept": False}
 _KEPT = {"weights": 600, "gradients": 1200, "ranks": 4, "microbatches": 3, "kept": True}
 
@@ -109,9 +109,11 @@ SENT = Exercise(
     "bytes_sent",
     reference=bytes_sent,
     cases=[
-        Case("2 ranks, 8 bytes of weights, 16 of gradients, stages 0 to 3", {**_SMALL, "stage": 0}, fixed=[
+        Case("4 ranks, 8 bytes of weights, 16 of gradients, stages 0 to 3", {**_SMALL, "stage": 0}, fixed=[
             {**_SMALL, "stage": stage} for stage in (1, 2, 3)]),
-        Case("one rank sends nothing", {**_SMALL, "ranks": 1, "stage": 3}),
+        Case("the same with two microbatches; weights that are kept; one rank", {**_SMALL, "stage": 1,
+             "microbatches": 2}, fixed=[{**_SMALL, "stage": 2, "microbatches": 2}, {**_SMALL, "stage": 3, "kept": True},
+             {**_SMALL, "stage": 3, "ranks": 1}]),
         Case("several microbatches; weights that are kept", _step, points=2, hidden=True, fixed=[
             {**one, "stage": stage} for one in (_TWO, _KEPT) for stage in range(4)]),
     ],
@@ -125,6 +127,12 @@ SENT = Exercise(
                 "gathered once, the others twice."),
         Mistake(lambda stage, ranks, gradients, **i: bytes_sent(stage, gradients=gradients, ranks=ranks, **i)
                 / (2 if stage == 0 else 1), "An all-reduce is a reduce-scatter and an all-gather: count both."),
+        Mistake(lambda ranks, **i: bytes_sent(ranks=ranks, **i) / max(ranks - 1, 1), "1/D of a tensor is what a rank "
+                "keeps. It sends the rest."),
+        Mistake(lambda stage, weights, microbatches, kept, ranks, **i: bytes_sent(
+            stage, weights, microbatches=microbatches, kept=kept, ranks=ranks, **i)
+            - (weights * (ranks - 1) / ranks if kept and stage == 2 else 0), "`kept` matters in stage 3 only: in stage "
+            "2 weights are gathered once a step, after it, and that gather stays."),
         Mistake(lambda ranks, **i: bytes_sent(ranks=ranks, **i) * ranks / max(ranks - 1, 1), "A rank keeps its own "
                 "part: (D-1)/D of the bytes leave."),
         Mistake(lambda stage, weights, gradients, ranks, **i: bytes_sent(stage, gradients, gradients, ranks, **i),
@@ -180,7 +188,7 @@ def _cluster(draw: Draw) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_TINY = {"parameters": 1e9, "ranks": 4, "microbatches": 2, "gigabytes": 10.0, "machines": 2,
+_TINY = {"parameters": 1e9, "ranks": 12, "microbatches": 2, "gigabytes": 10.0, "machines": 3,
          "names": ["FSDP2 fully_shard", "Megatron optim"]}  # fmt: skip
 _NO_STAGE_1 = {"parameters": 3e10, "ranks": 8, "microbatches": 5, "gigabytes": 80.0, "machines": 2,
                "names": list(STAGES)}  # fmt: skip
@@ -214,11 +222,17 @@ QUESTIONS = Exercise(
     reference=answers,
     rtol=1e-6,
     cases=[
-        Case("10^9 parameters, 4 ranks of 10 GB on 2 machines", _TINY),
-        Case("other models, other clusters", _cluster, points=3, hidden=True, fixed=[
+        Case("10^9 parameters, 12 ranks of 10 GB on 3 machines", _TINY),
+        Case("the same with 1 GB a rank: nothing fits", {**_TINY, "gigabytes": 1.0}),
+        Case("other models, other clusters", _cluster, points=2, hidden=True, fixed=[
             _NO_STAGE_1, _FITS, _STAGE_2, _EXACT, *_AT_THE_EDGE]),
     ],
     mistakes=[
+        Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: next(
+            (s for s, fits in enumerate(_stage_of(parameters, ranks, gigabytes)) if fits), 3)),
+            "Where no stage fits `stage` is -1."),
+        Mistake(_wrong(stages=lambda names, **_: {name: STAGES[name] for name in names}),
+                "`stages` is a list, in the order of `names`."),
         Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: 1 + next(
             (s for s, fits in enumerate(_stage_of(parameters, ranks, gigabytes)) if fits), -2)),
             "`stage` is a number from 0, of the paper's counting."),

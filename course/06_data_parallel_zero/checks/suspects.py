@@ -65,6 +65,32 @@ def _spoiled_padding(draw: Draw) -> Inputs:
 
 
 _TWO = {"got": [torch.tensor([1.0, 2.0]), torch.tensor([1.5, 0.0])], "want": torch.tensor([1.0, 2.0, 3.0])}
+# a sign, an error that is small beside the part, no factor, padding that is not 0
+_FOUR = {
+    "got": [torch.tensor([-1.0, -2.0]), torch.tensor([4.0, 0.001]), torch.tensor([2.0, 1.0]), torch.tensor([3.0, 3.0])],
+    "want": torch.tensor([1.0, 2.0, 4.0, 0.0, 1.0, 2.0, 3.0]),
+}
+
+
+def _elementwise(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
+    """Each element by itself within 10^-3, the factor that of the largest."""
+    flat, found = torch.cat([want, want.new_zeros(sum(map(len, got)) - len(want))]), list[float]()
+    for g, w in zip(got, flat.split([len(g) for g in got]), strict=True):
+        k = int(w.abs().argmax())
+        factors = [1.0, (g[k] / w[k]).item() if w[k] else math.nan]
+        near = [f for f in factors if ((g - f * w).abs() <= 1e-3 * (f * w).abs()).all()]
+        found.append(near[0] if near else math.nan)
+    return found
+
+
+def _without_padding(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
+    """What stands in the padding is not looked at."""
+    found, at = [], 0
+    for g in got:
+        w = want[at : at + len(g)]
+        found.append(_factor(g[: len(w)].double(), w.double()))
+        at += len(g)
+    return found
 
 
 def _by_norm(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
@@ -82,18 +108,23 @@ SUSPECTS = Exercise(
     atol=1e-6,
     cases=[
         Case("rank 0 is right, rank 1 has half, and one element of padding", _TWO),
-        Case("four ranks", _some, points=2, hidden=True, fixed=[_awkward]),
+        Case("a sign; 0.001 where 0 is right, beside 4; no factor; padding that is not 0", _FOUR),
+        Case("four ranks", _some, hidden=True, fixed=[_awkward]),
         Case("padding, zeros, a sign", _padding_alone, hidden=True, fixed=[_spoiled_padding]),
     ],
     mistakes=[
         Mistake(lambda got, want: [1 / f if f else math.inf for f in suspects(got, want)], "The factor is got over "
                 "want."),
         Mistake(_by_norm, "A norm does not see a direction, or a sign: stretches of the same length may still differ."),
+        Mistake(_elementwise, "You compare element by element. A part is right if the norm of its *whole* error is "
+                "small: rounding leaves a little where 0 is right."),
+        Mistake(_without_padding, "Padding belongs to the last part. Where it is not 0, the part is wrong."),
         Mistake(lambda got, want: [math.nan if f <= 0 else f for f in suspects(got, want)], "A factor may be 0, or "
                 "negative."),
     ],
     errors={"must match": "The shards may be longer than the twin's gradient: the last elements are padding, 0."},
-    idea="Put the twin's gradient where the shards lie, padding too; then for each rank: which multiple comes nearest?",
-    hint="Append zeros to want and split it as got is. Right, 1.0, if |g - w| <= 1e-3 |w|. Else factor = (g . w)/(w . "
-    "w); nan if |g - factor w| is not small beside |factor w|.",
+    idea="Norms are of whole parts. Put the twin's gradient where the shards lie, padding too; then for each rank: "
+    "which multiple comes nearest?",
+    hint="Append zeros to want and split it as got is. Right, 1.0, if (g - w).norm() <= 1e-3 * w.norm(). Else factor = "
+    "(g . w)/(w . w); nan if (g - factor w).norm() is not small beside (factor w).norm().",
 )  # fmt: skip
