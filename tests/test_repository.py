@@ -51,6 +51,7 @@ WAITS = {
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/grad_buffer.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/param_buffer.py", "wait"): GROUPS_TIMEOUT,
+    ("parallel/torch_fsdp.py", "wait"): GROUPS_TIMEOUT,
     ("labkit/transport_group.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
     ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",
     ("labkit/watched.py", "wait"): GROUPS_TIMEOUT,
