@@ -51,37 +51,24 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-class _Works(list[dist.Work]):
-    """Several works that are one."""
-
-    def wait(self) -> None:
-        for work in self:
-            work.wait()
-
-
 class Pending:
     """A collective under way. `wait()` returns its result; until then neither input nor output may be touched."""
 
-    def __init__(
-        self,
-        output: torch.Tensor,
-        work: dist.Work | _Works | None = None,
-        then: Callable[[], object] | None = None,
-        **event: Any,
-    ) -> None:
-        self.output = output
-        self._work, self._then = work, then
-        self._event = event
+    def __init__(self, output: torch.Tensor, **event: Any) -> None:
+        self.output, self._event = output, event
+        self._works: list[Any] = []
+        self._then: Callable[[], object] | None = None  # done with what has come
         self._start = time.monotonic()
 
     def wait(self) -> torch.Tensor:
         """Block until the result is there (on a GPU: until the current stream may use it)."""
-        if self._work is not None:
-            self._work.wait()
+        if self._works:
+            for work in self._works:
+                work.wait()
             if self._then is not None:
                 self._then()
             trace.emit(start=self._start, end=time.monotonic(), kind="comm", **self._event)
-            self._work = self._then = None
+            self._works, self._then = [], None
         return self.output
 
 
@@ -89,34 +76,24 @@ def is_gloo(axis: Axis) -> bool:
     return dist.get_backend(axis.group) == "gloo"
 
 
-def _issue(
-    name: str,
-    axis: Axis,
-    x: torch.Tensor,
-    output: torch.Tensor,
-    call: Any,
-    compare: bool = True,
-    then: Callable[[], object] | None = None,
-) -> Pending:
-    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about, `then` ends the wait."""
+def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
+    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
     calls.announce(name, axis, x, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
-    pending = Pending(output, then=then, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
-    work = calls.begin(name, axis, lambda: call(async_op=True))
-    pending._work = _Works(work) if isinstance(work, list) else work
+    pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
+    works = calls.begin(name, axis, lambda: call(async_op=True))
+    pending._works = works if isinstance(works, list) else [works]
     return pending
 
 
-def _exchange(sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], axis: Axis) -> list[dist.Work]:
+def _exchange(sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], axis: Axis) -> list[Any]:
     """Send `sent[k]` to the k-th rank after this one and fill `received[k]` from the k-th before it, k = 1, 2, ...
 
-    On gloo an all-gather and a reduce-scatter are made of this: its own all-gather receives into memory of its own and
-    copies all of it, and its reduce-scatter is an all-reduce of a copy, of which the other ranks' parts are dropped.
+    gloo's gather and reduce-scatter: its own copy all once more, and the second is an all-reduce of which half is lost.
     """
-    r, n = axis.rank, axis.size
-    works = [dist.irecv(x, axis.ranks[(r - k) % n], group=axis.group) for k, x in enumerate(received, 1)]
-    works += [dist.isend(x, axis.ranks[(r + k) % n], group=axis.group) for k, x in enumerate(sent, 1)]
-    return [work for work in works if work is not None]
+    before, after = ([axis.ranks[(axis.rank + s * k) % axis.size] for k in range(1, axis.size)] for s in (-1, 1))
+    works = [dist.irecv(x, peer, group=axis.group) for x, peer in zip(received, before, strict=True)]
+    return works + [dist.isend(x, peer, group=axis.group) for x, peer in zip(sent, after, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------- without autograd
@@ -182,7 +159,9 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
         for term in terms[1:]:
             result.add_(term)
 
-    return _issue("reduce_scatter", axis, x, result, lambda **k: _exchange(others, terms, axis), then=add_up)
+    pending = _issue("reduce_scatter", axis, x, result, lambda **k: _exchange(others, terms, axis))
+    pending._then = add_up
+    return pending
 
 
 def all_reduce(x: torch.Tensor, axis: Axis, op: str = "sum") -> torch.Tensor:
