@@ -1205,7 +1205,7 @@ for r, (_, owned, state, parameters) in enumerate(run):
 # | size of a bucket | `--ddp-bucket-size` | `reduce_bucket_size`, `allgather_bucket_size` | the unit itself |
 # | reduce-scatter while backward runs | `--overlap-grad-reduce` | `overlap_comm` | always |
 # | weights of the next unit travel meanwhile | `--overlap-param-gather` | `stage3_prefetch_bucket_size` | FSDP1's `forward_prefetch`, `backward_prefetch`; FSDP2's `set_modules_to_forward_prefetch` |
-# | weights are kept for the backward pass | | | `reshard_after_forward=False` |
+# | weights are kept for the backward pass | | small ones: `stage3_param_persistence_threshold` | `reshard_after_forward=False` |
 #
 # **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. The `ranks` are spread evenly over `machines`. Return
 # a dict:
