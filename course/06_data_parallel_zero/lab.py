@@ -273,9 +273,9 @@ check("lay_out")
 # would own different amounts.
 #
 # **Exercise.** What a rank owns of each parameter, in the order of the buffer from the left: bucket by bucket, and within
-# a bucket the last parameter first. A piece is `(i, first, last, n, at)`:
-# elements first to last (last not included) of the flattened parameter i lie in this rank's part of bucket n, and begin
-# there at `at`. Parameters of which it owns nothing are left out.
+# a bucket the last parameter first. A piece is `(i, first, last, n, at)`: elements first to last of the flattened
+# parameter i lie in this rank's part of bucket n, and begin there at `at`. Parameters of which it owns nothing are left
+# out.
 
 # %%
 # %%exercise my_pieces
@@ -681,7 +681,7 @@ report(curves)
 # ### Memory
 #
 # The folded cell makes one step of four microbatches with bf16 weights, fp32 gradients and an fp32 copy of the weights,
-# 2 + 4 + 12 bytes a parameter, eight small layers and short texts, so that weights weigh more than activations. First it
+# 2 + 4 + 12 bytes a parameter, eight small layers and short texts, so that activations do not hide the rest. First it
 # counts the tensors that last from step to step; then it follows every byte through the step.
 
 # %% jupyter={"source_hidden": true}
@@ -759,9 +759,8 @@ curves(runs, title="One step of four microbatches, rank 0")
 # The same four ranks, and your `bytes_sent` beside what is counted: every message that the package asks for, with what a
 # ring sends for it; of FSDP2 every call of torch. (gloo, which carries messages between CPUs, carries out a
 # reduce-scatter by an all-reduce, and sends more than a ring. Counted is what was asked for. Where the last digit
-# differs, the rest is padding.) Embedding and output layer belong to no
-# unit; they stay from the forward to the backward pass of a microbatch, in the package as in FSDP2, so for them `kept`
-# holds.
+# differs, the rest is padding.) Embedding and output layer belong to no unit; they stay from the forward to the backward
+# pass of a microbatch, in the package as in FSDP2, so for them `kept` holds.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_sent --name wire_bytes --timeout 120 --out wire_bytes
@@ -1205,7 +1204,7 @@ for r, (_, owned, state, parameters) in enumerate(run):
 # | size of a bucket | `--ddp-bucket-size` | `reduce_bucket_size`, `allgather_bucket_size` | the unit itself |
 # | reduce-scatter while backward runs | `--overlap-grad-reduce` | `overlap_comm` | always |
 # | weights of the next unit travel meanwhile | `--overlap-param-gather` | `stage3_prefetch_bucket_size` | FSDP1's `forward_prefetch`, `backward_prefetch`; FSDP2's `set_modules_to_forward_prefetch` |
-# | weights are kept for the backward pass | | | `reshard_after_forward=False` |
+# | weights are kept for the backward pass | | small ones: `stage3_param_persistence_threshold` | `reshard_after_forward=False` |
 #
 # **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. The `ranks` are spread evenly over `machines`. Return
 # a dict:

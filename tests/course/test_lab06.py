@@ -12,6 +12,7 @@ import torch
 from labkit.exercises import Draw
 from labkit.fresh import Nursery
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.viz.gathers import gather_timelines
 from minimegatron.viz.zero_stages import bytes_per_parameter
 from tests.course.cells_on_ranks import run, saved
 from tests.course.marked import LABS, said
@@ -101,6 +102,20 @@ def test_the_lab_measures_the_bytes_that_it_predicts_and_each_stage_has_a_lower_
         assert sum(want.values()) <= sum(lasting.values()) <= 1.002 * sum(want.values()), name
     peaks = [max(sum(owners.values()) for _, owners, _ in found[f"stage {stage}"][1]) for stage in range(4)]
     assert all(higher < 0.9 * lower for lower, higher in pairwise(peaks)), peaks
+
+
+@pytest.mark.thorough  # tests/labkit/test_watched.py tries the forms of a gather themselves
+@pytest.mark.parametrize("name", ["gather_on_use_1", "gather_on_use_2", "gather_on_use_3"])
+def test_the_timeline_shows_gathers_in_whatever_form_a_right_answer_has_them(cells: Path, name: str) -> None:
+    cell, exercise = cells / "timed.py", cells / "exercises" / "gather_on_use.py"
+    solution, other = exercise.read_text(), next(one for one in MARKED.answers if one.name == name and one.right)
+    exercise.write_text(other.source)
+    try:
+        reported, printed = run(cells, cell.stem, 2)
+    finally:
+        exercise.write_text(solution)
+    assert "gathered at least once each: True" in printed
+    assert gather_timelines(reported[0], axes=("dp",)).axes
 
 
 PRETENDERS = [
