@@ -758,9 +758,9 @@ curves(runs, title="One step of four microbatches, rank 0")
 #
 # The same four ranks, and your `bytes_sent` beside what is counted: every message that the package asks for, with what a
 # ring sends for it; of FSDP2 every call of torch. (gloo, which carries messages between CPUs, carries out a
-# reduce-scatter by an all-reduce, and sends more than a ring. Counted is what was asked for. Where the last digit
-# differs, the rest is padding.) Embedding and output layer belong to no unit; they stay from the forward to the backward
-# pass of a microbatch, in the package as in FSDP2, so for them `kept` holds.
+# reduce-scatter by an all-reduce, and sends more than a ring. Counted is what was asked for.) Embedding and output layer
+# belong to no unit; they stay from the forward to the backward pass of a microbatch, in the package as in FSDP2, so for
+# them `kept` holds.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_sent --name wire_bytes --timeout 120 --out wire_bytes
