@@ -757,10 +757,9 @@ curves(runs, title="One step of four microbatches, rank 0")
 # ### Bytes on the wire
 #
 # The same four ranks, and your `bytes_sent` beside what is counted: every message that the package asks for, with what a
-# ring sends for it; of FSDP2 every call of torch. (gloo, which carries messages between CPUs, carries out a
-# reduce-scatter by an all-reduce, and sends more than a ring. Counted is what was asked for.) Embedding and output layer
-# belong to no unit; they stay from the forward to the backward pass of a microbatch, in the package as in FSDP2, so for
-# them `kept` holds.
+# ring sends for it. (Over gloo, which carries messages between CPUs, the package sends each part straight to the rank
+# that needs it; these are as many bytes.) Embedding and output layer belong to no unit; they stay from the forward to
+# the backward pass of a microbatch, in the package as in FSDP2, so for them `kept` holds.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_sent --name wire_bytes --timeout 120 --out wire_bytes
@@ -782,8 +781,7 @@ for dtype, weight, several in (("fp32", 4, (1,)), ("bf16", 2, (1, 2))):
         for microbatches in several:
             with Witness(rank) as witness:
                 one_step(mesh, ddp, optimizer, 0, microbatches)
-            seen = witness.evidence()
-            asked = seen.calls if name == "FSDP2" else [e for e in seen.events if e.kind == "comm"]
+            asked = [event for event in witness.evidence().events if event.kind == "comm"]
             counted = sum(one.nbytes * (2 if one.name == "all_reduce" else 1) * 3 / 4
                           for one in asked if one.nbytes > 100)  # fmt: skip  not norms, counts, losses
             predicted = sum(bytes_sent(stage, weight * n, 4 * n, 4, microbatches, kept)
