@@ -217,19 +217,35 @@ class MixedPrecisionOptimizer:
         """
         saved, mine = state["state"], {p.name: self._tensors(p) for p in self.params}
         _check_same(saved, mine)
-        if state["grad_scaler"] and not (self.scaler and self.scaler.state_dict()):
+        self._load_scaler(state["grad_scaler"])
+        for name, tensors in mine.items():
+            for key, tensor in tensors.items():
+                tensor.copy_(saved[name][key])
+        self._filled()
+
+    @torch.no_grad()
+    def filled_in_place(self, grad_scaler: Mapping[str, Any]) -> None:
+        """A checkpoint was read into the tensors of `state_dict`: the model's weights become the main parameters'.
+
+        Raises:
+            CheckpointError: it was trained with a dynamic loss scale, which this run has not.
+        """
+        self._load_scaler(grad_scaler)
+        self._filled()
+
+    def _filled(self) -> None:
+        self._fused.forget()
+        self._write_back(self.params)
+        self._publish()
+
+    def _load_scaler(self, state: Mapping[str, Any]) -> None:
+        if state and not (self.scaler and self.scaler.state_dict()):
             raise CheckpointError(
                 "the checkpoint was trained with a dynamic loss scale, this run has none",
                 fix="resume in fp16 with a dynamic scale, or load the weights without the optimizer",
             )
         if self.scaler:
-            self.scaler.load_state_dict(state["grad_scaler"])
-        for name, tensors in mine.items():
-            for key, tensor in tensors.items():
-                tensor.copy_(saved[name][key])
-        self._fused.forget()
-        self._write_back(self.params)
-        self._publish()
+            self.scaler.load_state_dict(state)
 
 
 def build_optimizer(

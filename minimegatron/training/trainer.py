@@ -48,6 +48,7 @@ from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
@@ -106,6 +107,9 @@ class Trainer:
         self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
         self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
+        self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
+        if run.checkpoint.load is not None:
+            self.checkpoints.load(self)
 
     def _build(self, run: RunConfig) -> None:
         """Random streams, model, DDP, optimizer, schedule."""
@@ -160,6 +164,7 @@ class Trainer:
                 if training.eval_interval and state.iteration % training.eval_interval == 0:
                     self.evaluate("validation")
                 stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
+                self.checkpoints.after_step(self, ends=stop or state.iteration == self.train_iters)
         self.metrics.experts(self.history[-WINDOW:], state.iteration)
         if stop:
             reason = f"--exit-interval {training.exit_interval}"
@@ -173,7 +178,8 @@ class Trainer:
         return state
 
     def close(self) -> None:
-        """Close log files and what is being profiled."""
+        """Close log files, checkpoints and what is being profiled."""
+        self.checkpoints.close()
         self.profile.close()
         self.metrics.close()
 
