@@ -17,7 +17,7 @@ from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.step import StepOptions, forward_step, train_step
 
@@ -66,11 +66,9 @@ def tokens(work: Workload, samples: int) -> Iterator[dict[str, torch.Tensor]]:
 
 def our_step(work: Workload, mesh: Mesh) -> Callable[[], None]:
     """One training step of ours on this mesh."""
-    parallel = mesh.parallel
-    model = build_model_chunks(work.config, mesh, 0)
-    ddp = DistributedDataParallel(model, mesh, parallel.ddp_bucket_size, parallel.overlap_grad_reduce)
+    ddp = data_parallel(build_model_chunks(work.config, mesh, 0), mesh)
     config = OptimizerConfig(lr=1e-4, clip_grad=1.0, lr_decay_style="constant")
-    optimizer = build_optimizer(config, ddp, mesh)
+    optimizer = build_optimizer(config, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
     schedule = Schedule.from_config(config, global_batch_size=1, train_iters=1000)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
     data = (cut_batch(batch, mesh) for batch in tokens(work, work.micro_batch))

@@ -27,6 +27,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.launch.workers import WarmPool
 from minimegatron.models.zoo import count_parameters
 
+STRATEGY = "data_parallel_sharding_strategy"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
     "tp2 sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
@@ -35,6 +36,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pp2": {"pipeline_model_parallel_size": 2},
     "dp2": {},
     "dp2 overlap": {"overlap_grad_reduce": True, "ddp_bucket_size": 1_000_000},
+    "dp2 zero1": {STRATEGY: "optim", "use_distributed_optimizer": True},
+    "dp2 zero2": {STRATEGY: "optim_grads", "use_distributed_optimizer": True, "ddp_bucket_size": 1_000_000},
+    "dp2 zero3": {STRATEGY: "optim_grads_params", "use_distributed_optimizer": True},
+    "dp2 fsdp2": {"use_torch_fsdp2": True},
 }
 
 

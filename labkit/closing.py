@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -57,8 +56,13 @@ def _loaded(modules: Sequence[str]) -> list[str]:
     A fork that looked at each of 2,000 names would get a copy of every page in which one lies: 8 ms.
     """
     names = _NAMES[0][1] if _NAMES and _NAMES[0][0] == len(sys.modules) else "\n".join(sys.modules)
-    one_of = "|".join(map(re.escape, modules))
-    return re.findall(rf"^(?:{one_of})(?:\..*)?$", names, re.M) if modules else []
+    text, found = f"\n{names}\n", dict[int, str]()
+    for module in modules:  # `find`, not a pattern: to compile one takes 3 ms of every process
+        for end in ("\n", "."):
+            at = -1
+            while (at := text.find(f"\n{module}{end}", at + 1)) >= 0:
+                found[at] = text[at + 1 : text.index("\n", at + 1)]
+    return [found[at] for at in sorted(found)]
 
 
 def close(modules: Sequence[str]) -> None:

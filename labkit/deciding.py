@@ -1,11 +1,12 @@
 """Draw and decide: the course's own code, in processes of its own, before and after the learner's.
 
-    draw      exercise, seed                            -> the trials of every case, as plain data
-    decide    exercise, seed, an outcome a trial        -> the verdict, and the trials to play once more, plain
+    conduct   exercise, seed             -> asks with the trials of every case, plain; gets an outcome a trial
+                                         -> the verdict, and the trials to be played once more, plain
+    decide    exercise, seed, outcomes   -> the same verdict where some trials have been played once more
 
-`decide` draws the trials again, computes the references and compares. The first trial of a case that is wrong is the
-case's note. It is looked at in this order: is there an answer, does it change its inputs, is it what the reference
-gives, do the judges (`accept`) agree.
+Both compare with references when the trials have been played; `decide` draws again. The first trial of a case
+that is wrong is the case's note. It is looked at in this order: is there an answer, does it change its inputs, is it
+what the reference gives, do the judges (`accept`) agree.
 
 What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
 that is wrong, without numbers; the mistake, where the answer is what one of the exercise's mistakes gives.
@@ -13,10 +14,12 @@ that is wrong, without numbers; the mistake, where the answer is what one of the
 
 from __future__ import annotations
 
+import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from labkit import channel
 from labkit.compare import counted, difference, show
 from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Exercise, Mistake, load_lab
@@ -30,14 +33,23 @@ _HIDDEN = "the inputs and answers of this case stay hidden"
 _MOST_INPUTS = 80  # characters of inputs that are shown before what is wrong
 
 
-def draw(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """The trials of every case."""
-    return _guarded(lambda asked: [[trial.to_plain() for trial in case] for case in trials(asked, job["seed"])], job)
+def conduct(lines: Sequence[socket.socket], control: socket.socket, job: dict[str, Any]) -> dict[str, Any]:
+    """The verdict, and {case: trial} to be played once more, plain.
+
+    In the middle it asks for what the learner's processes send when they have got the trials.
+    """
+
+    def work(asked: Exercise) -> dict[str, Any]:
+        drawn = trials(asked, job["seed"])
+        outcomes = channel.confer(control, [[trial.to_plain() for trial in case] for case in drawn])
+        return _decide(asked, {**job, "outcomes": outcomes}, drawn)
+
+    return _guarded(work, job)
 
 
 def decide(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
-    """The verdict, from what was sent by the learner's processes, and {case: trial} to be played once more, plain."""
-    return _guarded(lambda asked: _decide(asked, job), job)
+    """As `conduct`, with the outcomes and those of the trials that were played once more (`again`)."""
+    return _guarded(lambda asked: _decide(asked, job, trials(asked, job["seed"])), job)
 
 
 def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +59,7 @@ def _guarded(work: Callable[[Exercise], Any], job: dict[str, Any]) -> dict[str, 
         raise Failed({"raised": traceback.format_exc(limit=-3)}) from None
 
 
-def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
+def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> dict[str, Any]:
     outcomes = job["outcomes"]
     todo = [tried[-1]["todo"] for tried in outcomes if "todo" in tried[-1]]
     if len(todo) == len(outcomes):
@@ -57,8 +69,8 @@ def _decide(asked: Exercise, job: dict[str, Any]) -> dict[str, Any]:
     rows, mistake, again = list[Row](), "", dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     answered = False  # with something wrong: beside an error the idea waits for the second failure
-    for index, (case, drawn, tried) in enumerate(zip(asked.cases, trials(asked, job["seed"]), outcomes, strict=True)):
-        wrong, said, trial = _first_wrong(asked, case, drawn, tried)
+    for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
+        wrong, said, trial = _first_wrong(asked, case, of_case, tried)
         answered = answered or bool(wrong) and said is not None
         if wrong and said is None:
             first = all(not row.note for row in rows)

@@ -128,8 +128,8 @@ class Evidence:
 
     def to_plain(self) -> dict[str, Any]:
         return {
-            "calls": [dataclasses.astuple(call) for call in self.calls],
-            "events": [dataclasses.astuple(event) for event in self.events],
+            "calls": [list(vars(call).values()) for call in self.calls],
+            "events": [list(vars(event).values()) for event in self.events],
             "ops": self.ops,
             "largest": self.largest,
             "peak": self.peak,

@@ -61,6 +61,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import dis
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -260,7 +261,7 @@ class Exercise:
                 raise ConfigError(
                     f"nothing says when `{case.what}` is right", where=self.name, fix="give a reference or an accept"
                 )
-        _ = self.drive_source
+        self._stands_alone()
 
     @property
     def points(self) -> int:
@@ -279,28 +280,26 @@ class Exercise:
 
     @property
     def drive_source(self) -> str | None:
-        """The text of `drive`, which must stand by itself.
+        """The text of `drive`."""
+        return None if self.drive is None else textwrap.dedent(inspect.getsource(self.drive))
 
-        Raises:
-            ConfigError: it uses a name from outside of itself.
-        """
-        if self.drive is None:
-            return None
-        names = sorted(_outside(self.drive.__code__) - set(GIVEN))
-        if names:
+    def _stands_alone(self) -> None:
+        """Refuse a drive that uses a name from outside of itself."""
+        names = [] if self.drive is None else sorted(_outside(self.drive.__code__) - set(GIVEN))
+        if self.drive is not None and names:
             raise ConfigError(
                 f"drive uses {', '.join(names)} from outside of itself",
                 where=f"{self.name}: {self.drive.__qualname__}",
                 fix="it runs in the learner's process as text: import inside the function, pass values as inputs",
             )
-        return textwrap.dedent(inspect.getsource(self.drive))
 
 
-def _outside(code: types.CodeType) -> set[str]:
+@functools.cache  # a lab makes each exercise twice, in every process that draws or decides
+def _outside(code: types.CodeType) -> frozenset[str]:
     """Names that code takes from around it, other than Python's own."""
     loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return ({*loaded, *code.co_freevars} - set(dir(builtins))).union(
+    return frozenset({*loaded, *code.co_freevars} - set(dir(builtins))).union(
         *(_outside(c) - {*code.co_cellvars} for c in inner)
     )
 

@@ -27,10 +27,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit import channel
 from labkit.nursery import Limits
 from labkit.replies import Answers, Process, Reply, ends, held, used
 from labkit.sandbox import THREADS
@@ -100,13 +101,34 @@ class Nursery:
             RankError: the nursery itself cannot be started or was killed.
             DeadlineError: the nursery did not answer.
         """
+        with self._job(limits, path) as job:
+            return job.run(function, jobs, beside)
+
+    def confer(
+        self, function: Callable[..., Any], job: Any, limits: Limits, between: Callable[[Any], Any], *,
+        path: Sequence[str] = (),
+    ) -> Reply:  # fmt: skip
+        """Run `function([], control, job)` of the judge's own in a fresh process that asks something on the way.
+
+        Args:
+            between: is called with what the process asks (`channel.confer`), and gives what it gets; it may `call`.
+            limits: its time counts before the question and after the answer, not while `between` runs.
+        Raises:
+            RankError, DeadlineError: as `call`; and what `between` raises.
+        """
+        with self._job(limits, path) as here:
+            return here.confer(function, job, between)
+
+    @contextlib.contextmanager
+    def _job(self, limits: Limits, path: Sequence[str]) -> Iterator[_Job]:
+        """Its processes are dead when it ends, and its folder is gone."""
         folder = None
         try:
             server = self.warm_up()
             folder = Path(tempfile.mkdtemp(dir=server.folder))
             job = _Job(server, folder, limits, path)
             with job.processes:
-                return job.run(function, jobs, beside)
+                yield job
         except TimeoutError:
             self.close()
             raise DeadlineError(f"the process that starts ranks gave no sign for {START_SECONDS:g} s") from None
@@ -148,6 +170,23 @@ class _Job:
                 control.send(b".")
             answers.read_until(time.monotonic() + REPLY_SECONDS, [len(jobs)])
         return ends(self.server, self.started, answers, full)
+
+    def confer(self, function: Callable[..., Any], job: Any, between: Callable[[Any], Any]) -> Reply:
+        control, far = socket.socketpair()
+        self.processes.callback(control.close)
+        with far:
+            self._start(function, job, [far], rank=None, world=1)
+        answers = Answers([process.answer for process in self.started], self.limits.answer)
+        self.processes.callback(answers.close)
+        control.settimeout(START_SECONDS + self.limits.seconds)
+        try:
+            question = channel.receive_plain(control)
+        except OSError:  # it has ended or is late, as its reply will say
+            return ends(self.server, self.started, answers, self._watch(answers, [0]))[0]
+        given = between(question)
+        with contextlib.suppress(OSError):
+            channel.send_plain(control, given)
+        return ends(self.server, self.started, answers, self._watch(answers, [0]))[0]
 
     def _start_beside(self, function: Callable[..., Any], job: Any, world: int) -> socket.socket:
         control, far = socket.socketpair()

@@ -1,15 +1,16 @@
 """The judge of an exercise: three kinds of process, and plain data between them.
 
-    draw       knows the course     draws trials from the seed (`labkit.settings`)    -> inputs
+    conduct    knows the course     draws trials from the seed (`labkit.settings`)    -> inputs
     play       knows the learner    calls the learner's code, once a trial and rank   -> answers and evidence
-    decide     knows the course     draws again, computes the references, compares    -> verdict
+    conduct    goes on              computes the references, compares                 -> verdict
 
 Here is the order of things; `playing` has the second line, `deciding` the first and the third. Where only a trial in a
-setting of its own is wrong, its inputs are played once more without it, so that the verdict can name the setting.
+setting of its own is wrong, its inputs are played once more without it, so that the verdict can name the setting: then
+the process that compared is dead, too, and a new one (`decide`) compares again.
 
-Each is a fresh fork of the nursery. The expected answers come into being in `decide`, when every process of the
-learner's is dead, and no comparison is ever evaluated in an interpreter that has run the learner's code: not in theirs,
-nor in the notebook's kernel. A patched `torch.allclose`, an `__eq__` that is always true, an exit code of 0, a printed
+Each is a fresh fork of the nursery. The expected answers come into being when every process of the learner's is dead,
+and no comparison is ever evaluated in an interpreter that has run the learner's code: not in theirs, nor in the
+notebook's kernel. A patched `torch.allclose`, an `__eq__` that is always true, an exit code of 0, a printed
 "passed" have nothing to attack.
 
 It fails closed. No answer, a late answer, half an answer, an answer that cannot be read: no points, and the reason.
@@ -23,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.deciding import NOT_TRIED, decide, draw
+from labkit.deciding import NOT_TRIED, conduct, decide
 from labkit.exercises import load_lab
-from labkit.fresh import Nursery
+from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.playing import compiled, play
 from labkit.verdict import Verdict
@@ -66,20 +67,24 @@ def judge(
         return [refused] if refused else play(nursery, asked, sources, drawn, hidden, libraries)
 
     outcomes: list[list[dict[str, Any]]] = []
-    for drawn in _own(nursery, draw, job):
-        late = bool(outcomes) and ("error" if brief else "late") in outcomes[-1][-1]
-        outcomes.append([{"error": NOT_TRIED, "late": True}] if late else played(drawn))
-    decided = _own(nursery, decide, {**job, "outcomes": outcomes})
+
+    def play_all(cases: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+        for drawn in cases:
+            late = bool(outcomes) and ("error" if brief else "late") in outcomes[-1][-1]
+            outcomes.append([{"error": NOT_TRIED, "late": True}] if late else played(drawn))
+        return outcomes
+
+    decided = _result(nursery.confer(conduct, job, _OWN, play_all, path=sys.path), exercise)
     if decided["again"] and not brief:
         again = {index: played([trial])[0] for index, trial in decided["again"].items()}
-        decided = _own(nursery, decide, {**job, "outcomes": outcomes, "again": again})
+        [reply] = nursery.call(decide, [{**job, "outcomes": outcomes, "again": again}], _OWN, path=sys.path)
+        decided = _result(reply, exercise)
     return Verdict.from_plain(decided["verdict"])
 
 
-def _own(nursery: Nursery, function: Any, job: dict[str, Any]) -> Any:
-    [reply] = nursery.call(function, [job], _OWN, path=sys.path)
+def _result(reply: Reply, exercise: str) -> Any:
     if reply.ended:
-        raise CourseError(f"{function.__name__} ended without an answer: {reply.ended}", where=job["exercise"])
+        raise CourseError(f"the course's own process ended without an answer: {reply.ended}", where=exercise)
     if "raised" in reply.value:
-        raise CourseError(f"the course's own code failed\n{reply.value['raised']}", where=f"exercise {job['exercise']}")
+        raise CourseError(f"the course's own code failed\n{reply.value['raised']}", where=f"exercise {exercise}")
     return reply.value["result"]

@@ -36,6 +36,7 @@ _NEWNS, _NEWUSER, _NEWNET = 0x20000, 0x10000000, 0x40000000
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
+_LIBC = ctypes.CDLL(None, use_errno=True)  # made once: 40 calls a process, and each new handle makes classes
 
 
 def begin(paths: Sequence[str], scratch: str) -> bool:
@@ -157,8 +158,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 
 def _call(name: str, *arguments: Any) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    function = getattr(libc, name)
+    function = getattr(_LIBC, name)
     function.restype = ctypes.c_long if name == "syscall" else ctypes.c_int
     result = function(*(ctypes.c_long(one) if isinstance(one, int) else one for one in arguments))
     if result < 0:

@@ -75,4 +75,5 @@ class Log:
 
     def to_plain(self) -> list[list[list[Any]]]:
         """For each rank, its entries as lists of their attributes."""
-        return [[list(dataclasses.astuple(entry)) for entry in self.entries[rank]] for rank in sorted(self.entries)]
+        # `dataclasses.astuple` copies deeply, which took a quarter of the broker's time
+        return [[list(vars(entry).values()) for entry in self.entries[rank]] for rank in sorted(self.entries)]

@@ -54,12 +54,14 @@ class Sample:
     Attributes:
         seconds: since the tracker began.
         owners: {owner: bytes}.
-        where: the innermost `phase` at that moment.
+        where: the innermost `phase` at that moment, and what else `Tracker.tell` has said.
+        operation: torch's, during which the memory changed.
     """
 
     seconds: float
     owners: Mapping[str, int]
     where: str = ""
+    operation: str = ""
 
     @property
     def total(self) -> int:
@@ -82,6 +84,8 @@ class Tracker(TorchDispatchMode):
         self._live: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # by the storage's address
         self._totals: dict[str, int] = {}
         self._where: list[str] = []
+        self._told = self._operation = ""
+        self._watching = False
         self._saved: Any = None
         for owner, tensors in (of or {}).items():
             for tensor in tensors:
@@ -114,8 +118,12 @@ class Tracker(TorchDispatchMode):
         yield
         self._where.pop()
 
+    def tell(self, where: str) -> None:
+        """What is running inside of the phase from now on: a layer, say."""
+        self._told = where
+
     def __enter__(self) -> Tracker:
-        self._began = time.perf_counter()
+        self._began, self._watching = time.perf_counter(), True
         self._sample()
         self._resize = torch.UntypedStorage.resize_
         torch.UntypedStorage.resize_ = _seen(self, self._resize)  # type: ignore[method-assign]
@@ -131,10 +139,12 @@ class Tracker(TorchDispatchMode):
         self._saved.__exit__(*exc)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._sample()
+        self._watching = False  # what ends later is not of this block
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._operation = str(func)
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -157,10 +167,10 @@ class Tracker(TorchDispatchMode):
         self._totals[owner] = self._totals.get(owner, 0) + nbytes
 
     def _sample(self) -> None:
-        if hasattr(self, "_began"):
-            where = self._where[-1] if self._where else ""
+        if self._watching:
+            where = ", ".join(filter(None, (*self._where[-1:], self._told)))
             alive = {owner: nbytes for owner, nbytes in self._totals.items() if nbytes}
-            self.samples.append(Sample(time.perf_counter() - self._began, alive, where))
+            self.samples.append(Sample(time.perf_counter() - self._began, alive, where, self._operation))
 
 
 def _seen(tracker: Tracker, resize: Any) -> Any:

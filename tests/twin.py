@@ -17,13 +17,15 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
-from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.router import set_loss_scale
+from minimegatron.models.block import TransformerLayer
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
+from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
@@ -40,11 +42,13 @@ class Case:
         layout: fields of `ParallelConfig`, those of a pipeline included.
         model: fields of `TransformerConfig`, `family` among them.
         accumulation: microbatches of a step on each rank.
-        overlap, bucket_size, sharding: of the data-parallel wrapper.
+        overlap, bucket_size, sharding, gathers_late: of the data-parallel wrapper.
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
         documents: samples are made of documents that do not see each other.
+        freeze: patterns of parameters that have no gradient.
+        unused: every layer has a parameter on which no loss depends.
     """
 
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -53,12 +57,21 @@ class Case:
     overlap: bool = False
     bucket_size: int | None = None
     sharding: str = "no_shard"
+    gathers_late: bool = False
     double: bool = False
     seed: int = 0
     empty_rank: int | None = None
     documents: bool = False
+    freeze: tuple[str, ...] = ()
+    unused: bool = False
     seq_length: int = 16
     micro_batch_size: int = 2
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        fsdp2 = self.sharding == "fsdp2"
+        how = {"use_torch_fsdp2": True} if fsdp2 else {"data_parallel_sharding_strategy": self.sharding}
+        return ParallelConfig.from_dict({**self.layout, **how})
 
     @property
     def config(self) -> TransformerConfig:
@@ -74,6 +87,13 @@ class Case:
         }
         fields = {**sizes, **self.model}
         return family_config(fields.pop("family", "llama"), **fields)
+
+
+# What the serial twin of a case depends on.
+TWIN_FIELDS = (
+    *("model", "accumulation", "double", "seed", "empty_rank", "documents", "freeze", "unused", "seq_length"),
+    "micro_batch_size",
+)
 
 
 def weights(config: TransformerConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -114,22 +134,43 @@ def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tens
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:
     """(mean loss per token, logical gradients) of the whole batch in one process."""
-    model = GPTModel(case.config, Mesh.serial())
-    load_logical(model, weights(case.config, case.seed))
-    model = model.double() if case.double else model
-    batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
-    count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
-    set_loss_scale(model, 1.0 / count)  # what the loss below is multiplied by
-    loss = torch.stack([losses(model, b).sum() for b in batches]).sum() / count
-    loss.backward()
-    return loss.item(), {
-        n: gather_logical(_grad(p), layout_of(p), Mesh.serial())
+    model = serial_model(case)
+    loss = serial_backward(model, case, dp)
+    return loss, {
+        n: gather_logical(grad_of(p), layout_of(p), Mesh.serial())
         for n, p in logical_parameters(model)
         if p.requires_grad
     }
 
 
-def _grad(p: torch.Tensor) -> torch.Tensor:
+def serial_model(case: Case) -> GPTModel:
+    """The case's model with its weights, in one process."""
+    model = GPTModel(case.config, Mesh.serial())
+    load_logical(model, weights(case.config, case.seed))
+    return prepared(model, case, Mesh.serial())
+
+
+def prepared(model: Any, case: Case, mesh: Mesh) -> Any:
+    """With a parameter in each layer that nothing reads, and without gradients of some others, as the case says."""
+    for layer in model.modules():
+        if case.unused and isinstance(layer, TransformerLayer):
+            layer.register_parameter("unused", torch.nn.Parameter(torch.ones(7, 3, dtype=case.config.dtype)))
+    freeze(model, OptimizerConfig(freeze=case.freeze), mesh)
+    return model.double() if case.double else model
+
+
+def serial_backward(model: GPTModel, case: Case, dp: int) -> float:
+    """Leave the gradients of the mean loss over the whole batch in `grad`; returns that loss."""
+    batches = [microbatch(case, d, i) for d in range(dp) for i in range(case.accumulation)]
+    count = max(sum(float(b["loss_mask"].sum()) for b in batches), 1.0)
+    set_loss_scale(model, 1.0 / count)  # what the loss below is multiplied by
+    loss = torch.stack([losses(model, b).sum() for b in batches]).sum() / count
+    loss.backward()
+    return loss.item()
+
+
+def grad_of(p: torch.Tensor) -> torch.Tensor:
+    """The gradient; zeros where the loss does not depend on the parameter."""
     return p.grad if p.grad is not None else torch.zeros_like(p)
 
 
@@ -137,11 +178,11 @@ def parallel_model(case: Case, mesh: Mesh) -> DataParallel:
     """The case's model with its weights, wrapped; in a pipeline this rank's stages of it."""
     model = GPTModel(case.config, mesh) if mesh.pp.size == 1 else ModelChunks(case.config, mesh)
     load_logical(model, weights(case.config, case.seed), stage=mesh.pp.size > 1)
-    model = model.double() if case.double else model
+    model = prepared(model, case, mesh)
     if case.sharding == "fsdp2":
         return TorchFSDP2(model, mesh)
     dtype = torch.float64 if case.double else torch.float32
-    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding)
+    return DistributedDataParallel(model, mesh, case.bucket_size, case.overlap, dtype, case.sharding, case.gathers_late)
 
 
 def accumulate(ddp: DataParallel, case: Case, mesh: Mesh) -> float:
@@ -181,8 +222,8 @@ def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]
     twins: dict[str, tuple[float, dict[str, torch.Tensor]]] = {}
     reports = []
     for case in cases:
-        mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
-        key = f"{mesh.dp.size} {dataclasses.replace(case, layout={}, overlap=False, bucket_size=None, sharding='')}"
+        mesh = Mesh.build(case.parallel)
+        key = f"{mesh.dp.size} {Case(**{f: getattr(case, f) for f in TWIN_FIELDS})}"
         if key not in twins:
             twins[key] = serial_gradients(case, mesh.dp.size)
         reports.append(_compare(case, mesh, *twins[key]))
@@ -191,7 +232,7 @@ def compare_all(rank: int, world: int, cases: list[Case]) -> list[dict[str, Any]
 
 def compare_with_serial(rank: int, world: int, case: Case) -> dict[str, Any]:
     """Runs on every rank: deviations from the twin, and what must be equal or different between ranks."""
-    mesh = Mesh.build(ParallelConfig.from_dict(case.layout))
+    mesh = Mesh.build(case.parallel)
     return _compare(case, mesh, *serial_gradients(case, mesh.dp.size))
 
 

@@ -1362,5 +1362,5 @@ progress()
 # 2101.03961); ST-MoE, Zoph et al. 2022 (arXiv 2202.08906); Wang et al. 2024 (arXiv 2408.15664); DeepSeek-V3 2024
 # (arXiv 2412.19437).
 #
-# Next: lab 06 (planned), where the optimizer's state, the gradients and at last the weights are shared out over dp.
-# Today: lab 07, kernels, flash attention and FP8.
+# Next: lab 06, data parallel, ZeRO and FSDP, where the optimizer's state, the gradients and at last the weights are
+# shared out over dp.

@@ -69,6 +69,18 @@ class Pending:
         return self.output
 
 
+class _Works(list[dist.Work]):
+    """Several works that are one."""
+
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def _is_gloo(axis: Axis) -> bool:
+    return dist.get_backend(axis.group) == "gloo"
+
+
 def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
     """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
     calls.announce(name, axis, x, comparable=compare)
@@ -101,11 +113,32 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
         return Pending(x)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
+    if output is not None and _is_gloo(axis):
+        return _issue("all_gather", axis, x, result, lambda **k: _gather_in_place(result, x, axis, **k))
     return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
 
 
-def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
-    """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum."""
+def _gather_in_place(result: torch.Tensor, x: torch.Tensor, axis: Axis, **k: Any) -> _Works:
+    """Every rank broadcasts its part: gloo's all-gather receives into memory of its own and copies all of it."""
+    parts = result.chunk(axis.size)
+    if parts[axis.rank].data_ptr() != x.data_ptr():
+        parts[axis.rank].copy_(x)
+    return _Works(
+        dist.broadcast(part, src=source, group=axis.group, **k) for part, source in zip(parts, axis.ranks, strict=True)
+    )
+
+
+def reduce_scatter_start(
+    x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None, spend: bool = False
+) -> Pending:
+    """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
+
+    Args:
+        x: the terms of this rank.
+        axis: over which.
+        output: where the result is written; may be this rank's part of `x`. Default a new tensor, or that part.
+        spend: `x` is of no use afterwards. gloo's reduce-scatter is an all-reduce of a copy, which is saved then.
+    """
     if axis.size == 1:
         return Pending(x)
     if x.shape[0] % axis.size:
@@ -114,6 +147,10 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
             fix=f"make the first dim a multiple of {axis.size}",
         )
     x = x.contiguous()
+    if spend and _is_gloo(axis):
+        mine = x.chunk(axis.size)[axis.rank]
+        assert output is None or output.data_ptr() == mine.data_ptr(), "the result is this rank's part of x"
+        return _issue("reduce_scatter", axis, x, mine, lambda **k: dist.all_reduce(x, group=axis.group, **k))
     result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
     return _issue(
         "reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k)

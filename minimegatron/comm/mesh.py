@@ -25,6 +25,8 @@ costs no ranks of its own. So `dp = world / (tp*cp*pp)` and `edp = world / (etp*
 | `dp`       | same weights, other samples                      | (see dp_cp)                                     |
 | `pp`       | share the layers                                 | activations at stage boundaries                 |
 | `dp_cp`    | same weights, other tokens                       | gradients, token counts                         |
+| `dp_shard`, `edp_shard` | of dp_cp, of edp: share out what replicas hold  | shards of gradients and of weights |
+| `dp_instances`, `edp_instances` | of dp_cp, of edp: hold the same shards  | gradients of a shard               |
 | `tp_cp`    | same samples, same layers                        | router statistics                               |
 | `tp_dp_cp` | same layers                                      | fp8 amax, router statistics                     |
 | `mp`       | together hold one copy of the model (tp-pp)      | the gradient norm                               |
@@ -137,6 +139,17 @@ def context_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[
     }
 
 
+def instance_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
+    """Groups of the two factors of dp_cp, and of edp: consecutive ranks of a group, and one of each of these."""
+    found, instances = {}, parallel.num_distributed_optimizer_instances
+    for name, axes, grid in (("dp", "dp-cp", "dense"), ("edp", "dp", "expert")):
+        groups = rank_groups(parallel, world_size, axes, grid)
+        share = len(groups[0]) // instances
+        found[f"{name}_shard"] = [group[i * share : (i + 1) * share] for group in groups for i in range(instances)]
+        found[f"{name}_instances"] = [group[i::share] for group in groups for i in range(share)]
+    return found
+
+
 def check_grids_agree(parallel: ParallelConfig, world_size: int) -> None:
     """Refuse an order under which the two grids would cut the pipeline differently."""
     if rank_groups(parallel, world_size, "pp") != rank_groups(parallel, world_size, "pp", "expert"):
@@ -160,6 +173,10 @@ class Mesh:
     dp: Axis
     pp: Axis
     dp_cp: Axis
+    dp_shard: Axis
+    dp_instances: Axis
+    edp_shard: Axis
+    edp_instances: Axis
     tp_cp: Axis
     tp_dp_cp: Axis
     mp: Axis
@@ -188,8 +205,23 @@ class Mesh:
         """A mesh of ones: the same code as everywhere, every collective a no-op."""
         parallel = parallel or ParallelConfig()
         parallel.data_parallel_size(1)
-        axes = {name: Axis(name, (0,), 0) for name in [*AXES, "cp_inner", "cp_outer", "embd", "pp_up", "pp_down"]}
+        others = (*context_groups(parallel, 1), *instance_groups(parallel, 1), "embd", "pp_up", "pp_down")
+        axes = {name: Axis(name, (0,), 0) for name in [*AXES, *others]}
         return cls(parallel, 0, torch.device(device), axes)
+
+    @classmethod
+    def planned(cls, parallel: ParallelConfig, rank: int, world: int) -> Mesh:
+        """The mesh of one rank of a world that need not exist: a model can be built on it, and nothing can travel."""
+        check_grids_agree(parallel, world)
+        groups = {name: rank_groups(parallel, world, members, grid) for name, (grid, members) in AXES.items()}
+        groups |= context_groups(parallel, world) | instance_groups(parallel, world)
+        pipelines = rank_groups(parallel, world, "pp")
+        groups |= {"embd": [sorted({p[0], p[-1]}) for p in pipelines], "pp_up": pipelines, "pp_down": pipelines}
+        axes = {}
+        for name, of in groups.items():
+            mine = next((tuple(ranks) for ranks in of if rank in ranks), (rank,))
+            axes[name] = Axis(name, mine, mine.index(rank))
+        return cls(parallel, rank, torch.device("cpu"), axes)
 
     @classmethod
     def build(cls, parallel: ParallelConfig, device: torch.device | None = None) -> Mesh:
@@ -212,8 +244,10 @@ class Mesh:
         axes = {}
         for name, (grid, members) in AXES.items():
             axes[name] = _axis(name, rank_groups(parallel, world, members, grid), rank, made, timeout)
-        for name, groups in context_groups(parallel, world).items():
+        for name, groups in (context_groups(parallel, world) | instance_groups(parallel, world)).items():
             axes[name] = _axis(name, groups, rank, made, timeout)
+        if parallel.num_distributed_optimizer_instances == 1:
+            axes |= {"dp_shard": axes["dp_cp"], "edp_shard": axes["edp"]}
         pipelines = rank_groups(parallel, world, "pp")
         ends = [sorted({p[0], p[-1]}) for p in pipelines]
         inside = any(rank in pair for pair in ends)
@@ -259,11 +293,20 @@ class Mesh:
             )
         return self._device_mesh
 
-    def device_mesh_of(self, name: str) -> DeviceMesh:
-        """One axis as torch's `DeviceMesh`; all ranks call it together."""
+    def shard_mesh(self, what: str) -> DeviceMesh:
+        """Ranks that share parameters out as torch's `DeviceMesh` (shards), or (instances, shards) where there are.
+
+        Args:
+            what: "dp" or, of experts, "edp". All ranks call it together.
+        """
         from torch.distributed.device_mesh import DeviceMesh
 
-        return DeviceMesh.from_group(self._group(self.axis(name)), self.device.type, mesh_dim_names=(name,))
+        shard, instances = self._axes[f"{what}_shard"], self._axes[f"{what}_instances"]
+        if instances.size == 1:
+            return DeviceMesh.from_group(self._group(shard), self.device.type, mesh_dim_names=(shard.name,))
+        groups = [self._group(instances), self._group(shard)]
+        ranks = torch.tensor(self._axes["dp_cp" if what == "dp" else "edp"].ranks).view(instances.size, shard.size)
+        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=(instances.name, shard.name))
 
     def _group(self, axis: Axis) -> dist.ProcessGroup:
         """The axis's group; for one rank alone a real one too, because `DeviceMesh` wants it."""

@@ -28,13 +28,14 @@ def opt(
     least: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    repeats: bool = False,
 ) -> Any:
     """A dataclass field with its help text and, where they are few, its legal values; or the bounds of a number.
 
-    `least` may be reached, `above` and `below` may not.
+    `least` may be reached, `above` and `below` may not. A flag that `repeats` adds its words to those before.
     """
     bounds = {"least": least, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, **bounds})
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "repeats": repeats, **bounds})
 
 
 @functools.cache

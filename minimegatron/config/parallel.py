@@ -70,6 +70,9 @@ class ParallelConfig(Config):
     )
     use_torch_fsdp2: bool = opt(False, "torch's fully_shard shares out parameters, gradients and state (ZeRO-3)")
     overlap_param_gather: bool = opt(False, "wait for updated parameters when they are used, not after the step")
+    num_distributed_optimizer_instances: int = opt(
+        1, "groups of replicas; each has all shards, and a shard's gradients are summed over the groups (HSDP)", least=1
+    )
     ddp_bucket_size: int | None = opt(None, "elements of a gradient bucket; default max(40e6, 1e6 * dp)", least=1)
     distributed_timeout_seconds: float = opt(300.0, "longest wait for another rank", above=0.0)
 
@@ -119,6 +122,11 @@ class ParallelConfig(Config):
             f"overlap_param_gather with data_parallel_sharding_strategy={strategy!r}: "
             + ("no parameters are gathered" if strategy == "no_shard" else "parameters are gathered on use already"),
             "--use-distributed-optimizer, or drop --overlap-param-gather",
+        )
+        require(
+            self.num_distributed_optimizer_instances == 1 or strategy != "no_shard",
+            f"num_distributed_optimizer_instances={self.num_distributed_optimizer_instances} and nothing is shared out",
+            "--use-distributed-optimizer, or drop --num-distributed-optimizer-instances",
         )
         require(
             self.ddp_bucket_size is None or strategy != "optim_grads_params",
@@ -208,4 +216,11 @@ class ParallelConfig(Config):
             f"{self.expert_model_parallel_size}*{self.pipeline_model_parallel_size} = {expert}",
             "choose ep so that etp*ep*pp divides the number of ranks",
         )
-        return world_size // model
+        dp, instances = world_size // model, self.num_distributed_optimizer_instances
+        for what, replicas in (("dp*cp", dp * self.context_parallel_size), ("expert-dp", world_size // expert)):
+            require(
+                replicas % instances == 0,
+                f"{what} is {replicas}, and num_distributed_optimizer_instances={instances} does not divide it",
+                "choose a divisor of it, so that every instance has as many ranks",
+            )
+        return dp

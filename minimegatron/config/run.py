@@ -13,6 +13,8 @@ import dataclasses
 from typing import Any
 
 from minimegatron.config.fields import Config, opt
+from minimegatron.config.groups import parse_group
+from minimegatron.config.newton_schulz import COEFFICIENTS, coefficients_of
 from minimegatron.errors import require
 
 
@@ -20,7 +22,11 @@ from minimegatron.errors import require
 class OptimizerConfig(Config):
     """Optimizer, its schedules, clipping and loss scaling."""
 
-    optimizer: str = opt("adam", "adam is AdamW: decoupled weight decay", ("adam", "sgd"))
+    optimizer: str = opt(
+        "adam",
+        "adam is AdamW: decoupled weight decay; muon moves matrices, AdamW the rest; dist_muon: shared out to replicas",
+        ("adam", "sgd", "muon", "dist_muon"),
+    )
     lr: float = opt(1e-3, "peak learning rate")
     min_lr: float = opt(0.0, "the schedule never goes below", least=0.0)
     weight_decay: float = opt(0.01, "decoupled; not on biases and 1-D parameters", least=0.0)
@@ -50,9 +56,37 @@ class OptimizerConfig(Config):
     hysteresis: int = opt(2, "overflows before the scale halves", least=1)
     check_for_nan_in_loss_and_grad: bool = opt(True, "stop with exit status 6 on a number that is not finite")
     log_num_zeros_in_grad: bool = opt(False, "count the zeros of the gradient")
+    muon_momentum: float = opt(0.95, "decay of Muon's momentum", least=0.0, below=1.0)
+    muon_use_nesterov: bool = opt(False, "Muon looks one gradient ahead of its momentum")
+    muon_split_qkv: bool = opt(True, "Muon takes q, k and v of a fused projection as three matrices")
+    muon_scale_mode: str = opt(
+        "spectral", "factor of an update by the matrix's shape", ("spectral", "shape_scaling", "unit_rms_norm")
+    )
+    muon_extra_scale_factor: float = opt(1.0, "a further factor; 0.2 gives updates the size of AdamW's", above=0.0)
+    muon_num_ns_steps: int = opt(5, "rounds of the Newton-Schulz iteration", least=1)
+    muon_coefficient_type: str = opt("quintic", "polynomials of the iteration", tuple(COEFFICIENTS))
+    muon_fp32_matmul_prec: str = opt("medium", "its products: medium in bf16, high in fp32", ("medium", "high"))
+    muon_tp_mode: str = opt(
+        "duplicated",
+        "of a matrix that is cut over tp: gathered, iterated together, or each part by itself",
+        ("duplicated", "distributed", "blockwise"),
+    )
+    decoupled_lr: float | None = opt(None, "peak learning rate of word embedding and output layer", least=0.0)
+    decoupled_min_lr: float | None = opt(None, "their schedule never goes below; default min_lr", least=0.0)
+    apply_wd_to_qk_layernorm: bool = opt(False, "weight decay on the norms of queries and keys as well")
+    param_groups: tuple[str, ...] = opt(
+        (),
+        "factors of learning rate and weight decay by name: 'decoder.*.mlp.*:lr_mult=0.1,wd_mult=0' ...",
+        repeats=True,
+    )
+    freeze: tuple[str, ...] = opt(
+        (), "parameters that do not move, by patterns of their names: 'embedding.*' ...", repeats=True
+    )
 
     def _check(self) -> None:
         require(self.lr >= self.min_lr, f"lr={self.lr}, min_lr={self.min_lr}", "choose lr >= min_lr")
+        self._check_groups()
+        coefficients_of(self.muon_coefficient_type, self.muon_num_ns_steps)
         warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
         for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
             given = [name for name in names if getattr(self, name)]
@@ -69,6 +103,27 @@ class OptimizerConfig(Config):
                 "lr_decay_style WSD without lr_wsd_decay_iters",
                 "give --lr-wsd-decay-iters",
             )
+
+    @property
+    def has_matrices(self) -> bool:
+        """Muon moves what is a matrix."""
+        return self.optimizer in ("muon", "dist_muon")
+
+    def _check_groups(self) -> None:
+        for text in self.param_groups:
+            parse_group(text)
+        peak, floor = self.decoupled_lr, self.decoupled_min_lr
+        require(
+            floor is None or peak is not None,
+            "decoupled_min_lr without decoupled_lr",
+            "give --decoupled-lr, or drop --decoupled-min-lr",
+        )
+        lowest = self.min_lr if floor is None else floor
+        require(
+            peak is None or peak >= lowest,
+            f"decoupled_lr={peak} is below its floor {lowest}",
+            "choose decoupled_lr above",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +208,12 @@ class TrainingConfig(Config):
     profile_step_end: int = opt(12, "steps before it ends")
     profile_ranks: tuple[int, ...] = opt((0,), "which ranks are profiled")
     profile_dir: str = opt("profile", "folder for the traces")
+    log_memory_interval: int | None = opt(
+        None, "steps between tables of every rank's memory by name, predicted and counted; such a step is slow", least=1
+    )
+    log_memory_to_tensorboard: bool = opt(False, "TensorBoard gets the allocator's numbers, and bytes by name")
+    record_memory_history: bool = opt(False, "write the last rank's GPU allocations for torch's memory viewer")
+    memory_snapshot_path: str = opt("snapshot.pickle", "where they are written")
     distributed_backend: str | None = opt(
         None, "nccl or gloo; default nccl with a GPU for each rank, gloo where there is none", (None, "nccl", "gloo")
     )

@@ -85,6 +85,11 @@ def check_can_generate(model: GPTModel) -> None:
                 f"layer {number} has a {type(attention).__name__} with a {type(core).__name__}, which know no cache",
                 fix="generate with decoder_layer_spec's own attention",
             )
+    if any(hasattr(p, "placements") or p.numel() > p.untyped_storage().nbytes() for p in model.parameters()):
+        raise ConfigError(
+            "generation from shards of weights (ZeRO-3, FSDP2): no rank holds the model",
+            fix="with ddp.whole_weights(): around the engine and its calls",
+        )
     if model.training:
         raise ConfigError("generation in training mode: dropout would be part of the answer", fix="model.eval()")
 

@@ -87,7 +87,7 @@ class ForkServer:
         """Return code of a rank that has hung up or was killed; it can be read once."""
         deadline = time.monotonic() + REPLY_SECONDS
         while (status := self.ask({"do": "status", "pid": pid})["status"]) is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+            time.sleep(0.001)
         return -signal.SIGKILL if status is None else int(status)
 
     def ask(self, request: dict[str, Any], fds: Iterable[int] = ()) -> dict[str, Any]:

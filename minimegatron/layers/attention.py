@@ -44,7 +44,7 @@ from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.layers.norm import Norm
-from minimegatron.layers.param import Init
+from minimegatron.layers.param import Init, layout_of
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.rope import apply_rotary
 
@@ -125,6 +125,8 @@ class SelfAttention(nn.Module):
             gather_reduces_gradient=True,
             dtype=config.dtype,
         )
+        qkv = self.linear_qkv.weight
+        qkv.param_layout = dataclasses.replace(layout_of(qkv), fused=(self.per_group * self.d, self.d, self.d))
         self.q_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.k_layernorm = Norm(config, self.d, partial="heads") if config.qk_layernorm else None
         self.core_attention = core_attention(config, mesh, rng)

@@ -77,6 +77,7 @@ class ParamLayout:
         copies: axis over which ranks hold copies of a tied weight whose gradients add up; "" where there are none.
         tied_to: logical name of the weight that this is a copy of; "" for an original.
         experts: the experts [first, stop) that are here, of those that dim 0 stacks; None where dim 0 is no stack.
+        fused: matrices that share dim 0: it is made of groups of so many rows of each (q, k and v); () where it is one.
     """
 
     shape: tuple[int, ...]
@@ -90,6 +91,7 @@ class ParamLayout:
     copies: str = ""
     tied_to: str = ""
     experts: tuple[int, int] | None = None
+    fused: tuple[int, ...] = ()
 
     @property
     def sharded(self) -> bool:

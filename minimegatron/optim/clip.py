@@ -11,7 +11,7 @@ parameter is cut over tp, over pp never, except for a tied embedding. Exactly on
 | cut over tp (matrices)           | every tp rank; the first of dp_cp           |
 | replicated over tp (norms, ...)  | the first tp rank; the first of dp_cp       |
 | tied copy on the last stage      | the first stage, which has the original     |
-| a piece owned by one dp rank     | its owner                                   |
+| a piece owned by one dp rank     | its owner, in the first instance            |
 | experts                          | every ep and etp rank; the first of edp     |
 
 Counting a replicated norm on all t ranks is the classic mistake: the norm comes out a little too large and depends on
@@ -71,11 +71,12 @@ def counts_here(layout: ParamLayout, mesh: Mesh, owned: bool = False) -> bool:
     Args:
         layout: of the parameter.
         mesh: this rank's place.
-        owned: this rank alone among dp_cp (experts: edp) holds the gradient (sharded optimizers).
+        owned: this rank alone of its instance holds the gradient (sharded optimizers).
     """
     if layout.experts is not None:
-        return (owned or mesh.edp.is_first) and (layout.sharded or mesh.etp.is_first)
-    first_replica = owned or mesh.dp_cp.is_first
+        first_replica = (mesh.edp_instances if owned else mesh.edp).is_first
+        return first_replica and (layout.sharded or mesh.etp.is_first)
+    first_replica = (mesh.dp_instances if owned else mesh.dp_cp).is_first
     return not layout.shared and first_replica and (layout.sharded or mesh.tp.is_first)
 
 

@@ -70,11 +70,12 @@ class FusedAdam:
     """AdamW by the kernel, on the state of torch's optimizer.
 
     Args:
-        inner: torch's AdamW, whose groups say learning rate and weight decay at the time of a step.
+        inner: torch's AdamW, whose groups say learning rate and weight decay at the time of a step; for any other this
+            does not apply.
         backend: `config.kernels`.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, backend: str) -> None:
+    def __init__(self, inner: Any, backend: str) -> None:
         self.inner, self._backend = inner, backend
         self._tables: dict[Any, tuple[Key, Any]] = {}
         self._steps: dict[torch.Tensor, int] = {}  # the host's copy of state["step"], to read it without a wait

@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig
 from minimegatron.layers.param import layout_of
 from minimegatron.optim.clip import counts_here
+from minimegatron.optim.groups import Rates, rates_of
 
 
 class Shard(Protocol):
@@ -54,7 +56,7 @@ class MainParam:
         main: what is updated; an fp32 copy of a 16-bit parameter, else the parameter's own memory.
         piece: range of the flattened parameter that `main` covers; None for all of it.
         counts_here: whether this rank counts its gradient in the norm.
-        wd_mult: factor for weight decay.
+        rates: of learning and weight decay.
         grad: where the gradient of `main` is; None: the model's `main_grad` or `grad`.
         data: where the weights that `main` covers are; None: in the model.
     """
@@ -64,21 +66,28 @@ class MainParam:
     main: torch.Tensor
     piece: slice | None
     counts_here: bool
-    wd_mult: float
+    rates: Rates
     grad: torch.Tensor | None = None
     data: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, name: str, model: nn.Parameter, mesh: Mesh, shard: Shard | None = None) -> MainParam:
-        """Wrap one parameter, or a part of it; no weight decay on biases and 1-D parameters."""
+    def of(
+        cls,
+        name: str,
+        model: nn.Parameter,
+        mesh: Mesh,
+        config: OptimizerConfig,
+        shard: Shard | None = None,
+        owned: bool = False,
+    ) -> MainParam:
+        """Wrap one parameter, or a part of it; `owned`: no other replica updates it."""
         layout, piece = layout_of(model), shard.piece if shard else None
         half = model.dtype in (torch.bfloat16, torch.float16)
         part = shard.data if shard else model.detach()
-        decays = len(layout.shape) > 1 and not name.endswith(".bias")
-        counts = counts_here(layout, mesh, piece is not None)
+        counts = counts_here(layout, mesh, owned or piece is not None)
         main = part.float() if half else part
         given = (shard.grad, shard.data) if shard else (None, None)
-        return cls(name, model, main, piece, counts, 1.0 if decays else 0.0, *given)
+        return cls(name, model, main, piece, counts, rates_of(name, layout, config), *given)
 
     @property
     def model_part(self) -> torch.Tensor:
@@ -93,10 +102,10 @@ class MainParam:
     def read_grad(self) -> torch.Tensor | None:
         """The gradient of `main`, None where the backward pass did not reach the parameter."""
         if self.grad is not None:
-            return self.grad.to(self.main.dtype)
+            return self.grad
         grad = getattr(self.model, "main_grad", None)
         grad = self.model.grad if grad is None else grad
-        return None if grad is None else _part(grad, self.piece).to(self.main.dtype)
+        return None if grad is None else _part(grad, self.piece)
 
 
 def _part(x: torch.Tensor, piece: slice | None) -> torch.Tensor:

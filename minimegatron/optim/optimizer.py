@@ -41,10 +41,13 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
 from minimegatron.layers.param import logical_parameters
+from minimegatron.optim.algorithms import build_update
 from minimegatron.optim.clip import clip_coefficient, grad_stats
-from minimegatron.optim.fused import FusedAdam, NormReader
+from minimegatron.optim.fused import NormReader
+from minimegatron.optim.layer_wise import LayerWise, NamedParams
 from minimegatron.optim.main_params import MainParam, Shard
 from minimegatron.optim.scaler import GradScaler, build_grad_scaler
+from minimegatron.optim.update import write_back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,13 +98,13 @@ class MixedPrecisionOptimizer:
         self._publish = publish
         names = [p.name for p in self.params]
         assert len(set(names)) == len(names), "two parameters have one logical name"
-        self.inner = _inner_optimizer(self.params, config)
-        self._fused, self._norms = FusedAdam(self.inner, kernels), NormReader(kernels)
+        self._move = build_update(self.params, config, mesh, kernels)
+        self._norms = NormReader(kernels)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """torch's parameter groups: with weight decay (`wd_mult` 1) and without (0)."""
-        return self.inner.param_groups
+        """torch's parameter groups: with weight decay (`wd_mult` 1), without (0), and those of `optim/groups`."""
+        return self._move.param_groups
 
     @property
     def loss_scale(self) -> float:
@@ -147,27 +150,9 @@ class MixedPrecisionOptimizer:
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
     def _update(self, ready: list[tuple[MainParam, torch.Tensor]], norm: float, scale: float) -> None:
-        """Steps 4 to 6."""
+        """Steps 4 to 6 (`optim/update.py`)."""
         clip = clip_coefficient(norm, self.config.clip_grad) if self.config.clip_grad > 0 else 1.0
-        factor = clip / scale
-        ops = self._fused.applies(ready)
-        if ops is not None:
-            self._fused.step(ops, ready, factor)
-            return
-        if ready and factor != 1.0:
-            torch._foreach_mul_([grad for _, grad in ready], factor)
-        for p, grad in ready:
-            p.main.grad = grad
-        self.inner.step()
-        self._fused.forget()
-        for p, _ in ready:
-            p.main.grad = None
-        self._write_back([p for p, _ in ready])
-
-    def _write_back(self, params: list[MainParam]) -> None:
-        copies = [p for p in params if p.is_copy]
-        if copies:
-            torch._foreach_copy_([p.model_part for p in copies], [p.main for p in copies])
+        self._move.step(ready, clip / scale)
 
     def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> NumericsError:
         """The error, with the parameters that this rank can name."""
@@ -189,7 +174,7 @@ class MixedPrecisionOptimizer:
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         """{owner: tensors} of this rank: main parameters that are copies, and moments."""
-        state = [tensor for p in self.params for tensor in self.inner.state[p.main].values() if torch.is_tensor(tensor)]
+        state = [tensor for p in self.params for tensor in self._move.state[p.main].values() if torch.is_tensor(tensor)]
         return {"main parameters": [p.main for p in self.params if p.is_copy], "moments": [t for t in state if t.dim()]}
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +189,7 @@ class MixedPrecisionOptimizer:
         return {"state": state, "grad_scaler": self.scaler.state_dict() if self.scaler else {}}
 
     def _tensors(self, p: MainParam) -> dict[str, torch.Tensor]:
-        tensors = {k: v for k, v in self.inner.state[p.main].items() if torch.is_tensor(v)}
+        tensors = {k: v for k, v in self._move.state[p.main].items() if torch.is_tensor(v)}
         return {**tensors, "fp32_param": p.main.detach()} if p.is_copy else tensors
 
     @torch.no_grad()
@@ -234,8 +219,8 @@ class MixedPrecisionOptimizer:
         self._filled()
 
     def _filled(self) -> None:
-        self._fused.forget()
-        self._write_back(self.params)
+        self._move.forget()
+        write_back(self.params)
         self._publish()
 
     def _load_scaler(self, state: Mapping[str, Any]) -> None:
@@ -269,36 +254,33 @@ def build_optimizer(
     """
     chunks = [model] if isinstance(model, nn.Module) else model
     named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
+    fp16 = any(param.dtype == torch.float16 for _, param in named)
+    if config.optimizer == "dist_muon":
+        return _layer_wise(config, named, mesh, shards, kernels, fp16)
     params = [
-        MainParam.of(name, param, mesh, None if shards is None else shards[name])
+        MainParam.of(name, param, mesh, config, None if shards is None else shards[name])
         for name, param in named
         if shards is None or name in shards
     ]
-    fp16 = any(param.dtype == torch.float16 for _, param in named)
     return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels, publish)
 
 
-def _inner_optimizer(params: list[MainParam], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """torch's optimizer over the main parameters, its state allocated at once, so that it can be saved and loaded."""
-    groups: list[dict[str, Any]] = [
-        {"params": [p.main for p in params if p.wd_mult == wd_mult], "wd_mult": wd_mult} for wd_mult in (1.0, 0.0)
+def _layer_wise(
+    config: OptimizerConfig,
+    named: NamedParams,
+    mesh: Mesh,
+    shards: Mapping[str, Shard] | None,
+    kernels: str,
+    fp16: bool,
+) -> MixedPrecisionOptimizer:
+    """Over the parameters that this replica owns."""
+    whole = LayerWise(named, mesh)
+    params = [
+        MainParam.of(name, param, mesh, config, None if shards is None else shards.get(name), owned=True)
+        for name, param in named
+        if name in whole.owned
     ]
-    for group in groups:
-        group["weight_decay"] = config.weight_decay * group["wd_mult"]
-    if config.optimizer == "sgd":
-        inner: torch.optim.Optimizer = torch.optim.SGD(groups, config.lr, config.sgd_momentum, fused=True)
-        fresh = ["momentum_buffer"] if config.sgd_momentum else []
-    else:
-        betas = (config.adam_beta1, config.adam_beta2)
-        inner = torch.optim.AdamW(groups, config.lr, betas, config.adam_eps, fused=True)
-        fresh = ["exp_avg", "exp_avg_sq"]
-    for p in params:
-        state = inner.state[p.main]
-        if config.optimizer == "adam":
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.main.device)
-        for key in fresh:
-            state[key] = torch.zeros_like(p.main, requires_grad=False)
-    return inner
+    return MixedPrecisionOptimizer(params, config, mesh, build_grad_scaler(config, fp16), kernels, whole.publish)
 
 
 def _check_same(saved: Mapping[str, Mapping[str, torch.Tensor]], mine: Mapping[str, dict[str, torch.Tensor]]) -> None:

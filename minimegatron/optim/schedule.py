@@ -175,7 +175,8 @@ def _falling(shape: str, s: float) -> float:
 class OptimizerParamScheduler:
     """Writes the schedule's values into an optimizer's parameter groups.
 
-    A group may carry `max_lr` and `min_lr` of its own, and `wd_mult`, a factor for weight decay (0 on biases, norms).
+    A group may carry `max_lr` and `min_lr` of its own, and factors: `lr_mult` of the learning rate, `wd_mult` of weight
+    decay (0 on biases, norms).
 
     Args:
         param_groups: of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every step.
@@ -192,7 +193,8 @@ class OptimizerParamScheduler:
         """Advance by `increment` steps and set every group."""
         self.num_steps += increment
         for group in self.param_groups:
-            group["lr"] = self.schedule.lr_at(self.num_steps, group.get("max_lr"), group.get("min_lr"))
+            lr = self.schedule.lr_at(self.num_steps, group.get("max_lr"), group.get("min_lr"))
+            group["lr"] = lr * group.get("lr_mult", 1.0)
             group["weight_decay"] = self.schedule.wd_at(self.num_steps) * group.get("wd_mult", 1.0)
 
     @property

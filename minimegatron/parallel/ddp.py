@@ -124,7 +124,8 @@ class DistributedDataParallel(DataParallel):
     Args:
         module: the model; every trainable parameter gets a place in a buffer of gradients, and as `main_grad` a view of
             it where the buffer lasts.
-        mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`.
+        mesh: gradients are summed over `mesh.dp_cp`, those of experts over `mesh.edp`; shards are dealt out
+            among `mesh.dp_shard`, `mesh.edp_shard`.
         bucket_size: elements of a bucket; default max(40e6, 1e6 * dp_cp). There is one bucket where none travels
             before the last gradient is there.
         overlap: reduce buckets while the backward pass runs.
@@ -162,9 +163,9 @@ class DistributedDataParallel(DataParallel):
         self._unit_of = {param: number for number, unit in enumerate(units) for param in unit.params}
         dense = [(n, p) for n, p in trainable if layout_of(p).experts is None]
         experts = [(n, p) for n, p in trainable if layout_of(p).experts is not None]
-        self._add_buffers(dense, mesh.dp_cp, grad_dtype)
+        self._add_buffers(dense, mesh.dp_shard, mesh.dp_instances, grad_dtype)
         if experts:
-            self._add_buffers(experts, mesh.edp, grad_dtype)
+            self._add_buffers(experts, mesh.edp_shard, mesh.edp_instances, grad_dtype)
         self.buffer = self.grad_buffers[0]
         self._names = {param: name for name, param in trainable}
         self._buffer_of = {name: buffer for buffer in self.grad_buffers for name in buffer.params}
@@ -178,12 +179,14 @@ class DistributedDataParallel(DataParallel):
         elif overlap_param_gather:
             self._wait_before_use()
 
-    def _add_buffers(self, params: list[tuple[str, nn.Parameter]], axis: Axis, dtype: torch.dtype) -> None:
-        """Buffers for parameters whose replicas are on this axis; where weights are sharded one for each dtype."""
+    def _add_buffers(
+        self, params: list[tuple[str, nn.Parameter]], axis: Axis, instances: Axis, dtype: torch.dtype
+    ) -> None:
+        """Buffers for parameters whose replicas are on these axes; where weights are sharded one for each dtype."""
         sharded = self.sharding != "no_shard"
         kinds = dict.fromkeys(p.dtype if sharded else None for _, p in params) or {None: None}
-        for kind in kinds:
-            members = [(n, p) for n, p in params if kind is None or p.dtype == kind]
+        for of in kinds:
+            members = [(n, p) for n, p in params if of is None or p.dtype == of]
             groups = [(self._unit_of.get(p), layout_of(p).copies and n) for n, p in members] if sharded else None
             numels = [p.numel() for _, p in members]
             layout = bucket_layout(numels, self._bucket_size, axis.size if sharded else None, groups)
@@ -191,7 +194,8 @@ class DistributedDataParallel(DataParallel):
                 self._sharded_params.append([ShardedParams(members, layout, b, axis) for b in layout.buckets])
             elif sharded:
                 self._whole_params.append(WholeParams(members, layout, axis))
-            self.grad_buffers.append(GradBuffer(members, layout, KINDS[self.sharding], axis, dtype, self.overlap))
+            kind = KINDS[self.sharding]
+            self.grad_buffers.append(GradBuffer(members, layout, kind, axis, instances, dtype, self.overlap))
 
     def _wait_before_use(self) -> None:
         """Before a unit of the model runs, its weights must have come."""
@@ -204,15 +208,15 @@ class DistributedDataParallel(DataParallel):
 
     def _gather_on_use(self, units: list[Unit]) -> None:
         """The units of the model gather their weights."""
-        buckets: list[list[ShardedParams]] = [[] for _ in units]
+        bucket_of: dict[nn.Parameter, ShardedParams] = {}
         for buffer, sharded in zip(self.grad_buffers, self._sharded_params, strict=True):
             params = list(buffer.params.values())
             for span, bucket in zip(buffer.layout.buckets, sharded, strict=True):
-                buckets[self._unit_of[params[span.members[0]]]].append(bucket)
-        parts = [
-            (unit.module, mine, [self._names[p] for p in unit.params if p in self._names])
-            for unit, mine in zip(units, buckets, strict=True)
-        ]
+                bucket_of |= {params[member]: bucket for member in span.members}
+        parts = []
+        for unit in units:
+            used = dict.fromkeys(bucket_of[p] for p in (*unit.params, *unit.borrowed) if p in bucket_of)
+            parts.append((unit, list(used), [self._names[p] for p in unit.params if p in bucket_of]))
         self._on_use = GatherOnUse(parts, keep_outside=self.mesh.pp.size == 1)
 
     def complete(self, name: str) -> None:
@@ -263,6 +267,8 @@ class DistributedDataParallel(DataParallel):
 
     def finish_grad_sync(self) -> None:
         """After this every `main_grad` is the sum over its axis. Call once a step, after the last backward pass."""
+        for weights in self._whole_params:
+            weights.finish()  # those that this step has not used: they are about to change
         for buffer in self.grad_buffers:
             buffer.finish()
 

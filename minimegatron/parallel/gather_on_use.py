@@ -6,9 +6,9 @@ layer, without waiting for the network at each of them.
     forward     gather 0 | layer 0        | layer 1        | layer 2
                          | gather 1       | gather 2       |
                                        free 0           free 1
-    backward    layer 2          | layer 1          | layer 0
-                gather 1         | gather 0         |
-                          free 2 + reduce-scatter   free 1 + reduce-scatter
+    backward    output layer  | layer 2       | layer 1       | layer 0
+                gather 2      | gather 1      | gather 0      |
+                                         free 2 + reduce-scatter
 
 | moment                                   | what happens                                                        |
 |------------------------------------------|---------------------------------------------------------------------|
@@ -35,39 +35,51 @@ import torch
 from torch import nn
 
 from minimegatron.parallel.param_buffer import ShardedParams
+from minimegatron.parallel.units import Unit
 
 
 class GatherOnUse:
     """Hooks on the units of a model.
 
     Args:
-        units: (module, its buckets, names of its parameters), in the order in which they run forward.
+        units: (unit, its buckets, names of its own parameters), in the order in which they run forward.
         keep_outside: weights outside of lists stay from forward to backward.
     """
 
-    def __init__(
-        self, units: Sequence[tuple[nn.Module, list[ShardedParams], Collection[str]]], keep_outside: bool
-    ) -> None:
+    def __init__(self, units: Sequence[tuple[Unit, list[ShardedParams], Collection[str]]], keep_outside: bool) -> None:
         self.units = list(units)
         self._keep = keep_outside
+        self._all_stay = False
         self._missing = [set(names) for _, _, names in units]
         self._unit_of = {name: i for i, (_, _, names) in enumerate(units) for name in names}
-        for index, (module, _, _) in enumerate(units):
-            module.register_forward_pre_hook(partial(_before_forward, self, index))
-            module.register_forward_hook(partial(_after_forward, self, index))
+        for index, (unit, _, _) in enumerate(units):
+            unit.module.register_forward_pre_hook(partial(_before_forward, self, index))
+            unit.module.register_forward_hook(partial(_after_forward, self, index))
 
-    def need(self, index: int, after: int) -> None:
+    def need(self, index: int, backward: bool) -> None:
         """Wait for a unit's weights, and start with those of the unit that is needed after it."""
         for bucket in self.units[index][1]:
             bucket.require()
-        if 0 <= after < len(self.units) and not self._is_outside(after):
-            for bucket in self.units[after][1]:
-                bucket.start()
+        after = self._after(index, backward)
+        for bucket in self.units[after][1] if after is not None else ():
+            bucket.start()
+
+    def _after(self, index: int, backward: bool) -> int | None:
+        """The layer that runs after this unit; of what is in no list, the first layer, or backward the last."""
+        unit = self.units[index][0]
+        if backward and not unit.in_list:
+            layers = [i for i, (other, _, _) in enumerate(self.units) if other.stage == unit.stage and other.in_list]
+            return layers[-1] if layers else None
+        after = index - 1 if backward else index + 1
+        if not 0 <= after < len(self.units):
+            return None
+        other = self.units[after][0]
+        return after if other.in_list and other.stage == unit.stage else None
 
     def ran(self, index: int) -> None:
         """A unit's forward pass has ended."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        if not in_backward and not (self._keep and torch.is_grad_enabled() and self._is_outside(index)):
+        stays = self._keep and torch.is_grad_enabled() and not self.units[index][0].in_list
+        if not (stays or self._all_stay or _in_backward()):
             self.release(index)
 
     def complete(self, name: str) -> None:
@@ -91,19 +103,24 @@ class GatherOnUse:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Everything is here in the block."""
+        """Everything is here in the block, and stays."""
         for _, buckets, _ in self.units:
             for bucket in buckets:
                 bucket.require()
-        yield
-        self.end_pass()
+        self._all_stay = True
+        try:
+            yield
+        finally:
+            self._all_stay = False
+            self.end_pass()
 
-    def _is_outside(self, index: int) -> bool:
-        return getattr(self.units[index][0], "is_stage", False)
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _before_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any) -> None:
-    units.need(index, index + 1)
+    units.need(index, _in_backward())  # a layer is computed again on the way back
 
 
 def _after_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any, output: Any) -> None:
@@ -114,4 +131,4 @@ def _after_forward(units: GatherOnUse, index: int, module: nn.Module, args: Any,
 
 
 def _before_backward(units: GatherOnUse, index: int, grad: torch.Tensor) -> None:
-    units.need(index, index - 1)
+    units.need(index, backward=True)

@@ -13,6 +13,15 @@ rank keeps decides how much memory a model costs.
     Fleeting               microbatch 1 -> bucket -> sum over ranks -> shard     then the bucket is given back
                            microbatch 2 -> bucket -> sum over ranks -> + shard
 
+With several *instances* (`num_distributed_optimizer_instances`, HSDP) shards are dealt out among the ranks of an
+instance, and each shard's sum still has to be added up over the instances, which an all-reduce of the shard does:
+
+    4 ranks, 2 instances     reduce-scatter of a bucket over {0, 1} and {2, 3}     then
+                             all-reduce of its first half over {0, 2}, of its second over {1, 3}
+
+More memory than one instance needs, and in exchange most of the traffic stays among neighbours. Shards that last cross
+once a step; the others as soon as the next bucket has started.
+
 A sum of sums is the same sum, so a `Fleeting` bucket may be reduced as often as one likes; it costs a reduce-scatter a
 microbatch where the others pay one a step.
 
@@ -32,8 +41,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
-from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending, all_reduce_start, reduce_scatter_start
+from minimegatron.comm.axis import ALONE, Axis
+from minimegatron.comm.collectives import Pending, all_reduce, all_reduce_start, reduce_scatter_start
 from minimegatron.memory import owned
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
 
@@ -46,11 +55,14 @@ class Bucket:
     Args:
         span: its place in the buffer.
         members: {name: (span in the buffer, shape)} of its parameters.
-        axis: ranks that hold replicas.
+        axis: ranks that hold replicas, or share them out.
+        instances: ranks that own the same shard.
     """
 
-    def __init__(self, span: BucketSpan, members: dict[str, tuple[Span, torch.Size]], axis: Axis) -> None:
-        self.span, self.members, self.axis = span.span, members, axis
+    def __init__(
+        self, span: BucketSpan, members: dict[str, tuple[Span, torch.Size]], axis: Axis, instances: Axis = ALONE
+    ) -> None:
+        self.span, self.members, self.axis, self.instances = span.span, members, axis, instances
         self.shard = span.shard(axis.rank, axis.size).shifted(-span.span.start)
         self.missing = set(members)
         self.pending: Pending | None = None
@@ -73,6 +85,13 @@ class Bucket:
         """Begin the sum over the axis."""
         assert self.pending is None, "a bucket travels once at a time"
         self.pending = self._begin()
+
+    def cross(self) -> None:
+        """After `start`: begin the sum over the instances."""
+        if self.instances.size > 1:
+            assert self.pending is not None, "cross() before start()"
+            self.pending.wait()
+            self.pending = all_reduce_start(self.owned, self.instances)
 
     def finish(self) -> None:
         """Wait for the sum, and be ready for more gradients."""
@@ -113,7 +132,7 @@ class Sharded(Replicated):
         return self.data[self.shard.slice]
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self.data, self.axis, self.owned)
+        return reduce_scatter_start(self.data, self.axis, self.owned, spend=True)
 
 
 class Fleeting(Bucket):
@@ -137,7 +156,7 @@ class Fleeting(Bucket):
         return self.data
 
     def _begin(self) -> Pending:
-        return reduce_scatter_start(self._opened(), self.axis)
+        return reduce_scatter_start(self._opened(), self.axis, spend=True)
 
     def _end(self, result: torch.Tensor) -> None:
         self._owned += result
@@ -151,7 +170,8 @@ class GradBuffer:
         params: (name, parameter) in the order of registration.
         layout: where they lie; cut into shards unless buckets are `Replicated`.
         kind: class of the buckets.
-        axis: ranks that hold replicas of the parameters.
+        axis: ranks that hold replicas of the parameters, or share them out.
+        instances: ranks that own the same shards.
         dtype: of the sums.
         overlap: a bucket's message travels while gradients of other buckets are computed.
 
@@ -166,16 +186,18 @@ class GradBuffer:
         layout: BufferLayout,
         kind: type[Replicated] | type[Fleeting],
         axis: Axis,
+        instances: Axis,
         dtype: torch.dtype,
         overlap: bool = False,
     ) -> None:
-        self.params, self.layout, self.axis, self.overlap = dict(params), layout, axis, overlap
+        self.params, self.layout, self.overlap = dict(params), layout, overlap
+        self.axis, self.instances = axis, instances
         self.fleeting = issubclass(kind, Fleeting)
         device = params[0][1].device if params else torch.device("cpu")
         share = axis.size if self.fleeting else 1
         self.data = torch.zeros(layout.total // share, dtype=dtype, device=device)
         self.buckets = [
-            kind(self.data[b.span.start // share : b.span.stop // share], b, self._members(b, params), axis)
+            kind(self.data[b.span.start // share : b.span.stop // share], b, self._members(b, params), axis, instances)
             for b in layout.buckets
         ]
         self.bucket_of = {name: bucket for bucket in self.buckets for name in bucket.members}
@@ -219,11 +241,15 @@ class GradBuffer:
                 "put `with ddp.backward_pass():` around `backward()`"
             )
         self._flush()
+        if self.fleeting:
+            all_reduce(self.data, self.instances)
         self._turn = [] if self.fleeting else list(self.buckets)
 
     def _flush(self) -> None:
         while self._turn:
             self._start_next()
+        if self._started and not self.fleeting:
+            self._started[-1].cross()
         while self._started:
             self._started.pop(0).finish()
 
@@ -234,6 +260,8 @@ class GradBuffer:
         if self.fleeting:
             while len(self._started) >= (IN_FLIGHT if self.overlap else 1):
                 self._started.pop(0).finish()
+        elif len(self._started) > 1:
+            self._started[-2].cross()
 
     def zero(self) -> None:
         """Forget every gradient; for the start of a step."""
@@ -251,5 +279,6 @@ class GradBuffer:
 
     @property
     def _owned(self) -> list[torch.Tensor]:
-        """What this rank has of the sums: the whole buffer in one piece, or a shard of each bucket."""
-        return [bucket.owned for bucket in self.buckets] if self.layout.shards else [self.data]
+        """What this rank has of the sums: all of its buffer in one piece, or a shard of each bucket."""
+        whole = self.fleeting or not self.layout.shards
+        return [self.data] if whole else [bucket.owned for bucket in self.buckets]

@@ -13,6 +13,7 @@ becomes a `DTensor` that is cut along dim 0 over the replicas: rank r holds rows
 | sums over ranks in fp32              | `MixedPrecisionPolicy(reduce_dtype=torch.float32)`                 |
 | gradients are summed                 | averaged by default; `set_gradient_divide_factor(1.0)`             |
 | experts: `edp`                       | their modules are sharded first, over `edp`                        |
+| instances: an all-reduce of shards   | a mesh of (instances, shards); all-reduce after the last microbatch|
 
 Schedules that compute gradients of weights by themselves (zero bubble) cannot be combined: FSDP2 reduces gradients when
 autograd has finished, and lets go of the weight to which a deferred one would be added.
@@ -23,7 +24,7 @@ Zhao et al. 2023 (arXiv 2304.11277). Megatron-LM: `megatron/core/distributed/tor
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ class TorchFSDP2(DataParallel):
 
     Args:
         module: the model of this rank.
-        mesh: parameters are cut over `mesh.dp_cp`, those of experts over `mesh.edp`.
+        mesh: parameters are cut over `mesh.dp_shard`, those of experts over `mesh.edp_shard`.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
@@ -56,17 +57,17 @@ class TorchFSDP2(DataParallel):
         )
         if policy.param_dtype is not None:
             module.float()
-        dense, experts = mesh.device_mesh_of("dp_cp"), mesh.device_mesh_of("edp")
+        dense, experts = mesh.shard_mesh("dp"), mesh.shard_mesh("edp")
         for unit in reversed(units_of(module)):
             for part in unit.module.modules():
                 own = list(part.parameters(recurse=False))
                 if own and all(layout_of(p).experts is not None for p in own):
                     fully_shard(part, mesh=experts, mp_policy=policy)
             fully_shard(unit.module, mesh=dense, mp_policy=policy)
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)
+        self._parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+        for part in self._parts:
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
         for name, param in module.named_parameters():  # they are new ones
             param.param_layout = layouts[name]  # type: ignore[attr-defined]
         self._names = {param: name for name, param in logical_parameters(module) if param.requires_grad}
@@ -79,6 +80,17 @@ class TorchFSDP2(DataParallel):
         for param, name in self._names.items():
             param.grad = None
             self._grads[name].zero_()
+
+    @contextlib.contextmanager
+    def sync_only(self, names: Collection[str]) -> Iterator[None]:
+        """Sums over instances are of the last microbatch; those over the ranks of an instance, of every one."""
+        self._sum_over_instances(bool(names))
+        yield
+        self._sum_over_instances(True)
+
+    def _sum_over_instances(self, wanted: bool) -> None:
+        for part in self._parts:
+            part.set_requires_all_reduce(wanted, recurse=False)
 
     def finish_grad_sync(self) -> None:
         for param, name in self._names.items():
@@ -121,16 +133,22 @@ class TorchFSDP2(DataParallel):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """In the block the model has plain parameters, with their layouts."""
+        """In the block the model has plain parameters, with their layouts; layers that run keep them."""
         sharded = {name: layout_of(param) for name, param in self.module.named_parameters()}
-        parts = [part for part in self.module.modules() if isinstance(part, FSDPModule)]
-        for part in parts:
+        inside = [part for part in self._parts if not getattr(part, "is_stage", False)]
+        for part in inside:
+            part.set_reshard_after_forward(False, recurse=False)
+        for part in self._parts:
             part.unshard()
         for name, param in self.module.named_parameters():
             param.param_layout = sharded[name]  # type: ignore[attr-defined]
-        yield
-        for part in parts:
-            part.reshard()
+        try:
+            yield
+        finally:
+            for part in inside:
+                part.set_reshard_after_forward(True, recurse=False)
+            for part in self._parts:
+                part.reshard()
 
 
 def _local(x: torch.Tensor) -> torch.Tensor:
@@ -140,5 +158,5 @@ def _local(x: torch.Tensor) -> torch.Tensor:
 def _first_row(param: torch.Tensor) -> int:
     """Where this rank's rows of dim 0 begin."""
     assert isinstance(param, DTensor), "fully_shard has made it one"
-    rows = -(-param.shape[0] // param.device_mesh.size())
-    return min(rows * param.device_mesh.get_local_rank(), param.shape[0])
+    rows = -(-param.shape[0] // param.device_mesh.size(-1))
+    return min(rows * param.device_mesh.get_local_rank(-1), param.shape[0])

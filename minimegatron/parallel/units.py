@@ -8,7 +8,8 @@ is saved) nor single matrices (then nothing is hidden behind computation); a tra
       layer 1      ... with all that is in it
 
 A stage is the model, or one of several of a pipeline rank, which are elements of a list themselves and say so
-(`is_stage`). What is in no list may be used anywhere in the stage (a tied embedding is used at both of its ends).
+(`is_stage`). What is in no list may be used anywhere in the stage (a tied embedding is used at both of its ends). In a
+V-shaped pipeline the first stage and the last share one on one rank: it belongs to the first, the last borrows it.
 
 torch's `fully_shard` is called with the same units. Megatron-LM: `fsdp_unit_modules` of
 `megatron/core/distributed/fsdp/mcore_fsdp_adapter.py`.
@@ -31,34 +32,41 @@ class Unit:
     Attributes:
         module: runs with them.
         params: each once; a parameter that several units share belongs to the first.
+        borrowed: what it shares with units before it.
+        stage: number of its stage.
+        in_list: it is an element of a list.
     """
 
     module: nn.Module
     params: tuple[nn.Parameter, ...]
+    borrowed: tuple[nn.Parameter, ...] = ()
+    stage: int = 0
+    in_list: bool = False
 
 
 def units_of(model: nn.Module) -> list[Unit]:
     """The units in the order of registration: of each stage what is in no list, then its layers."""
     seen: set[int] = set()
     units = []
-    for stage in _stages(model):
+    for number, stage in enumerate(_stages(model)):
         elements = list(_elements(stage))
         inside = {id(p) for element in elements for p in element.parameters()}
         outside = [p for p in stage.parameters() if id(p) not in inside]
         for module, params in [(stage, outside), *((element, list(element.parameters())) for element in elements)]:
             fresh = tuple(p for p in params if id(p) not in seen)
+            borrowed = tuple(p for p in params if id(p) in seen)
             seen |= {id(p) for p in fresh}
             if params:
-                units.append(Unit(module, fresh))
+                units.append(Unit(module, fresh, borrowed, number, module is not stage))
     return units
 
 
 def leaves_of(unit: Unit) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
     """The parts of a unit that run one after the other, each with its parameters: a layer, or what is beside a list."""
     if not _elements_exist(unit.module):
-        yield unit.module, list(unit.params)
+        yield unit.module, [*unit.params, *unit.borrowed]
         return
-    held = {id(p) for p in unit.params}
+    held = {id(p) for p in (*unit.params, *unit.borrowed)}
     if own := [p for p in unit.module.parameters(recurse=False) if id(p) in held]:
         yield unit.module, own
     for child in unit.module.children():

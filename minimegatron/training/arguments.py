@@ -41,7 +41,8 @@ from minimegatron.training.without_effect import without_effect
 # Megatron's command-line defaults where those of `config/` differ. Those of the model do not apply to a preset or a
 # configuration file, which say what the model is.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"}
+    "model": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation": "gelu_tanh"},
+    "optimizer": {"muon_tp_mode": "blockwise"},
 }
 
 
@@ -216,6 +217,14 @@ class _SetOneOrMore(_Set):
         super().__call__(parser, namespace, values[0] if len(values) == 1 else values, option_string)
 
 
+class _Add(_Set):
+    """Add words to those of the same flag before."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, ())
+        super().__call__(parser, namespace, [*before, *values], option_string)
+
+
 class _AlreadySo(argparse.Action):
     """Accept a flag that changes nothing, and remember to say so."""
 
@@ -282,8 +291,9 @@ def _add_field(group: Any, section: str, field: dataclasses.Field, hint: Any) ->
         text = f"switch off: {text}" if off else text
         group.add_argument(flag, action=_Set, dest=field.name, nargs=0, const=not off, help=text)
     elif typing.get_origin(kind) is tuple:
+        action = _Add if field.metadata["repeats"] else _Set
         group.add_argument(
-            flag, action=_Set, dest=field.name, nargs="*", type=typing.get_args(kind)[0], metavar="V", help=text
+            flag, action=action, dest=field.name, nargs="*", type=typing.get_args(kind)[0], metavar="V", help=text
         )
     else:
         choices = tuple(str(c) for c in field.metadata.get("choices") or () if c is not None)

@@ -40,6 +40,7 @@ from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
+from minimegatron.optim.groups import freeze
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.parallel.wrapping import data_parallel
@@ -111,6 +112,7 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     model = build_model_chunks(config, mesh, run.training.seed, spec)
     shake(model, run.training.seed)
     model = model.double()
+    freeze(model, run.optimizer, mesh)
     ddp = data_parallel(model, mesh, torch.float64)
     ddp.zero_grad_buffer()
     batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)

@@ -62,7 +62,7 @@ RENAMED: dict[str, tuple[str, Callable[[str], Any], str]] = {
 }
 
 # A field whose default is True is switched off by `--no-<field>`, except where Megatron has a name for it.
-SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear"}
+SWITCHED_OFF_BY = {"add_bias_linear": "--disable-bias-linear", "muon_split_qkv": "--muon-no-split-qkv"}
 
 # Values of Megatron's that have another name here.
 VALUES = {
@@ -92,7 +92,6 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--log-throughput": ((), "every line has it"),
     "--log-loss-scale-to-tensorboard": ((), "TensorBoard gets it"),
     "--log-validation-ppl-to-tensorboard": ((), "TensorBoard gets it"),
-    "--log-memory-to-tensorboard": ((), "TensorBoard gets it"),
     "--overlap-p2p-communication-warmup-flush": ((), "messages between stages always overlap"),
     "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
     "--use-dist-ckpt": ((), "every checkpoint is one that any layout loads"),
@@ -133,11 +132,11 @@ REFUSED: dict[str, str] = {
         "use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-* no-align-param-gather "
         "no-use-layer-wise-*"
     ),
-    "fully sharded data parallelism": ("use-megatron-fsdp use-torch-fsdp2 *fsdp* outer-dp-* *hsdp*"),
+    "fully sharded data parallelism": "use-megatron-fsdp *fsdp* outer-dp-* *hsdp*",
     "optimizer offload": (
         "optimizer-cpu-offload optimizer-offload-* overlap-cpu-optimizer-* use-torch-optimizer-for-* no-pin-cpu-*"
     ),
-    "other optimizers": "muon-* lion-* decoupled-lr decoupled-min-lr head-lr-mult no-weight-decay-cond* apply-wd-*",
+    "other optimizers": "lion-* head-lr-mult no-weight-decay-cond*",
     "pipelines whose ranks wait for their messages": "no-overlap-p2p-communication *-pipeline-num-layers",
     "bf16 gradient reduction": "grad-reduce-in-bf16 ddp-*",
     "tensor-parallel overlap by userbuffers": "tp-comm-*",
@@ -165,12 +164,10 @@ REFUSED: dict[str, str] = {
         "step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train "
         "iterations-to-skip lr-wsd-decay-samples batch-size"
     ),
-    "other options of profilers": (
-        "pytorch-profiler-* use-nsys-profiler record-memory-history memory-snapshot-path nvtx-ranges record-shapes"
-    ),
+    "other options of profilers": ("pytorch-profiler-* use-nsys-profiler nvtx-ranges record-shapes"),
     "more logging": (
         "log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-* log-progress "
-        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* log-memory-interval "
+        "log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* "
         "tensorboard-log-interval tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level "
         "app-tag-* otel-* throughput-window-size"
     ),

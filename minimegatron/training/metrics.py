@@ -25,7 +25,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ class Metrics:
         peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         self.peak = peak if run.model.params_dtype != "fp32" else None
         self.sinks = open_sinks(run) if self.speaks else []
+        self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
         self._forget()
 
     def say(self, text: str) -> None:
@@ -139,7 +140,7 @@ class Metrics:
         }
         self.say(format_step(record))
         for sink in self.sinks:
-            sink.log(step_tags(record), record, iteration)
+            sink.log(step_tags(record) | self.more_tags(), record, iteration)
 
     def validation(self, losses: dict[str, float], iteration: int, split: str = "validation", where: str = "") -> None:
         """Print the losses of an evaluation as Megatron does, and feed the sinks.

@@ -35,9 +35,15 @@ def check_run(run: RunConfig, world_size: int) -> None:
     if run.model.fp8_format is not None:
         tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
+    check_optimizer(run)
     check_schedules(run, batch_sizes(run.training, dp))
     check_profile(run.training, world_size)
     check_graphs(run)
+    require(
+        not (run.parallel.use_torch_fsdp2 and run.model.params_dtype == "fp16"),
+        "use_torch_fsdp2 with params_dtype fp16: torch keeps the shards in fp32, and no loss scale would be made",
+        "--bf16, or --data-parallel-sharding-strategy optim_grads_params in place of --use-torch-fsdp2",
+    )
     check_twin(run, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")
@@ -67,6 +73,21 @@ def check_profile(training: TrainingConfig, world_size: int) -> None:
             f"profile_step_start={training.profile_step_start}, and the run has {training.train_iters} steps",
             fix=f"--profile-step-start below {training.train_iters}",
         )
+
+
+def check_optimizer(run: RunConfig) -> None:
+    """What the optimizer needs of the layout.
+
+    Raises:
+        ConfigError: naming the two.
+    """
+    config, strategy = run.optimizer, run.parallel.data_parallel_sharding_strategy
+    require(
+        strategy == "no_shard" or not config.has_matrices,
+        f"optimizer={config.optimizer!r} with data_parallel_sharding_strategy={strategy!r}: Muon needs whole matrices, "
+        "and a shard is a range of a buffer",
+        "--optimizer dist_muon and no sharding: each replica keeps the state of some whole matrices",
+    )
 
 
 def check_graphs(run: RunConfig) -> None:
@@ -136,7 +157,13 @@ def check_twin(run: RunConfig, dp: int) -> None:
 def _messages(parallel: ParallelConfig) -> dict[str, bool]:
     sizes = ("tensor_model", "pipeline_model", "context", "expert_model")
     found = {f"{x}_parallel_size": getattr(parallel, f"{x}_parallel_size") > 1 for x in sizes}
-    return found | {"overlap_grad_reduce": parallel.overlap_grad_reduce}
+    strategy = parallel.data_parallel_sharding_strategy
+    return found | {
+        "overlap_grad_reduce": parallel.overlap_grad_reduce,
+        "overlap_param_gather": parallel.overlap_param_gather,
+        "use_torch_fsdp2": parallel.use_torch_fsdp2,
+        f"data_parallel_sharding_strategy {strategy}": strategy not in ("no_shard", "optim"),
+    }
 
 
 def check_schedules(run: RunConfig, sizes: NumMicrobatches) -> None:

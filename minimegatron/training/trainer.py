@@ -44,6 +44,7 @@ from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
 from minimegatron.models.zoo import count_parameters
+from minimegatron.optim.groups import freeze
 from minimegatron.optim.optimizer import build_optimizer
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
@@ -54,6 +55,7 @@ from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
 from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
+from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.metrics import Metrics
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.pipelined import get_forward_backward_fn
@@ -106,6 +108,9 @@ class Trainer:
         self.metrics = on_all_ranks(lambda: Metrics(run, self.train_iters, mesh, quiet), mesh.world)
         self.graph = on_all_ranks(lambda: step_graph(run, mesh.device), mesh.world)
         self.profile = on_all_ranks(lambda: Profile(run.training, mesh.rank, mesh.device), mesh.world)
+        self.memory = on_all_ranks(lambda: MemoryReport(run, mesh, self.model, self.optimizer), mesh.world)
+        if run.training.log_memory_to_tensorboard:
+            self.metrics.more_tags = self.memory.tags
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
         self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
         if run.checkpoint.load is not None:
@@ -117,6 +122,7 @@ class Trainer:
         self.rng = RngStreams.on_mesh(run.training.seed, mesh)
         spec = spec_from_name(*run.spec, run.model) if run.spec else None
         model = build_model_chunks(run.model, mesh, run.training.seed, spec, self.rng)
+        freeze(model, run.optimizer, mesh)
         self.model = data_parallel(model, mesh)
         self.optimizer = build_optimizer(
             run.optimizer,
@@ -157,7 +163,8 @@ class Trainer:
         with StopSignal() as signalled:
             while state.iteration < self.train_iters and not stop:
                 self.profile.before_step(state.iteration)
-                asked = stop = self._step(batches, signalled.received or self._time_is_up())
+                with self.memory.of_step(state.iteration + 1, self.metrics.say):
+                    asked = stop = self._step(batches, signalled.received or self._time_is_up())
                 self.profile.after_step(state.iteration)
                 if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
                     self._check_replicas()
@@ -181,6 +188,7 @@ class Trainer:
         """Close log files, checkpoints and what is being profiled."""
         self.checkpoints.close()
         self.profile.close()
+        self.memory.close()
         self.metrics.close()
 
     def _step(self, batches: Iterator[dict[str, torch.Tensor]], asks_to_stop: bool) -> bool:

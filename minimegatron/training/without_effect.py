@@ -79,7 +79,12 @@ ROWS = (
         "lr_decay_style is WSD"),
     Row("start_weight_decay end_weight_decay", lambda run: run.optimizer.weight_decay_incr_style != "constant",
         "weight_decay_incr_style is linear or cosine"),
-    Row("adam_beta1 adam_beta2 adam_eps", lambda run: run.optimizer.optimizer == "adam", "optimizer is adam"),
+    Row("adam_beta1 adam_beta2 adam_eps", lambda run: run.optimizer.optimizer != "sgd", "optimizer is adam or muon"),
+    Row("muon_momentum muon_use_nesterov muon_split_qkv muon_scale_mode muon_extra_scale_factor muon_num_ns_steps "
+        "muon_coefficient_type muon_fp32_matmul_prec muon_tp_mode",
+        lambda run: run.optimizer.has_matrices, "optimizer is muon or dist_muon"),
+    Row("muon_tp_mode", lambda run: run.parallel.tensor_model_parallel_size > 1,
+        "tensor_model_parallel_size is above 1"),
     Row("sgd_momentum", lambda run: run.optimizer.optimizer == "sgd", "optimizer is sgd"),
     Row("loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis",
         lambda run: run.model.params_dtype == "fp16", "params_dtype is fp16"),

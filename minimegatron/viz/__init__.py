@@ -20,6 +20,10 @@
 | `experts`    | which token goes to which expert, and how the load is shared over time      |
 | `dispatch`   | the rows of a mixture of experts on their way to the experts and back       |
 | `volume`     | bytes predicted beside bytes measured                                       |
+| `buckets`    | a flat buffer: parameters, padding, buckets, and which rank owns what        |
+| `zero_stages`| what a rank keeps in the stages of ZeRO, as areas and in bytes              |
+| `gathers`    | weights that come on use: gathers that are hidden, and those waited for     |
+| `memory`     | bytes alive over a step, by owner                                           |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |
 | `cuda`       | grid, block, warp and thread, and the memories that they see                |
 | `access`     | what the threads of a warp ask memory for, and what is fetched              |

@@ -1,7 +1,8 @@
 """The memory of a step: bytes alive over time, stacked by owner, with the moment at which most are.
 
 Owners keep their colour and their order, what lasts below and what comes and goes above, so that curves of several
-ways to train can be put side by side on one scale.
+ways to train can be put side by side on one scale. A triangle marks the fullest moment; what ran then, if the tracker
+was told (`Tracker.phase`, `Tracker.tell`), stands below.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def curves(runs: Mapping[str, Sequence[Sample]], *, limit: float | None = None, 
             top = max(at, key=lambda i: samples[i].total)
             axes.plot([top], [samples[top].total / divisor], "v", color=INK, markersize=6, linestyle="none")
             axes.set_title(f"{name}: {bytes_text(samples[top].total)}")
-            axes.set_xlabel("moments of a step")
+            where = samples[top].where
+            axes.set_xlabel("moments of a step" + (f"\nfullest: {where}" if where else ""))
             axes.set_xticks([])
             if limit is not None:
                 axes.axhline(limit / divisor, color=INK, linestyle="--", linewidth=1.2)

@@ -31,6 +31,7 @@ NO_TINY_CASE = {
     "03_pipeline_1f1b": "",
     "04_context_parallel": "",
     "05_moe_ep": "",
+    "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
 }
 NO_IDEA = {
@@ -39,6 +40,7 @@ NO_IDEA = {
     "03_pipeline_1f1b": "",
     "04_context_parallel": "",
     "05_moe_ep": "",
+    "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
 }
 SAYS_CODE = {
@@ -47,6 +49,7 @@ SAYS_CODE = {
     "03_pipeline_1f1b": "",
     "04_context_parallel": "merge ring_forward piece_backward",
     "05_moe_ep": "",
+    "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
 }
 

@@ -10,6 +10,7 @@
 | `gpt`          | ten training steps of four tiny models: loss, gradient norm, and more |
 | `moe`          | a layer with experts under several routers; three steps of training   |
 | `mtp`          | every gradient norm of a model that predicts three tokens             |
+| `zero`         | shards of the distributed optimizer; twenty steps with it             |
 
 `megatron_X.json` was written by `tests/oracle/X.py`, whose docstring explains it.
 

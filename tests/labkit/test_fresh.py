@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
+import mmap
 import os
 import select
 import signal
@@ -27,6 +29,7 @@ from minimegatron.errors import RankError
 from tests.thorough import mostly_thorough
 
 ENOUGH = Limits()
+LARGE = 1 << 21  # bytes of a large page
 
 
 def echo(rank: int, world: int, job: Any) -> Any:
@@ -304,3 +307,73 @@ def frozen(rank: int, world: int, job: None) -> int:
 def test_a_garbage_collection_of_a_rank_looks_at_nothing_that_all_share(nursery: Nursery) -> None:
     [reply] = nursery.call(frozen, [None], Limits())
     assert reply.value > 100_000
+
+
+def converse(lines: Any, control: socket.socket, job: Any) -> Any:
+    """Ask for what is twice the job, in a process of the judge's own."""
+    if job == "ends":
+        os._exit(3)
+    if job == "fails":
+        raise Failed("no question")
+    return ["answered", os.getpid(), channel.confer(control, [job, os.getpid()])]
+
+
+def test_a_process_asks_on_the_way_and_goes_on_with_the_answer(nursery: Nursery) -> None:
+    asked, pids = [], []
+
+    def between(question: Any) -> Any:
+        asked.append(question)
+        pids.append(nursery.call(pid_of, [None], ENOUGH)[0].value)
+        return {"tensor": 2 * question[0]}
+
+    reply = nursery.confer(converse, torch.ones(3), ENOUGH, between)
+    said, pid, given = reply.value
+    assert (reply.ended, said) == ("", "answered") and torch.equal(given["tensor"], torch.full((3,), 2.0))
+    assert asked[0][1] == pid, "the process that asked is the one that answers"
+    assert pids[0] != pid
+    for one in (pid, pids[0]):
+        assert not Path(f"/proc/{one}").exists() or sys.platform != "linux"
+
+
+def pid_of(rank: int, world: int, job: Any) -> int:
+    return os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("job", "value", "ended"), [("ends", None, "left with exit status 3"), ("fails", "no question", "")]
+)
+def test_a_process_that_asks_nothing_is_not_waited_for(nursery: Nursery, job: str, value: Any, ended: str) -> None:
+    reply = nursery.confer(converse, job, ENOUGH, lambda question: pytest.fail("it asked nothing"))
+    assert (reply.value, reply.ended) == (value, ended)
+    assert nursery.call(echo, [1], ENOUGH)[0].ended == ""
+
+
+def test_what_fails_between_question_and_answer_reaches_the_caller() -> None:
+    def between(question: Any) -> Any:
+        raise KeyError("between")
+
+    with Nursery() as nursery:
+        with pytest.raises(KeyError, match="between"):
+            nursery.confer(converse, 1, ENOUGH, between)
+        assert nursery.call(echo, [1], ENOUGH)[0].ended == ""
+
+
+def can_gather() -> bool:
+    """Whether this kernel makes large pages of small ones when it is asked to."""
+    if sys.platform != "linux":
+        return False
+    with mmap.mmap(-1, 4 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"x" * len(memory))
+        first = ctypes.addressof(held := ctypes.c_char.from_buffer(memory))
+        start = -(-first // LARGE) * LARGE
+        done = ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(LARGE), 25)
+        del held
+    return done == 0
+
+
+@pytest.mark.skipif(not can_gather(), reason="this kernel has no MADV_COLLAPSE")
+def test_ranks_share_large_pages(nursery: Nursery) -> None:
+    nursery.call(echo, [1], ENOUGH)
+    sizes = Path(f"/proc/{nursery.warm_up().process.pid}/smaps_rollup").read_text()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in sizes.splitlines()[1:]}
+    assert kib["AnonHugePages"] > kib["Anonymous"] // 2

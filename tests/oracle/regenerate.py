@@ -17,7 +17,7 @@ from typing import Any
 from tests import golden
 from tests.oracle import megatron_cpu
 
-SUBJECTS = ("groups", "schedule", "scaler", "microbatches", "slots", "gpt", "moe", "mtp")
+SUBJECTS = ("groups", "schedule", "scaler", "microbatches", "slots", "gpt", "moe", "mtp", "zero")
 
 
 def regenerate(subject: str) -> dict[str, Any]:

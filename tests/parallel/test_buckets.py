@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from minimegatron import trace
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.linear import ColumnParallelLinear
@@ -106,7 +107,7 @@ def test_main_grads_are_views_and_accumulate_in_fp32():
 
 def test_a_bucket_cannot_travel_twice():
     params = [("a", nn.Parameter(torch.ones(2)))]
-    buffer = GradBuffer(params, bucket_layout([2], None), Replicated, Mesh.serial().dp, torch.float32)
+    buffer = GradBuffer(params, bucket_layout([2], None), Replicated, Mesh.serial().dp, ALONE, torch.float32)
     buffer.buckets[0].start()
     with pytest.raises(AssertionError, match="once at a time"):
         buffer.buckets[0].start()

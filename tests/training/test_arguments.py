@@ -57,9 +57,9 @@ def test_help_shows_every_flag_and_every_default():
         assert shown in text
 
 
-def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout_and_gelu():
+def test_without_flags_the_values_are_the_dataclasses_but_for_megatrons_dropout_gelu_and_muon():
     run = parse("")
-    assert run.optimizer == SECTIONS["optimizer"]() and run.training == SECTIONS["training"]()
+    assert run.optimizer == SECTIONS["optimizer"](muon_tp_mode="blockwise") and run.training == SECTIONS["training"]()
     assert run.model == TransformerConfig(hidden_dropout=0.1, attention_dropout=0.1, activation="gelu_tanh")
 
 
@@ -406,3 +406,19 @@ def test_any_layout_runs_or_is_refused_before_a_process_group_exists(
     else:
         assert legal and run.parallel.data_parallel_size(world) == world // (tp * pp)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--fp16 --use-torch-fsdp2", "no loss scale"),
+        ("--cuda-graph-impl local --use-torch-fsdp2", "use_torch_fsdp2"),
+        ("--cuda-graph-impl local --use-distributed-optimizer --overlap-param-gather", "overlap_param_gather"),
+        ("--cuda-graph-impl local --data-parallel-sharding-strategy optim_grads", "sharding_strategy optim_grads"),
+    ],
+)
+def test_sharded_weights_are_refused_with_what_would_ignore_them(line, said):
+    drops = "--hidden-dropout 0 --attention-dropout 0"
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse_args(shlex.split(f"--mock-data --vocab-size 64 {drops} {line}"), 2)
+    assert caught.value.fix

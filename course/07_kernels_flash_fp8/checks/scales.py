@@ -119,7 +119,7 @@ _ZEROS = _series(
 )
 _RANKS_IN_TURN = [
     {"amaxes": [[[8.0 if (step + tensor) % 3 == rank else 0.5 for tensor in range(4)]] for step in range(5)],
-     "history": 2, "top": 448.0}
+     "history": 2, "top": 57344.0}
     for rank in range(3)
 ]  # fmt: skip
 

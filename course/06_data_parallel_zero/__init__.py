@@ -1,0 +1,30 @@
+"""Checks of lab 06, in the order of a training step: gradients become shards, shards are clipped and updated, weights
+come back.
+
+| part               | exercises                       |
+|--------------------|---------------------------------|
+| `checks/predicted` | bytes_held, bytes_sent, answers |
+| `checks/layout`    | lay_out, my_pieces              |
+| `checks/gradients` | reduce_early                    |
+| `checks/optimizer` | sharded_adamw, clip             |
+| `checks/gathers`   | gather_on_use                   |
+| `checks/suspects`  | suspects                        |
+"""
+
+from __future__ import annotations
+
+from course import CLOSED
+from labkit.exercises import Lab
+
+from .checks.gathers import ON_USE
+from .checks.gradients import REDUCE
+from .checks.layout import LAY_OUT, PIECES
+from .checks.optimizer import ADAMW, CLIP
+from .checks.predicted import HELD, QUESTIONS, SENT
+from .checks.suspects import SUSPECTS
+
+LAB = Lab(
+    "06_data_parallel_zero",
+    [HELD, SENT, LAY_OUT, PIECES, REDUCE, ADAMW, ON_USE, SUSPECTS, CLIP, QUESTIONS],
+    without=CLOSED,
+)

@@ -1,0 +1,253 @@
+"""Lab 06, weights of ZeRO-3: a unit's are gathered before it runs, the next unit's meanwhile, and let go of after it.
+
+The learner's function drives units whose forward and backward the check brings along. Each begins by asking the judge
+for a number that it multiplies with (`late`), so that what was started, or waited for, before a unit ran is known in
+the broker's one order:
+
+| asked                                   | how it is seen                                                     |
+|-----------------------------------------|--------------------------------------------------------------------|
+| a unit's weights come before it runs    | values; there is no other way to get them                          |
+| the next unit's travel meanwhile        | started before this unit's number is given, waited for after it    |
+| not all of them at once                 | of later units only the next one's have started                    |
+| weights are let go of                   | when a unit runs, at most one other unit's whole weights are alive |
+| gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
+| no whole model, of weights or gradients | bytes alive at once                                                |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from labkit.checks import every_wait_follows, peak_at_most
+from labkit.evidence import Evidence
+from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+
+Inputs = list[dict[str, Any]]
+ALIVE = "other units are whole"
+
+
+def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool, group: Any = None) -> Any:
+    import weakref
+
+    import torch as t
+
+    seen: dict[int, Any] = {}
+    inputs: dict[int, Any] = {}
+    units = len(shards)
+
+    def begins(unit: int, whole: Any, number: int, way: str) -> float:
+        storage = whole.untyped_storage()
+        seen[storage._cdata] = weakref.ref(storage)
+        others = sum(one() is not None for key, one in seen.items() if key != storage._cdata)
+        if others > 1:
+            mark(f"{way} {unit}: {others} other units are whole")  # type: ignore[name-defined]  # noqa: F821
+        return float(late(number))  # type: ignore[name-defined]  # noqa: F821
+
+    def weight_of(unit: int, whole: Any) -> Any:
+        rows, columns = shapes[unit]
+        return whole.reshape(-1)[: rows * columns].view(rows, columns)
+
+    def forward(unit: int, whole: Any, h: Any) -> Any:
+        factor = begins(unit, whole, unit, "forward")
+        z = h @ weight_of(unit, whole)
+        inputs[unit] = h, z, factor
+        return factor * (z if tiny else z.tanh())
+
+    def backward(unit: int, whole: Any, grad: Any) -> Any:
+        turned = begins(unit, whole, 2 * units - 1 - unit, "backward")
+        h, z, factor = inputs.pop(unit)
+        dz = turned * factor * grad * (1 if tiny else 1 - z.tanh() ** 2)
+        flat = t.zeros_like(whole)
+        weight_of(unit, flat).copy_(h.mT @ dz)
+        return dz @ weight_of(unit, whole).mT, flat
+
+    shards = [shard.contiguous() for shard in shards]  # as flat buffers are
+    y, grads = exercise.forward_backward(shards, forward, backward, x, lambda out: dy * out, group)
+    return {"y": y, "gradients": grads}
+
+
+def _computed(ranks: Inputs, summed: bool = True, mean: bool = False, whole: bool = False, turn: int = 0,
+              order: int = 1, group_of_one: bool = False) -> list[dict[str, Any]]:  # fmt: skip
+    """y and the shards of the gradients; the names are mistakes."""
+    world, shapes, tiny = len(ranks), ranks[0]["shapes"], ranks[0]["tiny"]
+    flat = [torch.cat([r["shards"][u] for r in ranks]) for u in range(len(shapes))]
+    ys, each = [], []
+    for r in ranks:
+        params = [whole_.clone().requires_grad_() for whole_ in flat]
+        h = r["x"]
+        for unit, (rows, columns) in enumerate(shapes):
+            z = h @ params[unit][: rows * columns].view(rows, columns)
+            factors, units = r["factors"], len(shapes)
+            h = factors[unit] * (z if tiny else z.tanh())
+            h.register_hook(lambda grad, factor=factors[2 * units - 1 - unit]: grad * factor)
+        each.append(list(torch.autograd.grad(h, params, r["dy"] * h.detach())))
+        ys.append(h.detach())
+    found = []
+    for me, y in enumerate(ys):
+        sums = [torch.stack(of).sum(0) for of in zip(*each, strict=True)] if summed else each[me]
+        if mean:
+            sums = [s / world for s in sums]
+        pieces = sums if whole else [s.chunk(world)[(me + turn) % world] for s in sums]
+        found.append({"y": y, "gradients": pieces[::order]})
+    return found
+
+
+def _only_two(answer: Answer) -> str | None:
+    other = sorted({call.name for one in answer.evidence for call in one.calls} - {"all_gather", "reduce_scatter"})
+    if "all_reduce" in other:
+        return "it calls all_reduce, which leaves every rank with whole gradients; a shard comes by reduce_scatter"
+    return f"it calls {', '.join(other)}; all_gather and reduce_scatter are all it needs" if other else None
+
+
+def _moments(one: Evidence) -> list[int]:
+    """When each unit ran: forward, then backward."""
+    return [moment for text, moment in one.marks if text.startswith("late ")]
+
+
+def _as_often_as_units_run(answer: Answer) -> str | None:
+    units = len(answer.inputs[0]["shards"])
+    for rank, one in enumerate(answer.evidence):
+        if [text for text, _ in one.marks if text.startswith("late ")] != [f"late {i}" for i in range(2 * units)]:
+            return f"rank {rank}: the units do not run once forward, from the first, and once backward, from the last"
+        gathers, scatters = one.count("all_gather"), one.count("reduce_scatter")
+        if gathers not in (2 * units, 2 * units - 1):
+            few = ": weights that were let go of after the forward pass are gathered again" if gathers <= units else ""
+            return (
+                f"rank {rank} gathers {gathers} times; {units} units need {2 * units}, one less if the last stays{few}"
+            )
+        if scatters != units:
+            return f"rank {rank} calls reduce_scatter {scatters} times for the gradients of {units} units"
+    return None
+
+
+def _let_go(answer: Answer) -> str | None:
+    for rank, one in enumerate(answer.evidence):
+        if said := next((text for text, _ in one.marks if ALIVE in text), None):
+            where, _, many = said.partition(": ")
+            return (f"rank {rank}, {where}: the whole weights of {many.split()[0]} other units are still alive. A "
+                    "unit's weights are let go of when it has run")  # fmt: skip
+    return None
+
+
+def _prefetched(answer: Answer) -> str | None:
+    for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
+        gathers, moments, units = [c for c in one.calls if c.name == "all_gather"], _moments(one), len(inputs["shards"])
+        kept = 2 * units - len(gathers)  # 1 where the last unit's weights stay
+        for at, moment in enumerate(moments):
+            way = f"rank {rank}, {'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
+            mine = at if at < units else at - kept  # number of the gather of its weights
+            started = sum(call.started < moment for call in gathers)
+            turns = at in (units - 1, units)  # behind the last unit's forward comes its own backward
+            if started < min(mine + 2, len(gathers)) and not (turns and at < units):
+                return f"{way}: the weights of the unit after it have not been asked for when it runs"
+            if started > mine + 2:
+                return f"{way}: {started - mine - 1} units' weights are on their way or here already; one is enough"
+            ahead = gathers[mine + 1] if mine + 1 < len(gathers) and not (turns and at < units) else None
+            if ahead is not None and ahead.waited is not None and ahead.waited < moment:
+                return f"{way}: it has waited already for the weights of the unit after it: nothing is hidden"
+    return None
+
+
+def _gradients_leave(answer: Answer) -> str | None:
+    for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
+        scatters, units = [c for c in one.calls if c.name == "reduce_scatter"], len(inputs["shards"])
+        back = _moments(one)[units:]
+        for done, moment in enumerate(back[1:], 1):
+            if sum(call.started < moment for call in scatters) < done:
+                return (f"rank {rank}: the gradient of unit {units - done} has not left when unit {units - 1 - done} "
+                        "goes back")  # fmt: skip
+            call = scatters[done - 1]
+            if call.waited is not None and call.waited < moment:
+                return (f"rank {rank}: it waits for the reduce-scatter of unit {units - done} before unit "
+                        f"{units - 1 - done} goes back: nothing is hidden")  # fmt: skip
+    return None
+
+
+def _a_few_units(ranks: Inputs) -> float:
+    """Weights of two units and of one on its way, gradients of two, products; and the shards of all gradients."""
+    item, r = ranks[0]["x"].itemsize, ranks[0]
+    unit = max(len(ranks) * shard.numel() for shard in r["shards"])
+    return float(item * (8.5 * unit + sum(shard.numel() for shard in r["shards"])))
+
+
+def _units(draw: Draw, ranks: int, shapes: list[tuple[int, int]], tiny: bool = False, batch: int = 3) -> Inputs:
+    found: Inputs = [
+        {"shards": [], "shapes": shapes, "x": draw.tensor(batch, shapes[0][0]), "dy": draw.tensor(batch, shapes[-1][1]),
+         "tiny": tiny, "factors": [draw.integer(8, 24) / 16 for _ in range(2 * len(shapes))]}
+        for _ in range(ranks)
+    ]  # fmt: skip
+    for rows, columns in shapes:
+        flat = torch.zeros(-(-rows * columns // ranks) * ranks)
+        flat[: rows * columns] = 0.7 * draw.tensor(rows * columns) / rows**0.5
+        for r, shard in zip(found, flat.chunk(ranks), strict=True):
+            r["shards"].append(shard.clone())
+    return found
+
+
+def _some(draw: Draw) -> Inputs:
+    widths = [draw.integer(2, 6) for _ in range(draw.integer(4, 6))]
+    return _units(draw, draw.integer(2, 3), list(zip(widths, widths[1:], strict=False)))
+
+
+def _odd(draw: Draw) -> Inputs:
+    """Three ranks; no unit's size divides by them, and one has fewer elements than ranks."""
+    return _units(draw, 3, [(2, 1), (1, 5), (5, 2), (2, 4)])
+
+
+def _one_unit(draw: Draw) -> Inputs:
+    return _units(draw, 2, [(3, 3)])
+
+
+def _five(draw: Draw) -> Inputs:
+    return _units(draw, 2, [(4, 4)] * 5)
+
+
+def _large(draw: Draw) -> Inputs:
+    """14 units of 16 KiB."""
+    return _units(draw, 4, [(64, 64)] * 14, batch=1)
+
+
+_TINY = [
+    {"shards": [torch.tensor([2.0 + rank]), torch.tensor([5.0 + 2 * rank])], "shapes": [(1, 2), (2, 1)],
+     "x": torch.tensor([[10.0**rank]]), "dy": torch.tensor([[1.0]]), "tiny": True, "factors": [1.0] * 4}
+    for rank in range(2)
+]  # fmt: skip
+
+
+def _mistaken(**how: Any) -> Any:
+    return lambda ranks: _computed(ranks, **how)
+
+
+ON_USE = Exercise(
+    "gather_on_use",
+    reference=_computed,
+    function="forward_backward",
+    drive=_drive,
+    late="factors",
+    group="group",
+    accept=[every_wait_follows],
+    cases=[
+        Case("2 ranks, two units: weights [2, 3] and [5, 7]; x is 1 on rank 0 and 10 on rank 1", _TINY),
+        Case("other units, of different sizes", _some, points=2, hidden=True, fixed=[_odd, _one_unit]),
+        Case("weights are gathered on use and let go of", _some, points=2, hidden=True, fixed=[_five], accept=[
+            _only_two, _as_often_as_units_run, _let_go]),
+        Case("the next unit's weights travel while this one computes", _some, points=2, hidden=True, fixed=[_five],
+             accept=[_as_often_as_units_run, _prefetched, _gradients_leave]),
+        Case("never the whole model, of weights or gradients", _large, hidden=True, accept=[
+            peak_at_most("a few units and the shards of the gradients", _a_few_units)]),
+    ],
+    mistakes=[
+        Mistake(_mistaken(summed=False), "The gradients are this rank's own: no sum has arrived."),
+        Mistake(_mistaken(mean=True), "Sum, do not average: who divides comes later."),
+        Mistake(_mistaken(whole=True), "Whole gradients; each rank keeps its own part of the sum."),
+        Mistake(_mistaken(order=-1), "The gradients stand in the order in which they came; asked is the units'."),
+        Mistake(_mistaken(turn=1), "Rank r has the r-th part of each unit; this is another rank's."),
+    ],
+    idea="At each unit: which weights must be here, which should be on their way, and which can go?",
+    hint="ask(i): whole = new_empty(D * size of the shard), all_gather_into_tensor(whole, shard, async_op=True). "
+    "Forward: wait for i, ask for i + 1, run i, drop i. The same backward from the last unit, where each gradient "
+    "leaves by reduce_scatter_tensor(async_op=True); wait for the one before when the next one leaves, for the last "
+    "at the end.",
+)  # fmt: skip

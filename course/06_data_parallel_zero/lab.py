@@ -1,0 +1,1208 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Lab 06 · Data parallel, ZeRO and FSDP
+#
+# In lab 01 every rank held the whole model, saw its own samples, and summed its gradients with all other ranks. This
+# works until the model no longer fits. Now the ranks go on seeing their own samples, and stop holding the same things:
+# first the optimizer's state is shared out, then gradients, then the weights themselves.
+#
+# **You build** the flat buffer in which gradients travel; a reduce-scatter that runs while the backward pass does; an
+# AdamW that updates a part of the weights; and weights that are gathered for the moment in which they are used. At the
+# end four ranks train a small Llama with your code and follow one process step by step.
+#
+# **You need** lab 01 (all-reduce, reduce-scatter, all-gather, buckets with hooks) and AdamW. No GPU.
+#
+# | part | sections | time |
+# |---|---|---|
+# | A | 1 The problem · 2 Predict | 45 min |
+# | B | 3 Implement | 2 h |
+# | C | 4 Run · 5 See | 45 min |
+# | D | 6 Break it · 7 Explain | 1 h |
+#
+# Together 4–5 hours. Each part ends at a place to stop.
+# After a kernel restart: run the first cell, then go on where you were.
+
+# %%
+# %load_ext course
+# %lab 06_data_parallel_zero
+
+# %% [markdown]
+# One number from the gut. Sixty-four GPUs train one model. Instead of a whole copy each GPU keeps one sixty-fourth of
+# the weights, of the gradients and of Adam's state, and fetches the weights of a layer whenever it needs them. How
+# many times the bytes of plain data parallelism does each GPU send in a step?
+
+# %%
+guess("times", None, "Each of 64 GPUs keeps 1/64 of everything. How many times the bytes of plain data parallelism?")
+
+# %% [markdown]
+# ## 1 · The problem
+#
+# A model of 7.5 billion parameters is trained with Adam in mixed precision. Each parameter takes 2 bytes for its fp16
+# weight, 2 for its gradient, and 12 for the optimizer: a 4-byte copy of the weight and two 4-byte averages.
+
+# %%
+from minimegatron.viz.filled import boxes_filled
+
+billions = 7.5
+need = {"weights": 2 * billions, "gradients": 2 * billions, "Adam": 12 * billions, "together": 16 * billions}
+boxes_filled(need, 80, title="7.5 B parameters on every GPU of a data-parallel run")
+
+# %% [markdown]
+# It needs 120 GB, and a GPU has 80, before there is a single activation. A run on 64 GPUs holds 64 equal copies of
+# these 120 GB. Why should it?
+#
+# Look at what a rank does with each of the three:
+#
+# * **Adam's state** is read and written in the optimizer's step only, element by element. No element needs another.
+#   If rank 0 updates the first part of the weights and rank 1 the second, each needs its part of the state only.
+# * **Gradients** are read in the same step. A rank that updates a part of the weights needs the sums of that part.
+# * **Weights** of a layer are needed while this layer computes, forward and backward, and at no other moment.
+#
+# The *Zero Redundancy Optimizer* (ZeRO) shares them out in this order. Stage 1 shares out the optimizer's state, stage
+# 2 gradients as well, stage 3 weights as well. Stage 0 is plain data parallelism. Areas in the picture are bytes.
+
+# %%
+from minimegatron.viz.zero_stages import stage_grid
+
+stage_grid(4)
+
+# %% [markdown]
+# ## 2 · Predict
+#
+# ### Bytes that are held
+#
+# An example to check by hand: 10 parameters of 2 + 2 + 12 bytes on 2 ranks, stage 2. Weights are whole: 20 bytes.
+# Gradients and the optimizer's state are halved: 10 and 60 bytes.
+#
+# **Exercise.** The bytes that each rank holds. `weight`, `gradient` and `optimizer` are bytes of one parameter;
+# padding is not counted.
+
+# %%
+# %%exercise bytes_held
+def bytes_held(
+    parameters: int, ranks: int, stage: int, weight: int, gradient: int, optimizer: int
+) -> dict[str, float]:
+    """{"weights": ..., "gradients": ..., "optimizer": ...} in bytes of one rank; stage 0, 1, 2 or 3."""
+    ### BEGIN SOLUTION
+    return {
+        "weights": parameters * weight / (ranks if stage >= 3 else 1),
+        "gradients": parameters * gradient / (ranks if stage >= 2 else 1),
+        "optimizer": parameters * optimizer / (ranks if stage >= 1 else 1),
+    }
+    ### END SOLUTION
+
+
+# %%
+check("bytes_held")
+
+# %% [markdown]
+# The table of the ZeRO paper, with your function: 7.5 billion parameters on 64 ranks. The second row of each stage is
+# Megatron's convention: bf16 weights, and *fp32* gradients, because sums over many microbatches lose digits in bf16.
+
+# %%
+# %%needs bytes_held
+conventions = {"fp16, 2 + 2 + 12": (2, 2, 12), "Megatron's bf16, 2 + 4 + 12": (2, 4, 12)}
+for stage in range(4):
+    for name, each in conventions.items():
+        held = bytes_held(7_500_000_000, 64, stage, *each)
+        print(f"stage {stage}   {name:28} {sum(held.values()) / 1e9:6.1f} GB")
+
+# %%
+# %%needs bytes_held
+from minimegatron.viz.zero_stages import stage_bars
+
+
+
+def by_owner(held):
+    """The optimizer's 12 bytes are a copy of the weight, 4, and two averages (moments), 8."""
+    return {"parameters": held["weights"], "gradients": held["gradients"],
+            "main parameters": held["optimizer"] / 3, "moments": held["optimizer"] * 2 / 3}  # fmt: skip
+
+
+bars = {f"stage {stage}": by_owner(bytes_held(7_500_000_000, 64, stage, 2, 2, 12)) for stage in range(4)}
+stage_bars(bars, capacity=80e9, binary=False, title="7.5 B parameters on 64 ranks")
+
+# %% [markdown]
+# Stage 1 alone saves three quarters, and with it the model fits. What does it cost? The next exercise says.
+#
+# ### Bytes that are sent
+#
+# In lab 01 you built an all-reduce from a reduce-scatter and an all-gather. Each of the two sends (D-1)/D of the whole
+# tensor from each of D ranks. ZeRO moves the two halves apart:
+#
+# | stage | gradients | weights |
+# |---|---|---|
+# | 0 | all-reduce, once a step | |
+# | 1 | reduce-scatter, once a step | all-gather, after the step |
+# | 2 | reduce-scatter, *every microbatch* | all-gather, after the step |
+# | 3 | reduce-scatter, *every microbatch* | two all-gathers, *every microbatch*: before forward, before backward |
+#
+# A step may consist of several microbatches, whose gradients are added up. In stages 0 and 1 a rank adds them up in
+# its own whole gradient, and sends once. In stage 2 there is no whole gradient that could wait. In stage 3 weights are
+# gathered whenever a microbatch needs them. They may also be *kept* from the forward to the backward pass of a
+# microbatch: that saves the second gather, and costs the memory of whole weights.
+#
+# An example: 2 ranks, weights of 8 bytes, gradients of 16 bytes, one microbatch. A rank keeps half of a tensor and
+# sends half.
+#
+# | stage | a rank sends |
+# |---|---|
+# | 0 | 2 · 16/2 = 16 bytes |
+# | 1 and 2 | 16/2 + 8/2 = 12 bytes |
+# | 3 | 16/2 + 2 · 8/2 = 16 bytes |
+#
+# **Exercise.** The bytes that each rank sends in one step. `kept` matters in stage 3 only.
+
+# %%
+# %%exercise bytes_sent
+def bytes_sent(
+    stage: int, weights: int, gradients: int, ranks: int, microbatches: int = 1, kept: bool = False
+) -> float:
+    """`weights`, `gradients`: bytes of the whole model's."""
+    ### BEGIN SOLUTION
+    share = (ranks - 1) / ranks
+    if stage == 0:
+        return 2 * share * gradients
+    if stage == 1:
+        return share * (gradients + weights)
+    if stage == 2:
+        return share * (microbatches * gradients + weights)
+    return share * microbatches * (gradients + (1 if kept else 2) * weights)
+    ### END SOLUTION
+
+
+# %%
+check("bytes_sent")
+
+# %%
+# %%needs bytes_sent
+guessed("times", bytes_sent(3, 15, 15, 64) / bytes_sent(0, 15, 15, 64), "times the bytes of plain data parallelism")
+plain = bytes_sent(0, 15, 15, 64)
+for microbatches in (1, 8):
+    times = (f"stage {s}: {bytes_sent(s, 15, 15, 64, microbatches) / plain:5.2f}" for s in range(4))
+    print(f"microbatches {microbatches}   bytes against stage 0   " + "   ".join(times))
+
+# %% [markdown]
+# With one microbatch stages 1 and 2 send exactly as much as plain data parallelism: an all-reduce *is* a reduce-scatter
+# and an all-gather. Stage 3 sends one more all-gather, 1.5 times as much in all. With several microbatches stages 2 and
+# 3 send several times as much, and stage 1 does not. Keep this in mind for the questions at the end.
+#
+# *This is a good place to stop: the end of part A.*
+#
+# ## 3 · Implement
+#
+# ### The flat buffer
+#
+# A model has hundreds of gradients, from a few bytes to many megabytes. They lie in one flat buffer, which is cut into
+# *buckets* that travel one by one. The last parameter comes first, because the backward pass computes its gradient
+# first: the first bucket is full while most gradients are still to come.
+#
+# Each bucket is cut into D equal parts, and rank r owns the r-th part of *every* bucket. So the size of a bucket must
+# divide by D, and some elements at its end may belong to no parameter. This *padding* is 0 and stays 0.
+#
+# An example to check by hand: parameters 0, 1, 2 have 4, 2, 5 elements. A bucket is full when it holds 6 elements or
+# more, and there are 2 ranks.
+#
+# 1. Parameter 2 comes first, at 0 to 5. The bucket holds 5 elements and is not full.
+# 2. Parameter 1 follows, at 5 to 7. Now the bucket holds 7 and is full. It is padded to 8.
+# 3. Parameter 0 lies at 8 to 12. No parameter is left, so the bucket ends with 4 elements, and needs no padding.
+#
+# Rank 0 owns elements 0 to 4 of the first bucket and 8 to 10 of the second.
+
+# %%
+from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.viz.buckets import buffer_strip
+
+of_params = (Span(8, 12), Span(5, 7), Span(0, 5))
+of_buckets = (BucketSpan(Span(0, 8), 7, (2, 1)), BucketSpan(Span(8, 12), 4, (0,)))
+buffer_strip(BufferLayout(of_params, of_buckets, 2), ["parameter 0", "parameter 1", "parameter 2"],
+             title="4, 2 and 5 elements for 2 ranks")  # fmt: skip
+
+# %% [markdown]
+# **Exercise.** `places[i]` is where parameter i starts. `buckets` are [start, stop] of each bucket, padding included,
+# from the left. A bucket is closed after the parameter with which it holds `bucket_size` elements or more, and the next
+# one starts where it stops.
+
+# %%
+# %%exercise lay_out
+def lay_out(numels: list[int], bucket_size: int, ranks: int) -> dict[str, list]:
+    """{"places": [8, 5, 0], "buckets": [[0, 8], [8, 12]]} in the example; numels has the order of the model."""
+    ### BEGIN SOLUTION
+    places, buckets = [0] * len(numels), []
+    start = stop = 0
+    for i in reversed(range(len(numels))):
+        places[i] = stop
+        stop += numels[i]
+        if stop - start >= bucket_size or i == 0:
+            stop = -(-stop // ranks) * ranks
+            buckets.append([start, stop])
+            start = stop
+    return {"places": places, "buckets": buckets}
+    ### END SOLUTION
+
+
+# %%
+check("lay_out")
+
+# %% [markdown]
+# ### Pieces
+#
+# Which part of parameter 2 does each rank have? It lies at 0 to 5, and rank 0's part of the bucket ends at 4. So rank 0
+# has its elements 0 to 4, and rank 1 has element 4 alone, as the first of its part. A parameter may lie in the parts of
+# several ranks, and a part may hold pieces of several parameters. Without this rule rank 0 would own whole matrices,
+# and ranks would own different amounts.
+#
+# **Exercise.** What a rank owns of each parameter, bucket by bucket from the left. A piece is `(i, first, last, n, at)`:
+# elements first to last (last not included) of the flattened parameter i lie in this rank's part of bucket n, and begin
+# there at `at`. Parameters of which it owns nothing are left out.
+
+# %%
+# %%exercise my_pieces
+def my_pieces(
+    numels: list[int], places: list[int], buckets: list[list[int]], ranks: int, rank: int
+) -> list[tuple[int, int, int, int, int]]:
+    """[(2, 0, 4, 0, 0), (0, 0, 2, 1, 0)] for rank 0 of the example."""
+    ### BEGIN SOLUTION
+    found = []
+    for n, (start, stop) in enumerate(buckets):
+        share = (stop - start) // ranks
+        low = start + rank * share
+        for i in reversed(range(len(numels))):
+            first, last = max(places[i], low), min(places[i] + numels[i], low + share)
+            if first < last:
+                found.append((i, first - places[i], last - places[i], n, first - low))
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("my_pieces")
+
+# %% [markdown]
+# Your layout of a small model, three layers with a matrix and a bias each, on four ranks. Find the parameter of which
+# all four ranks own a piece.
+
+# %%
+# %%needs lay_out my_pieces
+from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span
+from minimegatron.viz.buckets import buffer_strip
+
+names = ["w0", "b0", "w1", "b1", "w2", "b2"]
+numels, ranks = [30, 5, 25, 5, 15, 3], 4
+mine = lay_out(numels, 30, ranks)
+places = tuple(Span(place, place + numel) for place, numel in zip(mine["places"], numels))
+ends = [(Span(start, stop), [i for i, place in enumerate(places) if start <= place.start < stop])
+        for start, stop in mine["buckets"]]  # fmt: skip
+buckets = tuple(BucketSpan(span, span.size, tuple(inside)) for span, inside in ends)
+for r in range(ranks):
+    pieces = my_pieces(numels, **mine, ranks=ranks, rank=r)
+    print(f"rank {r}:", "  ".join(f"{names[i]}[{first}:{last}]" for i, first, last, *_ in pieces))
+buffer_strip(BufferLayout(places, buckets, ranks), names, title="Three layers on four ranks")
+
+# %% [markdown]
+# ### Gradients that leave early
+#
+# In lab 01 a bucket was all-reduced as soon as it was full. Here it is *reduce-scattered*: each rank gets its part of
+# the sum, and the whole bucket is of no use to it any more. To save memory it must go. A rank holds, at any moment:
+#
+# * its shards of the buckets that have been summed;
+# * one bucket on its way;
+# * one bucket that fills.
+#
+# So when a bucket is full, send it; if another one is still on its way, wait for *that one* and let it go. It has had
+# the time of a whole bucket's backward to travel. Never wait in a hook for the bucket that has just left: then nothing
+# is computed while it travels.
+#
+#     backward   | layer 3 | layer 2 | layer 1 | layer 0 |
+#     network              | bucket 0       | bucket 1        |
+#     alive      |-- bucket 0 fills, travels --|
+#                          |--------- bucket 1 fills, travels -|
+#
+# Take the gradient out of `p.grad` as soon as it is there, and set `p.grad = None`, or the whole gradient is alive a
+# second time. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is complete.
+#
+# **Exercise.** `places` and `buckets` are those of `lay_out`. `finish` is called after the backward pass. It returns
+# this rank's shard of each bucket, summed over the ranks of `group`, in the order of the buckets. A parameter may have
+# no gradient in a step: its bucket is then not full, and leaves in `finish`, with zeros in that place. There are
+# several steps.
+
+# %%
+# %%exercise reduce_early
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+
+class GradientShards:
+    def __init__(
+        self, params: list[torch.Tensor], places: list[int], buckets: list[list[int]],
+        group: dist.ProcessGroup | None = None,
+    ):
+        """Parameters get a hook each; places[i] is where the gradient of params[i] starts in the buffer."""
+        ### BEGIN SOLUTION
+        self.buckets, self.group, self.example = buckets, group, params[0]
+        self.members = [0] * len(buckets)
+        for p, place in zip(params, places, strict=True):
+            n = next(n for n, (start, stop) in enumerate(buckets) if start <= place < stop)
+            self.members[n] += 1
+            p.register_post_accumulate_grad_hook(partial(self.arrived, n, place - buckets[n][0]))
+        self.begin()
+
+    def begin(self):
+        self.missing = list(self.members)
+        self.whole, self.shards, self.travelling = {}, {}, []
+
+    def open(self, n):
+        if n not in self.whole:
+            start, stop = self.buckets[n]
+            self.whole[n] = self.example.new_zeros(stop - start)
+        return self.whole[n]
+
+    def arrived(self, n, at, p):
+        self.open(n)[at : at + p.numel()] = p.grad.flatten()
+        p.grad = None
+        self.missing[n] -= 1
+        if self.missing[n] == 0:
+            self.send(n)
+
+    def send(self, n):
+        whole = self.open(n)
+        self.shards[n] = whole.new_empty(len(whole) // dist.get_world_size(self.group))
+        work = dist.reduce_scatter_tensor(self.shards[n], whole, group=self.group, async_op=True)
+        self.travelling.append((n, work))
+        if len(self.travelling) > 1:
+            self.let_go()
+
+    def let_go(self):
+        n, work = self.travelling.pop(0)
+        work.wait()
+        del self.whole[n]
+        ### END SOLUTION
+
+    def finish(self) -> list[torch.Tensor]:
+        """The shards of this step, complete; then all is ready for the next step."""
+        ### BEGIN SOLUTION
+        for n in range(len(self.buckets)):
+            if n not in self.shards:
+                self.send(n)
+        while self.travelling:
+            self.let_go()
+        shards = [self.shards[n] for n in range(len(self.buckets))]
+        self.begin()
+        return shards
+        ### END SOLUTION
+
+
+# %%
+check("reduce_early")
+
+# %% [markdown]
+# ### AdamW for a part of the weights
+#
+# The weights of a bucket lie in a flat buffer too, the parameters are views of it. Rank r has the sum of the gradients
+# of the r-th part, and updates this part. With the gradient g of an element, in step t = 1, 2, ...:
+#
+# $$w \leftarrow (1 - \text{lr} \cdot \text{decay})\,w \qquad m \leftarrow \beta_1 m + (1-\beta_1)\,g \qquad
+# v \leftarrow \beta_2 v + (1-\beta_2)\,g^2$$
+#
+# $$w \leftarrow w - \text{lr} \cdot \frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
+#
+# Then each rank has new weights in its own part and old ones elsewhere, and an all-gather brings the parts together.
+#
+# Biases and norms usually do not decay, and in a flat buffer nothing shows where one ends. Therefore `my_pieces`: it
+# tells which stretches of this rank's part belong to matrices. They come as `decay`, a list of (start, stop) *within
+# the part*. It differs from rank to rank and may be empty.
+#
+# An example: weights [1, 2, 3, 4] on 2 ranks, lr 0.1, weight decay 0.5, β = 0.9, 0.95. Rank 0 owns [1, 2], its gradient
+# is [1, -1], and only the first weight decays. After one step m / (1 - β₁) = g and v / (1 - β₂) = g², so each weight
+# moves by 0.1 against the sign of its gradient: [0.95 - 0.1, 2 + 0.1] = [0.85, 2.1].
+#
+# **Exercise.** `weights` is the flat buffer; change it in place. `step` gets this rank's part of the summed gradient.
+# State of other ranks' parts must not exist here: the check counts the bytes that stay.
+
+# %%
+# %%exercise sharded_adamw
+import torch
+import torch.distributed as dist
+
+
+class ShardedAdamW:
+    def __init__(
+        self, weights: torch.Tensor, decay: list[tuple[int, int]], lr: float, weight_decay: float,
+        betas: tuple[float, float], eps: float, group: dist.ProcessGroup | None = None,
+    ):
+        """weights [n], n divides by the number of ranks of `group`."""
+        ### BEGIN SOLUTION
+        self.weights, self.decay, self.group = weights, decay, group
+        self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
+        self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+        self.m, self.v, self.t = torch.zeros_like(self.own), torch.zeros_like(self.own), 0
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def step(self, grad: torch.Tensor) -> None:
+        """grad: of this rank's part. Afterwards `weights` is new everywhere, on every rank."""
+        ### BEGIN SOLUTION
+        b1, b2 = self.betas
+        self.t += 1
+        for start, stop in self.decay:
+            self.own[start:stop] *= 1 - self.lr * self.weight_decay
+        self.m.lerp_(grad, 1 - b1)
+        self.v.lerp_(grad * grad, 1 - b2)
+        size = (self.v / (1 - b2**self.t)).sqrt() + self.eps
+        self.own -= self.lr * self.m / (1 - b1**self.t) / size
+        dist.all_gather_into_tensor(self.weights, self.own.clone(), group=self.group)
+        ### END SOLUTION
+
+
+# %%
+check("sharded_adamw")
+
+# %% [markdown]
+# With `lay_out`, `my_pieces`, `reduce_early` and this you have ZeRO-2. (For ZeRO-1 a whole gradient stays alive, and is
+# reduce-scattered after the last microbatch.)
+#
+# ### Weights on use
+#
+# In stage 3 a rank has its part of the weights only. A *unit* is what is gathered at once, usually one layer: its
+# weights lie in one flat buffer, padded, of which this rank has the shard. Before a unit runs, its weights must be
+# whole; after it, they are let go. The next unit's weights travel meanwhile:
+#
+#     forward    gather 0 | unit 0   | unit 1   | unit 2   |
+#                         | gather 1 | gather 2 |
+#     backward            | unit 2           | unit 1           | unit 0           |
+#                gather 2 | gather 1         | gather 0         |
+#                                            | reduce-scatter 2 | reduce-scatter 1 | reduce-scatter 0
+#
+# At any moment the weights of two units are whole: the one that runs and the next one. (For a moment there may be a
+# third, the one that ran before.) The last unit of the forward pass is the first of the backward pass. Its weights may
+# stay, or be gathered a second time.
+#
+# Autograd would keep each weight for the backward pass, so a real implementation must take the memory away under
+# autograd's hands: FSDP resizes the storage to 0 bytes and back. Here the two passes are functions that you call, and
+# nothing keeps what you let go:
+#
+# * `forward(i, whole, x)` runs unit i and returns its output. `whole` is the flat tensor of all its weights.
+# * `backward(i, whole, dy)` returns `(dx, gradient)`, the gradient flat and padded as `whole` is.
+#
+# An example: 2 ranks, two units, all linear. Unit 0 has the weights [2, 3], so rank 0 has [2] and rank 1 has [3]. Unit 1
+# has [5, 7]. For x = 1 the output is 1 · (2 · 5 + 3 · 7) = 31, on a rank that has [2] and [5] only.
+#
+# **Exercise.** Run all units forward from the first to the last, call `gradient_of(y)` with the output of the last one,
+# and run all units backward. Return y and, for each unit, this rank's shard of the gradient, summed over `group`.
+# Gradients leave as they come: unit i's travels while unit i-1 runs backward.
+
+# %%
+# %%exercise gather_on_use
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def forward_backward(
+    shards: list[torch.Tensor], forward: Callable, backward: Callable, x: torch.Tensor, gradient_of: Callable,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """y and the shards of the gradients, in the order of the units."""
+    ### BEGIN SOLUTION
+    ranks, units = dist.get_world_size(group), len(shards)
+
+    def ask(i):
+        if not 0 <= i < units:
+            return None, None
+        whole = shards[i].new_empty(ranks * shards[i].numel())
+        return whole, dist.all_gather_into_tensor(whole, shards[i], group=group, async_op=True)
+
+    following = ask(0)
+    for i in range(units):
+        whole, work = following
+        work.wait()
+        following = ask(i + 1)
+        x = forward(i, whole, x)
+    y, dy = x, gradient_of(x)
+
+    gradients, leaving = [torch.empty_like(shard) for shard in shards], None
+    for i in reversed(range(units)):
+        if i < units - 1:  # the last unit's weights are still here
+            whole, work = following
+            work.wait()
+        following = ask(i - 1)
+        dy, gradient = backward(i, whole, dy)
+        if leaving:
+            leaving[0].wait()
+        leaving = dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient
+    leaving[0].wait()
+    return y, gradients
+    ### END SOLUTION
+
+
+# %%
+check("gather_on_use")
+
+
+# %% [markdown]
+# *This is a good place to stop: the end of part B.*
+#
+# ## 4 · Run
+#
+# Now a small Llama on four ranks, with the package's stages 0 to 3, and with PyTorch's own FSDP2 beside them. In each
+# run one switch is different:
+#
+# | run | switch |
+# |---|---|
+# | stage 0 | none |
+# | stage 1 | `--use-distributed-optimizer` |
+# | stage 2 | `--data-parallel-sharding-strategy optim_grads` |
+# | stage 3 | `--data-parallel-sharding-strategy optim_grads_params` |
+# | FSDP2 | `--use-torch-fsdp2` |
+#
+# The first folded cell keeps what the next ones share: it builds a model and its optimizer for a run, and makes one
+# step of several microbatches. The second trains each run for ten steps, and compares the losses with those of stage 0.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 1 --name zero_parts
+import contextlib
+
+import torch
+
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.parallel.finalize import finalize_model_grads
+from minimegatron.parallel.wrapping import data_parallel
+
+RUNS = {
+    "stage 0": {},
+    "stage 1": {"use_distributed_optimizer": True},
+    "stage 2": {"data_parallel_sharding_strategy": "optim_grads", "ddp_bucket_size": 60_000},
+    "stage 3": {"data_parallel_sharding_strategy": "optim_grads_params"},
+    "FSDP2": {"use_torch_fsdp2": True},
+}
+S, B, VOCABULARY = 64, 2, 256
+SIZES = {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 4, "ffn_hidden_size": 256,
+         "vocab_size": VOCABULARY}  # fmt: skip
+
+
+def build(switch, **fields):
+    """Model and optimizer on all ranks."""
+    mesh = Mesh.build(ParallelConfig(overlap_grad_reduce=True, **switch))
+    ddp = data_parallel(build_model(family_config("llama", **{**SIZES, **fields}), mesh, 1), mesh)
+    optimizer = build_optimizer(OptimizerConfig(lr=3e-3), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    return mesh, ddp, optimizer
+
+
+def some_ids(rank, number, rows=B):
+    """Every id depends on the one before."""
+    g = torch.Generator().manual_seed(1000 * rank + number)
+    ids = [torch.randint(0, VOCABULARY, (rows,), generator=g)]
+    for _ in range(S):
+        ids.append((ids[-1] * 5 + 7 + torch.randint(0, 4, (rows,), generator=g)) % VOCABULARY)
+    return torch.stack(ids, 1)
+
+
+def one_step(mesh, ddp, optimizer, number, microbatches=1):
+    """The mean loss of all ranks."""
+    ddp.zero_grad_buffer()
+    total = torch.zeros(())
+    for i in range(microbatches):
+        ids = some_ids(mesh.dp.rank, number * microbatches + i)
+        with ddp.no_sync() if i < microbatches - 1 else contextlib.nullcontext():
+            loss = ddp(ids[:, :-1], labels=ids[:, 1:]).sum()
+            with ddp.backward_pass():
+                loss.backward()
+        total += loss.detach()
+    tokens = finalize_model_grads(ddp, mesh, torch.tensor(float(microbatches * B * S)))
+    optimizer.step()
+    return (all_reduce(total, mesh.dp) / tokens).item()
+
+
+if __name__ == "__main__":
+    print("runs:", ", ".join(RUNS))
+
+# %%
+# %%ranks 4 --name stages --timeout 120 --out losses
+from zero_parts import RUNS, build, one_step
+
+curves = {}
+for name, switch in RUNS.items():
+    mesh, ddp, optimizer = build(switch)
+    curves[name] = [one_step(mesh, ddp, optimizer, number) for number in range(10)]
+    apart = max(abs(a - b) for a, b in zip(curves[name], curves["stage 0"]))
+    print(f"{name:8}  loss {curves[name][0]:.3f} at first, {curves[name][-1]:.3f} after ten steps;",
+          f"never more than 0.001 from stage 0: {apart < 1e-3}")  # fmt: skip
+report(curves)
+
+# %% [markdown]
+# Sharing out changes no number: the same sums are made, in other places. What changes are memory and messages.
+#
+# ## 5 · See
+#
+# ### Memory
+#
+# The folded cell makes one step of four microbatches with bf16 weights, fp32 gradients and an fp32 copy of the weights,
+# 2 + 4 + 12 bytes a parameter. First it counts the tensors that last from step to step; then it follows every byte
+# through the step.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --name memories --timeout 120 --out memories
+from zero_parts import RUNS, build, one_step
+
+from minimegatron.memory import Tracker
+
+
+def lasting(held):
+    """{owner: bytes}, each piece of memory once."""
+    return {owner: sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+            for owner, tensors in held.items()}  # fmt: skip
+
+
+found = {}
+for name, switch in RUNS.items():
+    mesh, ddp, optimizer = build(switch, params_dtype="bf16")
+    held = {**ddp.held(), **optimizer.held()}
+    with Tracker(held) as tracker:
+        one_step(mesh, ddp, optimizer, 0, 4)
+    samples = [(s.seconds, dict(s.owners), s.where) for s in tracker.samples] if rank == 0 else []
+    found[name] = lasting(held), samples
+    if name == "stage 0":
+        parameters = sum(p.numel() for p in ddp.module.parameters())
+print(f"{parameters} parameters, bytes followed through {len(found)} runs")
+report((parameters, found))
+
+# %% [markdown]
+# Predicted with your `bytes_held`, measured on live tensors of rank 0:
+
+# %%
+# %%needs bytes_held
+from minimegatron.viz.zero_stages import stage_bars
+
+parameters, counts = memories[0]
+predicted, measured = {}, {}
+for stage in range(4):
+    name = f"stage {stage}"
+    predicted[name] = by_owner(bytes_held(parameters, 4, stage, 2, 4, 12))
+    measured[name] = {owner: counts[name][0][owner] for owner in predicted[name]}
+    both = (f"{said} {sum(held[name].values()) / 1e6:6.2f} MB"
+            for said, held in (("predicted", predicted), ("measured", measured)))  # fmt: skip
+    print(name, *both, sep="   ")
+stage_bars(predicted, measured, binary=False, title="What lasts from step to step, one of four ranks")
+
+# %% [markdown]
+# And the whole step, every stage on one scale. Follow the gradients: in stage 0 and 1 they are there from the beginning
+# to the end. In stages 2 and 3 only shards last, and the buckets that come and go stand above them as *communication*.
+# In stage 3 the gathered weights of units are part of it, forward and backward, in each of the four microbatches.
+
+# %%
+from minimegatron.memory import Sample
+from minimegatron.viz.memory import curves
+
+runs = {name: [Sample(*sample) for sample in samples] for name, (_, samples) in memories[0][1].items()}
+runs.pop("FSDP2", None)
+curves(runs, title="One step of four microbatches, rank 0")
+
+# %% [markdown]
+# ### Bytes on the wire
+#
+# The same four ranks, counted at the process group, which every library has to pass. Embedding and output layer belong
+# to no unit; they stay from the forward to the backward pass of a microbatch, in the package as in FSDP2, so for them
+# `kept` holds.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --needs bytes_sent --name wire_bytes --timeout 120 --out wire_bytes
+from exercises.bytes_sent import bytes_sent
+from zero_parts import RUNS, build, one_step
+
+from labkit.evidence import Witness
+
+found = {}
+for name, switch in RUNS.items():
+    mesh, ddp, optimizer = build(switch, params_dtype="bf16")
+    if name == "stage 0":
+        every = sum(p.numel() for p in ddp.module.parameters())
+        layers = sum(p.numel() for part, p in ddp.module.named_parameters() if ".layers." in f".{part}")
+    for microbatches in (1, 4):
+        with Witness(rank) as witness:
+            one_step(mesh, ddp, optimizer, 0, microbatches)
+        calls = [call for call in witness.evidence().calls if call.nbytes > 100]  # not norms, counts, losses
+        counted = sum(call.nbytes * (2 if call.name == "all_reduce" else 1) * 3 / 4 for call in calls)
+        stage = int(name[-1]) if name != "FSDP2" else 3
+        parts = [(layers, False), (every - layers, True)]
+        predicted = sum(bytes_sent(stage, 2 * n, 4 * n, 4, microbatches, kept) for n, kept in parts)
+        found[name, microbatches] = predicted, counted
+        if rank == 0:
+            print(f"{name}, {microbatches} microbatch{'es' if microbatches > 1 else ''}: "
+                  f"predicted {predicted / 1e6:5.2f} MB, counted {counted / 1e6:5.2f} MB")  # fmt: skip
+report(found)
+
+# %% [markdown]
+# With one microbatch stage 2 sends what stage 1 does. With four it sends three more reduce-scatters, and stage 3 sends
+# everything four times. Here weights have 2 bytes and gradients 4, so stages 0 and 3 no longer stand at 1 to 1.5: an
+# all-gather of weights is half of a reduce-scatter of gradients. FSDP2 sends what stage 3 sends: it is the same
+# algorithm.
+#
+# ### Gathers beside computation
+#
+# Your `forward_backward` on two ranks, eight units of a matrix 512 × 512. A pale gather is hidden behind computation, a
+# dark one kept the rank waiting. The first one has nothing to hide behind.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 2 --needs gather_on_use --name timed --timeout 120 --out timed
+import time
+
+import torch
+import torch.distributed as dist
+from exercises.gather_on_use import forward_backward
+
+from minimegatron.trace import Event
+
+UNITS, WIDTH, ROWS = 8, 512, 2048
+torch.set_num_threads(1)
+shards = [torch.randn(WIDTH * WIDTH // world, generator=torch.Generator().manual_seed(i)) / WIDTH for i in range(UNITS)]
+x, inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99)), {}
+
+
+def timed_pass():
+    """The events of one forward and backward pass."""
+    events = []
+
+    def span(name, unit, work):
+        start = time.monotonic()
+        result = work()
+        events.append(Event(name, "unit", rank, start, time.monotonic(), note=f"unit {unit}"))
+        return result
+
+    def forward(unit, whole, h):
+        inputs[unit] = h
+        return span("forward", unit, lambda: h @ whole.view(WIDTH, WIDTH))
+
+    def backward(unit, whole, dy):
+        h = inputs.pop(unit)
+        return span("backward", unit, lambda: (dy @ whole.view(WIDTH, WIDTH).mT, (h.mT @ dy).flatten()))
+
+    class Timed:
+        """A communication; it ends when the rank has waited for it."""
+
+        def __init__(self, name, work):
+            self.name, self.work, self.start = name, work, time.monotonic()
+
+        def wait(self, *timeout):
+            self.work.wait(*timeout)
+            events.append(Event(self.name, "comm", rank, self.start, time.monotonic(), "dp", size=world))
+
+        def __getattr__(self, name):
+            return getattr(self.work, name)
+
+    def watched(name, real):
+        def call(*args, async_op=False, **kwargs):
+            work = Timed(name, real(*args, async_op=True, **kwargs))
+            return work if async_op else work.wait()
+
+        return call
+
+    names = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+    real = {function: getattr(dist, function) for function in names}
+    for function, name in names.items():
+        setattr(dist, function, watched(name, real[function]))
+    dist.barrier()
+    forward_backward(shards, forward, backward, x, lambda y: y)
+    for function in names:
+        setattr(dist, function, real[function])
+    dist.barrier()
+    return events
+
+
+runs = [timed_pass() for _ in range(6)][1:]
+lasted = torch.tensor([max(e.end for e in run) - min(e.start for e in run) for run in runs])
+dist.all_reduce(lasted, op=dist.ReduceOp.MAX)
+best = runs[int(lasted.argmin())]
+gathers = [e for e in best if e.name == "all_gather"]
+print("units run:", sum(e.kind == "unit" for e in best), " gathered at least once each:", len(gathers) >= 2 * UNITS - 1)
+report(best)
+
+# %%
+# %%needs gather_on_use
+from minimegatron.viz.gathers import gather_timeline
+
+gather_timeline(timed[0], axes=("dp",), title="Your forward_backward, rank 0, the best of five passes")
+
+# %% [markdown]
+# *This is a good place to stop: the end of part C.*
+#
+# ## 6 · Break it
+#
+# Large runs *clip*: where the norm of the gradient is larger than a limit, the gradient is scaled down to the limit. A
+# colleague adds this to the sharded optimizer, after the reduce-scatter:
+#
+# ```python
+# def clip(shards, max_norm, group):
+#     norm = torch.stack([shard.norm() for shard in shards]).norm()
+#     for shard in shards:
+#         shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
+#     return norm
+# ```
+#
+# "After the reduce-scatter each number exists once", the colleague writes, "so nothing is counted twice." The folded
+# cell trains with it on four ranks, forty steps, beside the serial twin. The limit is 0.04, so small that every step is
+# clipped. The cell reports each rank's clipped shards of the first step, and the twin's clipped gradient, as `evidence`.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --name clipped --timeout 120 --out evidence
+import torch
+import torch.distributed as dist
+from zero_parts import some_ids
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+
+LIMIT, STEPS = 0.04, 41
+config = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=4, vocab_size=256)
+
+
+def clip(shards, max_norm, group=None):
+    norm = torch.stack([shard.norm() for shard in shards]).norm()
+    for shard in shards:
+        shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
+    return norm
+
+
+def flat_gradient(model, ids):
+    """The mean over these samples, flat, padded for four ranks; and the loss."""
+    loss = model(ids[:, :-1], labels=ids[:, 1:]).mean()
+    model.zero_grad()
+    loss.backward()
+    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([flat, flat.new_zeros(-len(flat) % 4)]), loss.detach()
+
+
+def flat_weights(model):
+    """One buffer, of which the parameters are views from now on."""
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    flat, at = torch.cat([flat, flat.new_zeros(-len(flat) % 4)]), 0
+    for p in model.parameters():
+        p.data = flat[at : at + p.numel()].view_as(p)
+        at += p.numel()
+    return flat
+
+
+model, twin = (build_model(config, Mesh.serial(), 1) for _ in range(2))
+weights, of_twin = flat_weights(model), flat_weights(twin)
+own = weights.chunk(4)[rank].requires_grad_()
+optimizer, twins = torch.optim.AdamW([own], 3e-3), torch.optim.AdamW(twin.parameters(), 3e-3)
+losses = []
+for step in range(STEPS):
+    whole, loss = flat_gradient(model, some_ids(rank, step))
+    shard = torch.empty(len(whole) // 4)
+    dist.reduce_scatter_tensor(shard, whole / 4)
+    before = shard.norm().item()
+    norm = clip([shard], LIMIT)
+    dist.all_reduce(loss)
+    if rank == 0:
+        right, twin_loss = flat_gradient(twin, torch.cat([some_ids(r, step) for r in range(4)]))
+        right_norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), LIMIT)
+        losses.append((loss.item() / 4, twin_loss.item()))
+        twins.step()
+    if step == 0:
+        want = torch.cat([p.grad.flatten() for p in twin.parameters()]) if rank == 0 else None
+        found = {"shard": shard.clone(), "norm": before, "twin": want}
+        found["twin_norm"] = right_norm.item() if rank == 0 else 0
+    own.grad = shard
+    optimizer.step()
+    with torch.no_grad():
+        dist.all_gather_into_tensor(weights, own.detach().clone())
+norms = [torch.zeros(()) for _ in range(4)]
+dist.all_gather(norms, torch.tensor(found["norm"]))
+if rank == 0:
+    apart = max(abs(a - b) for a, b in losses)
+    print(f"loss {losses[0][0]:.2f} at first; falls by more than 1: {losses[0][0] - losses[-1][0] > 1};",
+          f"never more than 0.05 from the twin's: {apart < 0.05}")  # fmt: skip
+    print(f"norm of the first gradient:   rank 0 says {norms[0]:.3f}   serial {found['twin_norm']:.3f}")
+report(found)
+
+# %% [markdown]
+# The loss is the twin's, near enough. The norm of the first step is not, though the weights and the batch are the same.
+# In a log of a real run there is only the first of these two numbers, and it looks like any other.
+#
+# *What* was done to the gradient? Write the tool that says it: compare each rank's part with that part of the twin's.
+#
+# **Exercise.** For each rank the factor by which its part is off, 1.0 where it is right. Right means: |got - want| ≤ 10⁻³
+# |want|. The factor is a number with |got - factor · want| ≤ 10⁻³ |factor · want|; `nan` if there is none. `got` are the
+# parts of all ranks; together they may be longer than `want` by the padding, which must be 0. For example, want = [1, 2,
+# 3] and got = [[1, 2], [1.5, 0]] has the factors 1 and 0.5.
+
+# %%
+# %%exercise suspects
+import math
+
+import torch
+
+
+def suspects(got: list[torch.Tensor], want: torch.Tensor) -> list[float]:
+    """Of each rank: 1.0, its factor, or nan."""
+    ### BEGIN SOLUTION
+    sizes = [len(part) for part in got]
+    padded = torch.cat([want, want.new_zeros(sum(sizes) - len(want))])
+    found = []
+    for mine, right in zip(got, padded.split(sizes), strict=True):
+        if (mine - right).norm() <= 1e-3 * right.norm():
+            found.append(1.0)
+            continue
+        factor = (mine * right).sum() / (right * right).sum()
+        proportional = (mine - factor * right).norm() <= 1e-3 * (factor * right).norm()
+        found.append(factor.item() if proportional else math.nan)
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("suspects")
+
+# %%
+# %%needs suspects
+factors = suspects([one["shard"] for one in evidence], evidence[0]["twin"])
+for r, (factor, one) in enumerate(zip(factors, evidence)):
+    product = factor * one["norm"]
+    print(f"rank {r}: {factor:.2f} times the twin's   norm of its shard {one['norm']:.3f}   product {product:.3f}")
+print(f"norm of the twin's gradient: {evidence[0]['twin_norm']:.3f}")
+
+# %% [markdown]
+# Every rank is off by a factor of its own. The factor times the norm of the rank's shard is the same number on all ranks,
+# the twin's norm. So each rank has divided by the norm of *its own shard*, in place of the norm of the whole gradient.
+#
+# The shards are too long, and, worse, each by another factor: the gradient points into another direction. Adam divides
+# each element by its own average size, so a factor that is nearly the same in every step cancels, and the loss looks
+# fine. What clipping is for, a step with an unusual gradient, it no longer does: the rank that has the unusual part
+# scales it down, and the others do not.
+#
+# **Exercise.** Repair it. The shards of all ranks of `group` together are one gradient. Scale this rank's in place where
+# the norm of that gradient is larger than `max_norm`, and return the norm. For example: rank 0 has the shards [3] and
+# [0], rank 1 has [0] and [4]. The norm is 5 on both ranks. A rank may have empty shards.
+
+# %%
+# %%exercise clip
+import torch
+import torch.distributed as dist
+
+
+def clip(shards: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The norm of the whole gradient, before it was clipped."""
+    ### BEGIN SOLUTION
+    square = torch.stack([shard.square().sum() for shard in shards]).sum()
+    dist.all_reduce(square, group=group)
+    norm = square.sqrt()
+    for shard in shards:
+        shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
+    ### END SOLUTION
+
+
+# %%
+check("clip")
+
+# %% [markdown]
+# (With tensor parallelism one more thing: some parameters are whole on every tp rank. Their squares must count once, and
+# not on each rank.)
+#
+# ### Train
+#
+# All your parts together: four ranks train a small Llama with your layout, buckets, clipping and AdamW, beside the
+# serial twin with torch's AdamW. Matrices decay and norms do not. The folded cell compares losses, norms and at the
+# end the weights, and counts the state of a rank.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 4 --needs lay_out,my_pieces,reduce_early,sharded_adamw,clip --name train --timeout 170 --out run
+import torch
+import torch.distributed as dist
+from exercises.clip import clip
+from exercises.lay_out import lay_out
+from exercises.my_pieces import my_pieces
+from exercises.reduce_early import GradientShards
+from exercises.sharded_adamw import ShardedAdamW
+from zero_parts import some_ids
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+
+LIMIT, STEPS, HYPER = 0.04, 30, {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+config = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=4, vocab_size=256)
+model = build_model(config, Mesh.serial(), 1)
+params = list(model.parameters())
+numels = [p.numel() for p in params]
+layout = lay_out(numels, 10_000, world)
+places, buckets = layout["places"], layout["buckets"]
+flat = torch.zeros(buckets[-1][1])
+for p, place in zip(params, places):
+    flat[place : place + p.numel()] = p.detach().flatten()
+    p.data = flat[place : place + p.numel()].view_as(p)
+
+pieces = my_pieces(numels, places, buckets, world, rank)
+decay = [[(at, at + last - first) for i, first, last, b, at in pieces if b == n and params[i].ndim == 2]
+         for n in range(len(buckets))]  # fmt: skip
+reducer = GradientShards(params, places, buckets)
+optimizers = [ShardedAdamW(flat[start:stop], decay[n], **HYPER) for n, (start, stop) in enumerate(buckets)]
+
+twin = build_model(config, Mesh.serial(), 1)
+groups = [{"params": [p for p in twin.parameters() if p.ndim == 2]},
+          {"params": [p for p in twin.parameters() if p.ndim != 2], "weight_decay": 0.0}]  # fmt: skip
+twins = torch.optim.AdamW(groups, **HYPER)
+curve, norms = [], []
+for step in range(STEPS):
+    ids = some_ids(rank, step)
+    loss = model(ids[:, :-1], labels=ids[:, 1:]).mean() / world  # shares of a mean: their sum is the mean
+    loss.backward()
+    shards = reducer.finish()
+    norm = clip(shards, LIMIT)
+    for one, shard in zip(optimizers, shards):
+        one.step(shard)
+    dist.all_reduce(loss := loss.detach())
+    if rank == 0:
+        every = torch.cat([some_ids(r, step) for r in range(world)])
+        right = twin(every[:, :-1], labels=every[:, 1:]).mean()
+        twins.zero_grad()
+        right.backward()
+        right_norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), LIMIT)
+        twins.step()
+        curve.append((loss.item(), right.item()))
+        norms.append((float(norm), right_norm.item()))
+if rank == 0:
+    print(f"norm of the first gradient: yours {norms[0][0]:.3f}, serial {norms[0][1]:.3f}")
+    print("losses within 0.001 of the twin's in every step:", max(abs(a - b) for a, b in curve) < 1e-3)
+    apart = max((a - b).abs().max().item() for a, b in zip(model.parameters(), twin.parameters()))
+    print(f"weights within 0.001 of the twin's after {STEPS} steps:", apart < 1e-3)
+report((curve, sum(last - first for _, first, last, *_ in pieces), sum(numels)))
+
+# %%
+# %%needs lay_out my_pieces reduce_early sharded_adamw clip
+import matplotlib.pyplot as plt
+
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
+
+yours, serial = zip(*run[0][0])
+fig, ax = plt.subplots(figsize=(7, 2.6))
+ax.plot(serial, label="serial twin, torch's AdamW", **REFERENCE_LINE)
+ax.plot(yours, label="four ranks, your ZeRO-2", **MEASURED_LINE)
+ax.set(xlabel="step", ylabel="loss", title="Your layout, buckets, clipping and AdamW")
+ax.legend()
+plt.show()
+for r, (_, owned, parameters) in enumerate(run):
+    print(f"rank {r} updates {owned} of {parameters} weights, {owned / parameters:.1%}")
+
+# %% [markdown]
+# ## 7 · Explain
+#
+# Questions that an interviewer asks. Say your answer aloud before you open the one here.
+#
+# 1. *What does ZeRO-3 share with tensor parallelism, and what not?*
+#    <details><summary>answer</summary>Both keep a part of each matrix on each rank. With ZeRO-3 the weights travel, and
+#    each rank computes the whole layer for its own samples. With tp activations travel, and each rank computes a part of
+#    the layer for the same samples. So ZeRO-3 does not reduce the activations of a rank, and its messages do not grow
+#    with the batch.</details>
+# 2. *Why do large runs combine tp and pp with ZeRO-1, and not with ZeRO-3?*
+#    <details><summary>answer</summary>A pipeline runs many microbatches a step. In stages 2 and 3 each of them reduces
+#    gradients, in stage 3 each gathers weights twice: 8 microbatches send 12 times the bytes of stage 1. And tp and pp
+#    have divided weights and gradients already; what is left to share out is the optimizer's state.</details>
+# 3. *When is stage 3 the right choice, then?*
+#    <details><summary>answer</summary>One microbatch a step and many tokens in it: computing a layer takes long enough
+#    to hide its gather. No code of the model has to change for it, as tp asks for.</details>
+# 4. *What is HSDP?*
+#    <details><summary>answer</summary>Hybrid sharding: shards within a machine, copies across machines. Gathers use the
+#    fast links; between machines only a shard of the gradient is all-reduced. Megatron has it as
+#    `--num-distributed-optimizer-instances`.</details>
+# 5. *The loss of a ZeRO run equals that of plain data parallelism for a thousand steps. Is it right?*
+#    <details><summary>answer</summary>Not yet shown: Adam hides scales, as above. Compare the norm of the first step,
+#    then weights after some steps.</details>
+# 6. *Why can stage 2 wait for one bucket while it fills another, and why must it not fill a third?*
+#    <details><summary>answer</summary>The third is memory: with no limit, a network slower than the backward pass piles
+#    up all buckets, which is the whole gradient.</details>
+#
+# The same things have other names elsewhere. Each line says what is *shared out* there:
+#
+# * torch's `DistributedDataParallel`, and FSDP1's `NO_SHARD`: nothing.
+# * `ZeroRedundancyOptimizer`, Megatron's `--use-distributed-optimizer`, which is its strategy `optim`: Adam's state.
+# * Megatron's `optim_grads`: Adam's state and gradients. FSDP1's `SHARD_GRAD_OP`: the same, as far as a pass goes:
+#   weights are gathered once and stay until the backward pass has ended.
+# * Megatron's `optim_grads_params`, FSDP1's `FULL_SHARD`, FSDP2's `fully_shard`: weights, too.
+# * DeepSpeed counts as the paper does: `"zero_optimization": {"stage": 1}`.
+#
+# **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. Return a dict:
+#
+# * `stage`: the lowest stage whose weights, gradients and state fit into `gigabytes` · 10⁹ bytes on each of `ranks` ranks;
+#   -1 if none does;
+# * `ranks_for_stage_1`: the fewest ranks on which stage 1 fits; 0 if it never does;
+# * `stage_2_over_stage_1` and `stage_3_over_stage_1`: bytes sent in a step of `microbatches`, weights and gradients of 2
+#   bytes each, no weight kept;
+# * `between_machines`: HSDP with shards over the ranks of one machine: the bytes of gradients that a rank sends to other
+#   machines, in one all-reduce as a ring;
+# * `stages`: for each of `names` the stage of ZeRO that it is. Possible names: `torch DistributedDataParallel`, `FSDP1
+#   NO_SHARD`, `Megatron --use-distributed-optimizer`, `Megatron optim`, `torch ZeroRedundancyOptimizer`, `Megatron
+#   optim_grads`, `FSDP1 SHARD_GRAD_OP`, `Megatron optim_grads_params`, `FSDP1 FULL_SHARD`, `FSDP2 fully_shard`.
+
+# %%
+# %%exercise answers
+import math
+
+
+def answers(
+    parameters: float, ranks: int, microbatches: int, gigabytes: float, machines: int, names: list[str]
+) -> dict[str, object]:
+    """{"stage": ..., "ranks_for_stage_1": ..., "stage_2_over_stage_1": ..., ...}; `ranks` in all `machines` together."""
+    ### BEGIN SOLUTION
+    room = gigabytes * 1e9
+    held = [16 * parameters, (4 + 12 / ranks) * parameters, (2 + 14 / ranks) * parameters, 16 / ranks * parameters]
+    left = room - 4 * parameters
+    shard = 2 * parameters / (ranks // machines)
+    shares = [
+        ("DistributedDataParallel", "NO_SHARD"),
+        ("use-distributed-optimizer", "optim", "ZeroRedundancyOptimizer"),
+        ("optim_grads", "SHARD_GRAD_OP"),
+        ("optim_grads_params", "FULL_SHARD", "fully_shard"),
+    ]
+    last = [name.split()[-1].removeprefix("--") for name in names]
+    return {
+        "stage": next((stage for stage in range(4) if held[stage] <= room), -1),
+        "ranks_for_stage_1": math.ceil(12 * parameters / left) if left > 0 else 0,
+        "stage_2_over_stage_1": (microbatches + 1) / 2,
+        "stage_3_over_stage_1": 3 * microbatches / 2,
+        "between_machines": 2 * (machines - 1) / machines * shard,
+        "stages": [next(s for s, group in enumerate(shares) if name in group) for name in last],
+    }
+    ### END SOLUTION
+
+
+# %%
+check("answers")
+
+# %%
+progress()
+
+# %% [markdown]
+# ## Where this lives
+#
+# | here | minimegatron | Megatron-LM, `megatron/core/` |
+# |---|---|---|
+# | layout, pieces | `parallel/buckets.py` | `distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py` |
+# | gradients that leave early | `parallel/grad_buffer.py`, `parallel/ddp.py` | `distributed/param_and_grad_buffer.py` |
+# | AdamW of shards, clipping | `optim/optimizer.py`, `optim/clip.py` | `optimizer/distrib_optimizer.py`, `optimizer/clip_grads.py` |
+# | weights on use | `parallel/param_buffer.py`, `parallel/gather_on_use.py` | `distributed/fsdp/src/megatron_fsdp/` |
+# | FSDP2 | `parallel/torch_fsdp.py` | `distributed/torch_fully_sharded_data_parallel.py` |
+# | memory by owner | `memory.py` | `megatron/training/theoretical_memory_usage.py` (predicted) |
+#
+# Megatron pads more than you did: a parameter starts at a multiple of 64 elements, a bucket ends at a multiple of 128,
+# so that every part begins where a GPU reads well.
+#
+# Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Zhao et al. 2023, FSDP (arXiv 2304.11277); Loshchilov and Hutter 2017,
+# AdamW (arXiv 1711.05101).
+#
+# Next: lab 07, kernels, flash attention and FP8.

@@ -1,0 +1,158 @@
+"""The memory of a run's ranks by name: a table, predicted and counted, and what filled the fullest moment.
+
+| flag                                               | what                                                 |
+|----------------------------------------------------|------------------------------------------------------|
+| `--log-memory-interval N`                          | every N-th step is watched; a table after it         |
+| `--log-memory-to-tensorboard`                      | the allocator's four numbers, and bytes by owner     |
+| `--record-memory-history --memory-snapshot-path F` | for torch's viewer (https://pytorch.org/memory_viz)  |
+
+       memory in MiB  parameters  gradients  moments  activations  workspace  between steps   peak
+    rank 0 predicted          22         22    44.01        10.03          4          88.02    102  forward loss
+             counted          22         22    44.01        6.027      8.007          88.02  102.1  forward: aten.sub
+
+Owners of one moment need not agree where their sum does: what a recomputed layer keeps, and a loss that is not yet
+saved, are counted as workspace.
+
+A watched step costs several times its usual time, because every operation is looked at; other steps cost nothing. On
+a GPU the row `allocated` is the allocator's own peak; what it has beyond the counted one is in no tensor of Python's.
+
+Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in `megatron/training/training.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from minimegatron import trace
+from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import ConfigError
+from minimegatron.memory import ACTIVATIONS, WORKSPACE, Tracker
+from minimegatron.optim.optimizer import MixedPrecisionOptimizer
+from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.parallel.unit_spans import units_in_trace
+from minimegatron.training.memory_plan import Prediction, predict
+from minimegatron.training.run import RunConfig
+
+OWNERS = ("parameters", "main parameters", "gradients", "moments", "communication", ACTIVATIONS, WORKSPACE)
+ALLOCATOR = {  # Megatron's name -> torch's
+    "mem-reserved-bytes": "reserved_bytes.all.current",
+    "mem-allocated-bytes": "allocated_bytes.all.current",
+    "mem-max-allocated-bytes": "allocated_bytes.all.peak",
+    "mem-allocated-count": "allocation.all.current",
+}
+Row = tuple[str, Mapping[str, int], int, str]  # label, bytes by owner, bytes between steps, where
+
+
+class MemoryReport:
+    """Watches steps, and the allocator.
+
+    Args:
+        run: what is trained.
+        mesh: the ranks; all watch the same steps.
+        model, optimizer: whose tensors have names.
+
+    Raises:
+        ConfigError: the allocator's history is wanted where there is no GPU.
+    """
+
+    def __init__(self, run: RunConfig, mesh: Mesh, model: DataParallel, optimizer: MixedPrecisionOptimizer) -> None:
+        self.run, self.mesh, self.model, self.optimizer = run, mesh, model, optimizer
+        self.interval = run.training.log_memory_interval
+        self.recording = run.training.record_memory_history
+        if self.recording and mesh.device.type != "cuda":
+            raise ConfigError(
+                "record_memory_history on a CPU: torch keeps a history of its GPU allocator alone",
+                fix="--log-memory-interval N counts tensors on any device; or train on a GPU",
+            )
+        self.recording = self.recording and mesh.world.is_last
+        if self.recording:
+            torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+
+    def of_step(self, iteration: int, say: Callable[[str], None]) -> AbstractContextManager[Any]:
+        """Around a step: where it is one of those that are watched, `say` gets the table after it."""
+        if self.interval is None or iteration % self.interval:
+            return contextlib.nullcontext()
+        return self._watched(iteration, say)
+
+    @contextlib.contextmanager
+    def _watched(self, iteration: int, say: Callable[[str], None]) -> Iterator[None]:
+        cuda = self.mesh.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.mesh.device)
+        tracker = Tracker(self.held())
+        with trace.ranges(tracker.phase), units_in_trace(self.model, tracker.tell), tracker:
+            yield
+        peak = tracker.peak
+        where = f"{peak.where}: {peak.operation}" if peak.where else peak.operation
+        allocated = torch.cuda.max_memory_allocated(self.mesh.device) if cuda else 0
+        mine = dict(peak.owners), sum(self.bytes_held().values()), where, allocated
+        say(f"memory of step {iteration}\n{self._table(gather_objects(mine, self.mesh.world))}")
+
+    def _table(self, counted: list[tuple[dict[str, int], int, str, int]]) -> str:
+        rows: list[Row] = []
+        place = self.mesh.world.size, self.mesh.device.type
+        for rank, (owners, lasting, where, allocated) in enumerate(counted):
+            rows += [predicted_row(f"rank {rank} predicted", predict(self.run, rank, *place))]
+            rows += [("counted", owners, lasting, where)]
+            rows += [("allocated", {}, allocated, "the allocator's peak")] * bool(allocated)
+        return table(rows)
+
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """{owner: tensors} that last."""
+        return {**self.model.held(), **self.optimizer.held()}
+
+    def bytes_held(self) -> dict[str, int]:
+        """{owner: bytes} that last, each storage once."""
+        return {owner: _storages(tensors) for owner, tensors in self.held().items()}
+
+    def tags(self) -> dict[str, float]:
+        """For TensorBoard: Megatron's names on a GPU, and on any device bytes by owner."""
+        tags: dict[str, float] = {f"memory/{owner}": n for owner, n in self.bytes_held().items() if n}
+        if self.mesh.device.type == "cuda":
+            stats = torch.cuda.memory_stats(self.mesh.device)
+            tags |= {name: stats[key] for name, key in ALLOCATOR.items()}
+        return tags
+
+    def close(self) -> None:
+        """Write the history."""
+        if self.recording:
+            self.recording = False
+            torch.cuda.memory._dump_snapshot(self.run.training.memory_snapshot_path)
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> int:
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def predicted_row(label: str, told: Prediction) -> Row:
+    """A prediction as a row of the table."""
+    lacks = f"{told.where}{'; ' if told.where else ''}not predicted: {', '.join(told.unknown)}"
+    return label, told.peak, sum(told.lasting.values()), lacks if told.unknown else told.where
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Bytes by owner at the fullest moment, in MiB, with what lasts between steps, their sum, and where it was."""
+    rows = list(rows)
+    owners = [owner for owner in OWNERS if any(row[1].get(owner) for row in rows)]
+    head = ["memory in MiB", *owners, "between steps", "peak"]
+    lines = [[label, *(_mib(of.get(o, 0)) for o in owners), _mib(lasting), _mib(sum(of.values()) or lasting)]
+             for label, of, lasting, _ in rows]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    texts = ["", *(where for *_, where in rows)]
+    return "\n".join(
+        "  ".join([line[0].rjust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))])
+        + (f"  {text}" if text else "")
+        for line, text in zip([head, *lines], texts, strict=True)
+    )
+
+
+def _mib(nbytes: int) -> str:
+    mib = nbytes / 2**20
+    return f"{mib:,.0f}" if mib >= 1000 else f"{mib:.4g}" if nbytes else "-"

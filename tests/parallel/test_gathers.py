@@ -1,0 +1,223 @@
+"""Weights that come when they are used: the order of events, modules out of order, and who reads them after a step."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.errors import ConfigError
+from minimegatron.inference.generate import generate
+from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.parallel import param_buffer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.units import units_of
+from minimegatron.training.evaluate import evaluate
+from minimegatron.training.step import forward_step
+from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
+
+ADAM = OptimizerConfig(lr=1e-2)
+
+
+class OutOfOrder(nn.Module):
+    """Runs its parts in another order than they are registered in, the last of them only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.seldom = (nn.Linear(24, 24) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, seldom: bool = False) -> torch.Tensor:
+        x = self.a(torch.tanh(self.c(torch.tanh(self.b(x)))))
+        return self.seldom(x) if seldom else x
+
+
+def run_out_of_order(rank: int, world: int, sharding: str, late: bool) -> tuple[list[torch.Tensor], list[int], int]:
+    """Outputs of six steps and of all parts after the last; gathers that a step has waited for; buckets."""
+    mesh = Mesh.build(ParallelConfig())
+    ddp = DistributedDataParallel(OutOfOrder(), mesh, 1, sharding=sharding, overlap_param_gather=late)
+    optimizer = build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    x = torch.randn(3, 24, generator=torch.Generator().manual_seed(rank))
+    found, waited = [], []
+    for step in range(6):
+        ddp.zero_grad_buffer()
+        with trace.record(rank) as log:
+            y = ddp(x, seldom=step == 4)
+            with ddp.backward_pass():
+                y.square().sum().backward()
+            ddp.finish_grad_sync()
+        waited.append(log.count("all_gather"))
+        optimizer.step()
+        found.append(y.detach())
+    with torch.no_grad():
+        return [*found, ddp(x, seldom=True)], waited, sum(len(b.layout.buckets) for b in ddp.grad_buffers)
+
+
+@pytest.mark.parametrize("sharding", ["optim", "optim_grads"])
+def test_parts_that_run_out_of_order_or_seldom_have_their_weights(ranks: Any, sharding: str) -> None:
+    plain = ranks(2).run(run_out_of_order, "no_shard", False)
+    for (want, _, _), (got, waited, buckets) in zip(plain, ranks(2).run(run_out_of_order, sharding, True), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+        assert waited == [0] + [buckets] * 5, "no gather is under way when the optimizer changes weights"
+
+
+# -------------------------------------------------------------------------------------------- the order of events
+
+
+class Recorded:
+    """`param_buffer.all_gather_start` that notes ("start", unit) and ("wait", unit)."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.events: list[tuple[str, int]] = []
+        assert ddp._on_use is not None
+        self._unit = {b.shard.data_ptr(): i for i, (_, mine, _) in enumerate(ddp._on_use.units) for b in mine}
+        self._real = param_buffer.all_gather_start
+
+    def __call__(self, shard: torch.Tensor, *where: Any) -> Any:
+        unit, pending = self._unit[shard.data_ptr()], self._real(shard, *where)
+        self.events.append(("start", unit))
+        waits = pending.wait
+
+        def wait() -> torch.Tensor:
+            self.events.append(("wait", unit))
+            return waits()
+
+        pending.wait = wait  # type: ignore[method-assign]
+        return pending
+
+
+def events_of_a_microbatch(rank: int, world: int, model: dict[str, Any]) -> list[list[tuple[str, int]]]:
+    """[forward, backward]: what is gathered and computed, in order; unit 0 is what is in no layer."""
+    case = Case({}, {"num_layers": 3, **model}, sharding="optim_grads_params")
+    mesh = Mesh.build(case.parallel)
+    ddp = parallel_model(case, mesh)
+    assert isinstance(ddp, DistributedDataParallel)
+    record = Recorded(ddp)
+    note = record.events.append
+    for unit, layer in enumerate(units_of(ddp.module)):
+        layer.module.register_forward_pre_hook(lambda *_, u=unit: note(("begin", u)))
+        layer.module.register_forward_hook(lambda *_, u=unit: note(("end", u)))
+        if layer.in_list:  # its gradient is the last of the layer
+            layer.module.input_layernorm.weight.register_post_accumulate_grad_hook(lambda _, u=unit: note(("end", u)))
+    batch = microbatch(case, rank, 0)
+    with mock.patch.object(param_buffer, "all_gather_start", record):
+        loss = (ddp(batch["tokens"], labels=batch["labels"]) * batch["loss_mask"]).sum()
+        forward = list(record.events)
+        record.events.clear()
+        with ddp.backward_pass():
+            loss.backward()
+    return [forward, list(record.events)]
+
+
+def test_every_gather_but_the_first_travels_while_a_layer_computes(ranks: Any) -> None:
+    """The gather of unit k + 1 begins before unit k computes, and is waited for afterwards."""
+    for forward, backward in ranks(2).run(events_of_a_microbatch, {}):
+        outside = [e for e in forward if e[1] == 0 and e[0] != "end"]
+        assert set(outside[:-1]) == {("start", 0), ("wait", 0)} and outside[-1] == ("begin", 0)
+        layers = [e for e in forward if e[1] != 0]
+        assert layers == [
+            ("start", 1), ("wait", 1), ("start", 2), ("begin", 1), ("end", 1),
+            ("wait", 2), ("start", 3), ("begin", 2), ("end", 2), ("wait", 3), ("begin", 3), ("end", 3),
+        ]  # fmt: skip
+        assert forward.index(("start", 1)) < forward.index(("begin", 0)), "while the embedding computes"
+        assert backward == [
+            ("start", 3), ("wait", 3), ("start", 2), ("end", 3), ("wait", 2), ("start", 1), ("end", 2),
+            ("wait", 1), ("end", 1),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["full", "selective"])
+def test_recomputed_layers_gather_nothing_more(ranks: Any, how: str) -> None:
+    """Layers that are computed again are on the way back: what comes next is the layer before."""
+    plain = ranks(2).run(events_of_a_microbatch, {})
+    again = ranks(2).run(events_of_a_microbatch, {"recompute_granularity": how})
+    for one, other in zip(plain, again, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert [e for e in a if e[0] == "start"] == [e for e in b if e[0] == "start"]
+
+
+def gathered_in_a_pipeline(rank: int, world: int, case: Case) -> tuple[int, int, int]:
+    """Elements that a step gathers; those of the layers here, and of what is in no layer."""
+    mesh = Mesh.build(case.parallel)
+    ddp = parallel_model(case, mesh)
+    assert isinstance(ddp, DistributedDataParallel)
+    with trace.record(rank) as log:
+        accumulate(ddp, case, mesh)
+    layers = [any("layers" in name for name in bucket.members) for bucket in ddp.buffer.buckets]
+    sizes = [bucket.span.size for bucket in ddp.buffer.buckets]
+    inside = sum(size for size, layer in zip(sizes, layers, strict=True) if layer)
+    return log.nbytes("all_gather", axis="dp_cp") // 8, inside, sum(sizes) - inside
+
+
+@pytest.mark.parametrize("layout", [{}, {"num_virtual_stages_per_pipeline_rank": 2}], ids=["1f1b", "interleaved"])
+def test_stages_gather_their_own_layers_only(ranks: Any, layout: dict[str, Any]) -> None:
+    case = Case(
+        {"pipeline_model_parallel_size": 2, **layout},
+        {"num_layers": 4},
+        accumulation=2,
+        sharding="optim_grads_params",
+        double=True,
+    )
+    for gathered, inside, outside in ranks(4).run(gathered_in_a_pipeline, case):
+        assert gathered == case.accumulation * 2 * (inside + outside)
+
+
+# ---------------------------------------------------------------------------------------------- right after a step
+
+
+def answers(rank: int, world: int, case: Case) -> tuple[dict[str, float], list[int], str]:
+    """Losses and a continuation right after a step; and what generating from shards says."""
+    mesh = Mesh.build(case.parallel)
+    ddp = parallel_model(case, mesh)
+    optimizer = build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    batches = [microbatch(case, mesh.dp.rank, 5)]
+    accumulate(ddp, case, mesh)
+    optimizer.step()
+    losses = evaluate(forward_step, iter(batches), ddp, mesh, 1)
+    accumulate(ddp, case, mesh)
+    optimizer.step()
+    ddp.eval()
+    refused = ""
+    if case.sharding in ("optim_grads_params", "fsdp2"):
+        with pytest.raises(ConfigError) as caught:
+            generate(ddp.module, [[1, 2, 3]], 4)
+        refused = str(caught.value)
+        with ddp.whole_weights():  # each replica continues a prompt of its own, of its own length
+            made = generate(ddp.module, [[1 + rank] * (3 + rank)], 4 + rank)
+    else:
+        made = generate(ddp.module, [[1 + rank] * (3 + rank)], 4 + rank)
+    ddp.train()
+    accumulate(ddp, case, mesh)  # and training goes on
+    return losses, made[0].tokens, refused
+
+
+@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params", "fsdp2"])
+def test_losses_and_continuations_right_after_a_step(ranks: Any, sharding: str) -> None:
+    late = sharding in ("optim", "optim_grads")
+    case = Case({}, {"num_layers": 3}, sharding=sharding, gathers_late=late, bucket_size=500 if late else None)
+    model = serial_model(case)
+    optimizer = build_optimizer(ADAM, model, Mesh.serial())
+    wanted = []
+    for _ in range(2):
+        serial_backward(model, case, 2)
+        optimizer.step()
+        optimizer.zero_grad()
+        wanted.append(evaluate_serially(model, case))
+    model.eval()
+    for rank, (losses, tokens, refused) in enumerate(ranks(2).run(answers, case)):
+        assert losses["lm loss"] == pytest.approx(wanted[0], rel=1e-5)
+        assert tokens == generate(model, [[1 + rank] * (3 + rank)], 4 + rank)[0].tokens
+        assert refused == "" if late else "with ddp.whole_weights():" in refused
+
+
+@torch.no_grad()
+def evaluate_serially(model: nn.Module, case: Case) -> float:
+    batches = [microbatch(case, rank, 5) for rank in range(2)]
+    sums = [(model(b["tokens"], labels=b["labels"]) * b["loss_mask"]).sum() for b in batches]
+    return float(torch.stack(sums).sum() / sum(b["loss_mask"].sum() for b in batches))

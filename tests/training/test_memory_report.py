@@ -1,0 +1,119 @@
+"""Tables of memory: what they say, when, and that a step which is not watched is left alone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.commands import memory
+from minimegatron.errors import ConfigError
+from minimegatron.memory import Tracker
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.memory_report import table
+from minimegatron.training.trainer import Trainer
+
+SMALL = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --mock-data --lr 0.01 --kernels torch"
+SMALL += " --hidden-dropout 0.1 --attention-dropout 0"
+
+
+def trainer(words: str) -> Trainer:
+    return Trainer(parse_args(f"{SMALL} {words}".split()), quiet=True)
+
+
+def numbers(line: str) -> list[float]:
+    """Those of a row, a dash being nothing."""
+    cells = re.split(r"\s{2,}", line.strip())[1:]
+    return [0.0 if c == "-" else float(c.replace(",", "")) for c in cells if re.fullmatch(r"-|[\d.,e-]+", c)]
+
+
+def test_a_row_ends_with_what_lasts_and_the_sum() -> None:
+    mib = 2**20
+    rows = [
+        ("rank 0", {"parameters": 3 * mib, "moments": 6 * mib}, 9 * mib, "backward fc1"),
+        ("rank 1", {"parameters": 3 * mib, "activations": 2000 * mib}, 3 * mib, ""),
+    ]
+    head, first, second = table(rows).splitlines()
+    assert head.startswith("memory in MiB") and head.index("parameters") < head.index("moments")
+    assert numbers(first) == [3, 6, 0, 9, 9] and first.endswith("  backward fc1")
+    assert numbers(second) == [3, 0, 2000, 3, 2003]
+
+
+def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
+    run, said = trainer("--train-iters 4 --micro-batch-size 2 --log-memory-interval 2"), list[str]()
+    run.metrics.say = said.append  # type: ignore[method-assign]
+    run.train()
+    tables = [text for text in said if text.startswith("memory of step")]
+    assert [text.splitlines()[0] for text in tables] == ["memory of step 2", "memory of step 4"]
+    for text in tables:
+        _, head, predicted, counted = text.splitlines()
+        assert "parameters" in head and "rank 0 predicted" in predicted and "counted" in counted
+        told, found = numbers(predicted), numbers(counted)
+        assert told[:3] == found[:3], "parameters, gradients and moments, exactly"
+        assert told[-2] == found[-2] and found[-1] == pytest.approx(told[-1], rel=0.03)
+        assert re.search(r"(forward|backward).*: aten\.", counted), "the moment has a name"
+
+
+def test_a_step_that_is_not_watched_is_left_alone() -> None:
+    off = trainer("--train-iters 2")
+    assert isinstance(off.memory.of_step(1, print), contextlib.nullcontext)
+    some = trainer("--train-iters 2 --log-memory-interval 3")
+    assert isinstance(some.memory.of_step(2, print), contextlib.nullcontext)
+    before = [len(m._forward_hooks) for m in some.model.modules()]
+    with some.memory.of_step(3, lambda text: None):
+        assert [len(m._forward_hooks) for m in some.model.modules()] != before
+    assert [len(m._forward_hooks) for m in some.model.modules()] == before
+
+
+def test_watching_changes_no_number() -> None:
+    plain = trainer("--train-iters 3")
+    plain.train()
+    watched = trainer("--train-iters 3 --log-memory-interval 1")  # which starts the random streams anew
+    watched.train()
+    assert [r.losses for r in plain.history] == [r.losses for r in watched.history]
+    weights = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+
+
+def test_a_tracker_has_no_samples_of_what_ends_after_its_block() -> None:
+    kept = torch.zeros(100)
+    with Tracker({"parameters": [kept]}) as tracker:
+        more = kept + 1
+    seen = len(tracker.samples)
+    del kept, more
+    assert len(tracker.samples) == seen and tracker.peak.owners == {"parameters": 400, "workspace": 400}
+    assert tracker.peak.operation == "aten.add.Tensor"
+
+
+def test_tensorboard_gets_bytes_by_name(tmp_path: Any) -> None:
+    run = trainer(f"--train-iters 1 --log-memory-to-tensorboard --tensorboard-dir {tmp_path}")
+    run.train()
+    weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
+    want = {"memory/parameters": weights, "memory/gradients": weights, "memory/moments": 2 * weights}
+    assert run.metrics.more_tags() == want
+    assert trainer("--train-iters 1").metrics.more_tags() == {}
+
+
+def test_a_cpu_has_no_history_of_its_allocator() -> None:
+    with pytest.raises(ConfigError, match="record_memory_history on a CPU"):
+        trainer("--train-iters 1 --record-memory-history")
+
+
+def test_the_command_says_what_each_stage_of_a_layout_holds(capsys: Any) -> None:
+    flags = f"{SMALL} --num-layers 4 --global-batch-size 64 --use-distributed-optimizer --bf16 --kernels torch".split()
+    assert memory.main([*flags, "--world-size", "16", "--pipeline-model-parallel-size", "2"]) == 0
+    _, first, last = capsys.readouterr().out.splitlines()
+    assert first.strip().startswith("rank 0 ") and "rank 8" in last
+    assert memory.main([*flags, "--world-size", "1"]) == 0
+    _, alone = capsys.readouterr().out.splitlines()
+    assert numbers(alone)[-2] > numbers(first)[-2], "a stage of two, and an eighth of its states"
+
+
+def test_the_command_says_what_it_does_not_predict(capsys: Any) -> None:
+    assert memory.main([*SMALL.split(), "--disable-bias-linear", "--num-experts", "4", "--moe-router-topk", "2"]) == 0
+    assert "not predicted: experts" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--world-size 0"):
+        memory.main(["--world-size", "0"])

@@ -1,0 +1,36 @@
+import pytest
+
+from minimegatron.errors import ConfigError
+from minimegatron.memory import Sample
+from minimegatron.viz.memory import OWNERS, curves
+from tests.viz.reading import overlaps, words
+
+MIB = 2**20
+STEP = [
+    Sample(0.0, {"parameters": 2 * MIB}, ""),
+    Sample(0.1, {"parameters": 2 * MIB, "activations": 3 * MIB}, "forward, forward unit 0"),
+    Sample(0.2, {"parameters": 2 * MIB, "activations": 3 * MIB, "workspace": MIB}, "backward, backward unit 0"),
+    Sample(0.3, {"parameters": 2 * MIB, "gradients": MIB}, "optimizer_step"),
+]
+OTHER = [Sample(0.0, {"parameters": MIB}, "")]
+
+
+def test_a_panel_names_its_run_and_the_fullest_moment():
+    figure = curves({"whole": STEP, "shards": OTHER}, limit=5 * MIB)
+    seen = words(figure)
+    assert {"whole: 6 MiB", "shards: 1 MiB", "moments of a step\nfullest: backward, backward unit 0"} <= set(seen)
+    assert "moments of a step" in seen, "where nothing has been said, nothing is written"
+    markers = [line.get_xydata().tolist() for axes in figure.axes for line in axes.lines if line.get_marker() == "v"]
+    assert markers == [[[2.0, 6.0]], [[0.0, 1.0]]]
+    assert not overlaps(figure)
+
+
+def test_owners_are_stacked_from_what_lasts_to_what_comes_and_goes():
+    figure = curves({"whole": STEP})
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == [owner for owner in OWNERS if owner in {o for s in STEP for o in s.owners}]
+
+
+def test_nothing_is_refused():
+    with pytest.raises(ConfigError, match="memory of nothing"):
+        curves({"whole": []})
