@@ -3,12 +3,12 @@
 The problem in a sentence: replicas hold the same regions and one of them should write each, and a run of another layout
 wants regions that nobody has written as they are.
 
-| step         | on    | does                                                                                          |
-|--------------|-------|-----------------------------------------------------------------------------------------------|
-| local plan   | each  | one item for each region that is here                                                         |
-| global plan  | rank 0| of equal regions one is kept, on the rank with the least to write; all must fill their tensors |
-| write        | each  | what the plan has left it                                                                     |
-| local plan   | each  | loading: the intersections of what is wanted here with what is stored                         |
+| step        | on     | does                                                                                          |
+|-------------|--------|-----------------------------------------------------------------------------------------------|
+| local plan  | each   | one item for each region that is here                                                         |
+| global plan | rank 0 | of equal regions one is kept, on the rank with the least to write; all must fill their tensor |
+| write       | each   | what the plan has left it                                                                     |
+| local plan  | each   | loading: the intersections of what is wanted here with what is stored                         |
 
 Saving is torch's own `DefaultSavePlanner`. Loading is written here: torch's default planner knows tensors and DTensors
 only, and has a branch that unpickles.

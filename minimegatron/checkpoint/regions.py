@@ -5,11 +5,11 @@ because what a rank wants is the sum of its intersections with the boxes that we
 
 A rank's part of a parameter is cut up to three times, and each cut leaves boxes:
 
-| cut                         | said by                  | leaves                                                      |
-|-----------------------------|--------------------------|-------------------------------------------------------------|
-| experts over ep             | `ParamLayout.experts`    | a range of dim 0                                            |
-| a dim over tp, etp          | `ParamLayout.parts`      | one box for each range: gate and up of a stacked matrix are two |
-| the flattened part, ZeRO    | a slice                  | the end of a row, whole rows, the start of a row, in each dim |
+| cut                      | said by               | leaves                                                        |
+|--------------------------|-----------------------|---------------------------------------------------------------|
+| experts over ep          | `ParamLayout.experts` | a range of dim 0                                              |
+| a dim over tp, etp       | `ParamLayout.parts`   | a box for each range: gate and up of a stacked matrix are two |
+| the flattened part, ZeRO | a slice               | the end of a row, whole rows, the start of a row, in each dim |
 
     a rank's [4, 3], elements 2 to 10 of it        . . x
                                                    x x x      three boxes: [0:1, 2:3], [1:3, 0:3], [3:4, 0:1]

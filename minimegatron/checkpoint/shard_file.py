@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,7 +92,7 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest, length = hashlib.sha256(), 0
-    for block in (struct.pack("<Q", len(text)) + text, *(_bytes(t) for t in tensors.values())):
+    for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, tensors.values())):
         file.write(block)
         digest.update(block)
         length += len(block)
@@ -99,7 +101,7 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -179,7 +181,7 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
 
 
-def read_tensor(file: BinaryIO, entry: Entry) -> torch.Tensor:
+def read_tensor(file: BufferedReader, entry: Entry) -> torch.Tensor:
     """A tensor of an open file, in memory of its own."""
     buffer = bytearray(entry.stop - entry.start)
     file.seek(entry.start)
@@ -198,8 +200,3 @@ def sha256_of(path: Path) -> tuple[int, str]:
             digest.update(block)
             length += len(block)
     return length, digest.hexdigest()
-
-
-def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of their elements."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -3,14 +3,14 @@
 The problem in a sentence: a run that goes on must be the one that ended, and what it forgets, a scale, a counter, a
 generator, no error will tell.
 
-| part                         | name in the checkpoint            | holds in another layout                                |
-|------------------------------|-----------------------------------|--------------------------------------------------------|
-| weights, frozen ones too     | `model.<logical name>`            | yes, without the vocabulary's padding                  |
-| buffers: FP8 scales, history | `model.<logical name>`            | yes, they are equal where they are held twice          |
-| optimizer, main parameters   | `optimizer.<key>.<logical name>`  | yes: moments lie where the weights lie                 |
-| random streams               | `rng.<stream>.<device>`           | no: a row for each rank; new ones start, and that is said |
-| counters, schedule, scaler   | `state` of the manifest           | yes                                                    |
-| the model's configuration    | `state` of the manifest           | compared: what changes the mathematics must be equal   |
+| part                         | name in the checkpoint           | holds in another layout                       |
+|------------------------------|----------------------------------|-----------------------------------------------|
+| weights, frozen ones too     | `model.<logical name>`           | yes, without the vocabulary's padding         |
+| buffers: FP8 scales, history | `model.<logical name>`           | yes, they are equal where they are held twice |
+| optimizer, main parameters   | `optimizer.<key>.<logical name>` | yes: moments lie where the weights lie        |
+| random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
+| counters, schedule, scaler   | `state` of the manifest          | yes                                           |
+| the model's configuration    | `state` of the manifest          | what changes the mathematics must be equal    |
 
 Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed.
 

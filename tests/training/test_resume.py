@@ -15,6 +15,8 @@ BASE = (
     "--hidden-dropout {dropout} --attention-dropout {dropout}"
 )
 
+ZERO3 = "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads_params"
+
 
 def run_of(line: str, world: int) -> tuple[list[tuple[float, float | None]], dict[str, list[tuple[Any, torch.Tensor]]]]:
     trainer = trainer_of(line, world)
@@ -33,7 +35,7 @@ SAME = [
     (1, ""),
     (2, "--optimizer sgd"),
     (4, "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --bf16"),
-    (4, "--pipeline-model-parallel-size 2 --data-parallel-sharding-strategy optim_grads_params --use-distributed-optimizer"),
+    (4, f"--pipeline-model-parallel-size 2 {ZERO3}"),
     (4, "--num-experts 4 --expert-model-parallel-size 2 --disable-bias-linear --use-distributed-optimizer --fp16 "
         "--moe-router-enable-expert-bias --moe-router-score-function sigmoid --initial-loss-scale 1024"),
 ]  # fmt: skip
@@ -59,7 +61,7 @@ LAYOUTS = [
     (2, "--use-distributed-optimizer"),
     (4, "--tensor-model-parallel-size 4 --sequence-parallel"),
     (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
-    (4, "--pipeline-model-parallel-size 2 --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads_params"),
+    (4, f"--pipeline-model-parallel-size 2 {ZERO3}"),
     (4, "--context-parallel-size 2 --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads"),
     (4, "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --use-distributed-optimizer"),
     (2, "--use-torch-fsdp2"),
