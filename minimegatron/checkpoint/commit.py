@@ -8,60 +8,52 @@ checkpoint before or the new one, never a mixture.
     3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
-    6  retire     old ones, only now
+    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, then remove
 
-There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the one with the
-largest step among folders that have our name and a manifest that parses, and nothing in a staging folder is ever read.
-
-One run writes into a root at a time: it holds `flock` on `.lock`, which the kernel lets go of however the run ends.
+There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
+largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
+and loading says so instead of taking an older one. Nothing in a folder whose name begins with a dot is ever read; the
+next save of a run that holds the root (`checkpoint/lock.py`) removes what a dead run has left of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
+from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
 from minimegatron.errors import CheckpointError
 
-T = TypeVar("T")
 _FOLDER = re.compile(r"iter_(\d{7,})")
 _STAGE = re.compile(r"\.iter_\d{7,}\.[A-Za-z0-9_-]+")
+OLDER = "load an older checkpoint (--ckpt-step), or another copy of this one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay when a newer one has been published; the newest one always does.
+
+    Attributes:
+        newest: how many; 0 keeps all unless `every` is given.
+        every: those whose step it divides.
+        best: the one with the lowest validation loss, of those that were evaluated right before they were saved.
+    """
+
+    newest: int = 0
+    every: int | None = None
+    best: bool = False
 
 
 def folder_of(root: Path, step: int) -> Path:
     """Where the checkpoint of a step is."""
     return root / f"iter_{step:07d}"
-
-
-class RootLock:
-    """One run at a time writes into a root; held until `close`, or until the process ends."""
-
-    def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self._file = (root / ".lock").open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read(200).decode(errors="replace").strip() or "another process"
-            self._file.close()
-            raise CheckpointError(
-                f"{holder} is saving into this folder", where=str(root), fix="give each run a --save folder of its own"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def stage(root: Path, step: int, run_id: str) -> Path:
@@ -77,31 +69,24 @@ def stage(root: Path, step: int, run_id: str) -> Path:
             where=str(final),
             fix="continue from it with --load, or save into another folder",
         )
-    for left in root.iterdir():
-        if _STAGE.fullmatch(left.name):
-            shutil.rmtree(left)
-    folder = root / f".iter_{step:07d}.{run_id}"
-    folder.mkdir()
+    with disk(root):
+        for left in list(root.iterdir()):
+            if _STAGE.fullmatch(left.name):
+                shutil.rmtree(left)
+        folder = root / f".iter_{step:07d}.{run_id}"
+        folder.mkdir()
     return folder
-
-
-def write_durable(path: Path, write: Callable[[BinaryIO], T]) -> T:
-    """Write a new file and have the disk confirm it."""
-    with path.open("xb") as file:
-        result = write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    return result
 
 
 def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
     """Write the manifest and make the checkpoint visible."""
     text = manifest.dumps()
-    write_durable(staged / NAME, lambda file: file.write(text))
-    _sync_folder(staged)
+    write_durable(staged / NAME, len(text), lambda file: file.write(text))
     final = folder_of(root, manifest.step)
-    os.rename(staged, final)  # onto a folder that is not empty it fails
-    _sync_folder(root)
+    with disk(final):
+        sync_folder(staged)
+        os.rename(staged, final)  # onto a folder that is not empty it fails
+        sync_folder(root)
     return final
 
 
@@ -110,27 +95,58 @@ def discard(staged: Path) -> None:
     shutil.rmtree(staged, ignore_errors=True)
 
 
-def retire(root: Path, keep: int) -> list[Path]:
-    """Remove all complete checkpoints but the `keep` newest; returns what was removed."""
-    old = complete(root)[:-keep] if keep > 0 else []
-    for step in old:
-        # the manifest first: a folder without one is no checkpoint, whatever else is still in it
-        with contextlib.suppress(FileNotFoundError):
-            (folder_of(root, step) / NAME).unlink()
-        shutil.rmtree(folder_of(root, step))
-    return [folder_of(root, step) for step in old]
+def retire(root: Path, keep: Keep) -> list[int]:
+    """Remove the complete checkpoints that are not to be kept; returns their steps."""
+    if keep.newest == 0 and keep.every is None:
+        return []
+    found = complete(root)
+    stay = {*list(found)[-max(keep.newest, 1) :], *(s for s in found if keep.every and s % keep.every == 0)}
+    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in found.items() if _evaluated(m)}):
+        stay.add(min(losses, key=lambda step: losses[step]))
+    gone = [step for step in found if step not in stay]
+    with disk(root, "an old checkpoint cannot be removed"):
+        for step in gone:
+            left = root / f".{folder_of(root, step).name}.retired"
+            os.rename(folder_of(root, step), left)  # from here on it is no checkpoint
+            shutil.rmtree(left)
+    return gone
 
 
-def complete(root: Path) -> list[int]:
-    """Steps of the checkpoints in a folder that have a manifest which is whole, ascending."""
-    steps = []
-    for path in root.iterdir() if root.is_dir() else ():
-        match = _FOLDER.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(CheckpointError):
-                if Manifest.read(path).step == int(match[1]):
-                    steps.append(int(match[1]))
-    return sorted(steps)
+def _evaluated(manifest: Manifest) -> bool:
+    return isinstance(manifest.state.get("validation_loss"), float)
+
+
+def published(root: Path) -> list[int]:
+    """Steps of the folders that have the name of a checkpoint, ascending."""
+    found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
+    return sorted(int(match[1]) for path, match in found if path == folder_of(root, int(match[1])))
+
+
+def _match(path: Path) -> re.Match[str] | None:
+    return _FOLDER.fullmatch(path.name) if path.is_dir() and not path.is_symlink() else None
+
+
+def complete(root: Path) -> dict[int, Manifest]:
+    """Those of them whose manifest is whole, ascending by step."""
+    found = {}
+    for step in published(root):
+        with contextlib.suppress(CheckpointError):
+            found[step] = read_manifest(root, step)
+    return found
+
+
+def read_manifest(root: Path, step: int) -> Manifest:
+    """Of a checkpoint by its step.
+
+    Raises:
+        CheckpointError: it is damaged, or that of another step.
+    """
+    manifest = Manifest.read(folder_of(root, step))
+    if manifest.step != step:
+        raise CheckpointError(
+            f"is the manifest of step {manifest.step}", where=str(folder_of(root, step) / NAME), fix=OLDER
+        )
+    return manifest
 
 
 def verify_names(folder: Path, manifest: Manifest) -> None:
@@ -157,29 +173,21 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
     Raises:
         CheckpointError: names the file that is missing or not what was written.
     """
-    fix = "load an older checkpoint (--ckpt-step), or another copy of this one"
     for name in manifest.files if files is None else files:
         path = folder / name
         if path.is_symlink() or not path.is_file():
-            raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=fix)
+            raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
         size, digest = manifest.files[name]
-        if path.stat().st_size != size:
-            raise CheckpointError(f"has {path.stat().st_size} bytes, was written with {size}", where=str(path), fix=fix)
-        if sha256_of(path) != (size, digest):
-            raise CheckpointError("is not what was written: its SHA-256 differs", where=str(path), fix=fix)
+        with disk(path, "cannot be read"):
+            if (now := path.stat().st_size) != size:
+                raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
+            if sha256_of(path) != (size, digest):
+                raise CheckpointError("is not what was written: its SHA-256 differs", where=str(path), fix=OLDER)
         said = read_header(path)[1]
         if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
             raise CheckpointError(
                 f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
                 f"the manifest to step {manifest.step} of run {manifest.run_id}",
                 where=str(path),
-                fix=fix,
+                fix=OLDER,
             )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

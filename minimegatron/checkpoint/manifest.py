@@ -71,7 +71,15 @@ class Manifest:
     state: dict[str, Any]
 
     def dumps(self) -> bytes:
-        """The file's text."""
+        """The file's text.
+
+        Raises:
+            CheckpointError: it could not be read again: a region is missing, or there are two of it.
+        """
+        try:
+            _check(self)
+        except _Bad as error:
+            raise CheckpointError(f"the manifest {error}", where=f"step {self.step}", fix="report this") from None
         tensors = {
             name: [t.dtype, t.shape, [[r.offsets, r.sizes, r.file, r.key] for r in t.regions]]
             for name, t in self.tensors.items()
@@ -165,3 +173,22 @@ def _check(manifest: Manifest) -> None:
         there = sum(math.prod(r.sizes) for r in tensor.regions)
         if there != math.prod(tensor.shape):
             raise _Bad(f"has {there} of the {math.prod(tensor.shape)} elements of {name[:80]!r}")
+        if _overlap(tensor.regions):
+            raise _Bad(f"has some elements of {name[:80]!r} twice")
+
+
+def _overlap(regions: tuple[Stored, ...]) -> bool:
+    """Whether two of them share an element: only those that begin before another ends in dim 0 are compared."""
+    if not regions or not regions[0].sizes:
+        return len(regions) > 1
+    open_: list[Stored] = []
+    for one in sorted((r for r in regions if math.prod(r.sizes)), key=lambda r: r.offsets):
+        open_ = [r for r in open_ if r.offsets[0] + r.sizes[0] > one.offsets[0]]
+        if any(all(_meet(*dim) for dim in zip(r.offsets, r.sizes, one.offsets, one.sizes, strict=True)) for r in open_):
+            return True
+        open_.append(one)
+    return False
+
+
+def _meet(a: int, na: int, b: int, nb: int) -> bool:
+    return a < b + nb and b < a + na

@@ -11,7 +11,8 @@ wants regions that nobody has written as they are.
 | local plan  | each   | loading: the intersections of what is wanted here with what is stored                         |
 
 Saving is torch's own `DefaultSavePlanner`. Loading is written here: torch's default planner knows tensors and DTensors
-only, and has a branch that unpickles.
+only, and has a branch that unpickles. Where there is one rank the same steps are called in a row: `dcp.save` would warn
+that there are no others.
 """
 
 from __future__ import annotations
@@ -85,23 +86,21 @@ class RegionLoadPlanner(LoadPlanner):
         raise AssertionError("a checkpoint of ours has tensors only")
 
 
-def write_tensors(tensors: Mapping[str, Logical], writer: ShardWriter, axis: Axis, group: Any = None) -> None:
+def write_tensors(tensors: Mapping[str, Logical], writer: ShardWriter, axis: Axis) -> None:
     """Write and publish; all ranks of the axis call, each with its regions of the same names.
-
-    Args:
-        group: for the messages, in place of the axis's own.
 
     Raises:
         CheckpointError: on every rank: what the first rank that failed has met.
     """
+    table, planner = dict(tensors), RegionSavePlanner()
     with _as_ours():
-        dcp.save(
-            dict(tensors),
-            storage_writer=writer,
-            planner=RegionSavePlanner(),
-            process_group=group or axis.group,
-            no_dist=axis.size == 1,
-        )
+        if axis.size > 1:
+            dcp.save(table, storage_writer=writer, planner=planner, process_group=axis.group)
+            return
+        planner.set_up_planner(table, None, True)
+        plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+        (plan,) = writer.prepare_global_plan(plans)
+        writer.finish(metadata, [writer.write_data(planner.finish_plan(plan), planner).value()])
 
 
 def read_tensors(tensors: Mapping[str, Logical], reader: ShardReader, axis: Axis) -> None:
@@ -110,14 +109,15 @@ def read_tensors(tensors: Mapping[str, Logical], reader: ShardReader, axis: Axis
     Raises:
         CheckpointError: on every rank.
     """
+    table, planner = dict(tensors), RegionLoadPlanner()
     with _as_ours():
-        dcp.load(
-            dict(tensors),
-            storage_reader=reader,
-            planner=RegionLoadPlanner(),
-            process_group=axis.group,
-            no_dist=axis.size == 1,
-        )
+        if axis.size > 1:
+            dcp.load(table, storage_reader=reader, planner=planner, process_group=axis.group)
+            return
+        metadata = reader.read_metadata()
+        planner.set_up_planner(table, metadata, True)
+        reader.set_up_storage_reader(metadata, True)
+        reader.read_data(planner.create_local_plan(), planner)
 
 
 @contextlib.contextmanager
@@ -129,7 +129,4 @@ def _as_ours() -> Iterator[None]:
         rank, (first, _) = min(error.failures.items())
         if isinstance(first, CheckpointError):
             raise CheckpointError(first.what, where=f"rank {rank}: {first.where}", fix=first.fix) from error
-        path = getattr(first, "filename", None)
-        raise CheckpointError(
-            f"{type(first).__name__}: {first}", where=f"rank {rank}{f', {path}' if path else ''}"
-        ) from error
+        raise CheckpointError(f"{type(first).__name__}: {first}", where=f"rank {rank}") from error

@@ -91,6 +91,12 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER or len(tensors) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{len(tensors)} tensors, a header of {len(text)} bytes: no reader would take the file",
+            where=str(getattr(file, "name", "")),
+            fix=f"more ranks: a file holds {MAX_TENSORS} tensors and {MAX_HEADER >> 20} MiB of header",
+        )
     digest, length = hashlib.sha256(), 0
     for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, tensors.values())):
         file.write(block)

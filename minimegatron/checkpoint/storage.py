@@ -34,7 +34,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from minimegatron.checkpoint.commit import publish, write_durable
+from minimegatron.checkpoint.commit import publish
+from minimegatron.checkpoint.disk import disk, write_durable
 from minimegatron.checkpoint.manifest import Manifest, Stored, StoredTensor
 from minimegatron.checkpoint.shard_file import DTYPES, read_header, read_tensor, write_shard
 from minimegatron.errors import CheckpointError
@@ -82,11 +83,12 @@ class ShardWriter(StorageWriter):
         done.set_result([])
         if not items:
             return done
-        tensors = {key: planner.resolve_data(item) for key, item in items.items()}
+        tensors: dict[str, Any] = {key: planner.resolve_data(item) for key, item in items.items()}
         metadata = {"step": str(self.step), "run_id": self.run_id}
         size, digest = write_durable(
             self.staged / plan.storage_data,
-            lambda file: write_shard(file, tensors, metadata),  # type: ignore[arg-type]
+            sum(tensor.nbytes for tensor in tensors.values()),
+            lambda file: write_shard(file, tensors, metadata),
         )
         done = Future()
         done.set_result(
@@ -157,8 +159,9 @@ class ShardReader(StorageReader):
             stored = self._stored[item.storage_index.fqn, tuple(item.storage_index.offset)]
             wanted.setdefault(stored.file, {}).setdefault(stored.key, []).append((item, stored))
         for name, by_key in wanted.items():
-            entries, _ = read_header(self.folder / name)
-            with (self.folder / name).open("rb") as file:
+            path = self.folder / name
+            entries, _ = read_header(path)
+            with disk(path, "cannot be read"), path.open("rb") as file:
                 for key, items in by_key.items():
                     entry = entries.get(key)
                     tensor = None if entry is None else read_tensor(file, entry)

@@ -18,6 +18,8 @@ class CheckpointConfig(Config):
     save: str | None = opt(None, "folder for checkpoints of this run; also written at its end and at SIGTERM")
     save_interval: int | None = opt(None, "steps between checkpoints; default only at the end", least=1)
     save_keep_last: int = opt(0, "checkpoints that are kept, the newest ones; 0 keeps all", least=0)
+    save_retain_interval: int | None = opt(None, "keep those of multiples of it, and the last; remove others", least=1)
+    save_keep_best: bool = opt(False, "never remove the one with the lowest validation loss")
     async_save: bool = opt(False, "write in the background; a step waits for a copy in memory only")
     save_optim: bool = opt(True, "the optimizer's state is part of a checkpoint")
     save_rng: bool = opt(True, "so are random streams")
@@ -32,7 +34,7 @@ class CheckpointConfig(Config):
     override_opt_param_scheduler: bool = opt(False, "where schedules differ this command line's wins")
 
     def _check(self) -> None:
-        for field in ("save_interval", "async_save", "save_keep_last"):
+        for field in ("save_interval", "async_save", "save_keep_last", "save_retain_interval", "save_keep_best"):
             require(
                 self.save is not None or not getattr(self, field),
                 f"{field}={getattr(self, field)} without a folder to save into",
@@ -44,6 +46,11 @@ class CheckpointConfig(Config):
                 f"{field} without a folder to load from",
                 "--load FOLDER",
             )
+        require(
+            not self.save_keep_best or self.save_keep_last > 0 or self.save_retain_interval is not None,
+            "save_keep_best without an option that removes checkpoints: all are kept",
+            "--save-keep-last N or --save-retain-interval N, or drop --save-keep-best",
+        )
         require(
             not (self.use_checkpoint_opt_param_scheduler and self.override_opt_param_scheduler),
             "both override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are given",

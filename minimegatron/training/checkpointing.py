@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,10 +24,12 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.checkpoint import commit
+from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import Manifest
-from minimegatron.checkpoint.planning import read_tensors, write_tensors
-from minimegatron.checkpoint.regions import Logical, Region
-from minimegatron.checkpoint.storage import ShardReader, ShardWriter
+from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.regions import Logical
+from minimegatron.checkpoint.save import Flight, Staging, save
+from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_reduce
@@ -59,11 +60,32 @@ class Checkpoints:
         self.config, self.mesh, self.say = config, mesh, say
         self.root = Path(config.save) if config.save is not None else None
         self._last = -1  # the step that was saved last
-        self._lock: commit.RootLock | None = None
-        self._flight: _Flight | None = None
+        self._lock: RootLock | None = None
+        self._flight: Flight | None = None
+        self._staging = Staging()
         if self.root is not None:
             self._lock, self.run_id = _open_root(self.root, mesh)
             self._axis = _own_group(mesh.world, mesh) if config.async_save else mesh.world
+
+    def begin(self, trainer: Trainer) -> None:
+        """Continue from `--load`, if it is given, and see that `--save` has room for what is to come.
+
+        Raises:
+            CheckpointError: see `load`; or the folder has checkpoints that this run would come to.
+        """
+        if self.config.load is not None:
+            self.load(trainer)
+        root, here = self.root, trainer.state.iteration
+        if root is None:
+            return
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+        later = [step for step in steps if step > here or (step == here and step != self._last)]
+        if later:
+            raise CheckpointError(
+                f"the run begins at iteration {here}, and there are checkpoints of {', '.join(map(str, later[:8]))}",
+                where=str(root),
+                fix=f"--load {root} continues from the newest; or choose another folder, or remove them",
+            )
 
     def after_step(self, trainer: Trainer, ends: bool) -> None:
         """Save if it is time to, and learn how a save in the background went."""
@@ -79,25 +101,16 @@ class Checkpoints:
         """Write a checkpoint, or begin to."""
         self.settle(wait=True)
         assert self.root is not None
-        root, step = self.root, trainer.state.iteration
+        root, step, config = self.root, trainer.state.iteration, self.config
         self._last = step
-        tensors = saving.tensors_of(trainer, self.config.save_optim, self.config.save_rng)
+        tensors = saving.tensors_of(trainer, config.save_optim, config.save_rng)
+        if config.async_save:
+            tensors = self._staging.copy(tensors)
         state = saving.state_of(trainer)
-        staged = on_rank_zero(lambda: commit.stage(root, step, self.run_id), self.mesh.world)
-        writer = ShardWriter(staged, root, step, self.run_id, state)
-        if self.config.async_save:
-            tensors = {name: _copied(tensor) for name, tensor in tensors.items()}
-        self._flight = _Flight(lambda: self._write(tensors, writer), self.config.async_save, step)
-
-    def _write(self, tensors: dict[str, Logical], writer: ShardWriter) -> None:
-        try:
-            write_tensors(tensors, writer, self._axis)
-        except CheckpointError:
-            if self.mesh.rank == 0:
-                commit.discard(writer.staged)
-            raise
-        if self.mesh.rank == 0:
-            commit.retire(writer.root, self.config.save_keep_last)
+        keep = commit.Keep(config.save_keep_last, config.save_retain_interval, config.save_keep_best)
+        self._flight = Flight(
+            lambda: save(root, step, self.run_id, tensors, state, self._axis, keep), config.async_save, step
+        )
 
     def settle(self, wait: bool) -> None:
         """Take the outcome of the save under way: of all ranks, once it has ended on all of them.
@@ -109,7 +122,7 @@ class Checkpoints:
         if flight is None:
             return
         if wait:
-            flight.join()
+            flight.join(self._patience)
         elif not _on_all(flight.ended, self.mesh):
             return
         self._flight = None
@@ -124,17 +137,22 @@ class Checkpoints:
         """
         assert self.config.load is not None
         root = Path(self.config.load)
-        steps = on_rank_zero(lambda: commit.complete(root), self.mesh.world)
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
         step = self._chosen(root, steps)
         if step is None:
             self.say(f"no checkpoint in {root}: the run begins at its beginning")
             return False
         folder = commit.folder_of(root, step)
-        manifest = on_all_ranks(lambda: Manifest.read(folder), self.mesh.world)
+        manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
         saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
         config, same_layout = self.config, manifest.state["layout"] == saving.layout_facts(self.mesh)
-        optim = config.load_optim and not config.finetune and _has(manifest, "optimizer.")
-        rng = config.load_rng and not config.finetune and same_layout and _has(manifest, "rng.")
+        optim = config.load_optim and not config.finetune
+        rng = config.load_rng and not config.finetune and same_layout
+        for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
+            if there and not any(name.startswith(prefix) for name in manifest.tensors):
+                raise CheckpointError(
+                    f"it was saved without {prefix[:-1]} state", where=str(folder), fix=f"{flag} begins with a new one"
+                )
         wanted = saving.tensors_of(trainer, optim, rng)
         skipped = [p for p, there in (("optimizer.", optim), ("rng.", rng)) if not there]
         saving.check_same_tensors(wanted, manifest, skipped, self.mesh.world)
@@ -148,6 +166,19 @@ class Checkpoints:
         self.say(f"loaded {what} of iteration {step} from {root}")
         return True
 
+    def _manifest(self, root: Path, step: int) -> Manifest:
+        try:
+            return commit.read_manifest(root, step)
+        except CheckpointError as error:
+            older = [one for one in commit.complete(root) if one != step]
+            fix = f"--ckpt-step {older[-1]} takes one whose manifest is whole" if older else error.fix
+            raise CheckpointError(error.what, where=error.where, fix=fix) from None
+
+    @property
+    def _patience(self) -> float:
+        """A save has three messages, each of which has the deadline of the group."""
+        return 3 * self.mesh.parallel.distributed_timeout_seconds + 60
+
     def _chosen(self, root: Path, steps: list[int]) -> int | None:
         asked = self.config.ckpt_step
         if asked is None and steps:
@@ -155,7 +186,7 @@ class Checkpoints:
         if asked in steps:
             return asked
         if asked is not None or self.config.exit_on_missing_checkpoint:
-            what = "no complete checkpoint" if asked is None else f"no complete checkpoint of step {asked}"
+            what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
             there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
             raise CheckpointError(what, where=str(root), fix=there)
         return None
@@ -176,7 +207,8 @@ class Checkpoints:
             use_checkpoint_opt_param_scheduler=config.use_checkpoint_opt_param_scheduler,
             override_opt_param_scheduler=config.override_opt_param_scheduler,
         )
-        self._last = trainer.state.iteration if config.load == config.save else -1
+        if self.root is not None and Path(str(config.load)).resolve() == self.root.resolve():
+            self._last = trainer.state.iteration
         if rng:
             streams: dict[str, dict[str, torch.Tensor]] = {}
             for name, tensor in tensors.items():
@@ -192,49 +224,19 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for what is under way, and let go of the folder."""
         if self._flight is not None:
-            self._flight.join()
+            self._flight.join(self._patience)
         if self._lock is not None:
             self._lock.close()
 
 
-class _Flight:
-    """A save: done at once, or on a thread."""
-
-    def __init__(self, write: Callable[[], None], background: bool, step: int) -> None:
-        self.step = step
-        self._error: BaseException | None = None
-        self._write = write
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True) if background else None
-        if self._thread is not None:
-            self._thread.start()
-        else:
-            self._run()
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        except BaseException as error:  # raised by `result`, on the rank's own thread
-            self._error = error
-
-    def ended(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()  # the messages of a save have the deadline of their group
-
-    def result(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-
-def _open_root(root: Path, mesh: Mesh) -> tuple[commit.RootLock | None, str]:
+def _open_root(root: Path, mesh: Mesh) -> tuple[RootLock | None, str]:
     """The lock, on rank 0, and a name for what this run writes."""
-    held: list[commit.RootLock] = []
+    held: list[RootLock] = []
 
     def begin() -> str:
-        held.append(commit.RootLock(root))
-        return secrets.token_hex(8)
+        run_id = secrets.token_hex(8)
+        held.append(RootLock(root, run_id))
+        return run_id
 
     run_id = on_rank_zero(begin, mesh.world)
     return (held[0] if held else None), run_id
@@ -253,13 +255,3 @@ def _on_all(ended: Callable[[], bool], mesh: Mesh) -> bool:
     """Whether it has ended on every rank."""
     flag = torch.tensor([0.0 if ended() else 1.0], device=mesh.device)
     return not all_reduce(flag, mesh.world, "max").item()
-
-
-def _copied(tensor: Logical) -> Logical:
-    return Logical(
-        tensor.shape, [Region(p.box, p.data.detach().to("cpu", copy=True)) for p in tensor.parts], tensor.dtype
-    )
-
-
-def _has(manifest: Manifest, prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in manifest.tensors)

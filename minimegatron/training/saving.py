@@ -114,6 +114,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     """All that is no tensor."""
     return {
         "counters": dataclasses.asdict(trainer.state),
+        "validation_loss": trainer.state.validation_loss,
         "scheduler": trainer.scheduler.state_dict(),
         "grad_scaler": trainer.optimizer.state_dict()["grad_scaler"],
         "model": trainer.run.model.to_dict(),

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -113,8 +114,7 @@ class Trainer:
             self.metrics.more_tags = self.memory.tags
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
         self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
-        if run.checkpoint.load is not None:
-            self.checkpoints.load(self)
+        self.checkpoints.begin(self)
 
     def _build(self, run: RunConfig) -> None:
         """Random streams, model, DDP, optimizer, schedule."""
@@ -212,6 +212,7 @@ class Trainer:
             ),
         )
         state.iteration += 1
+        state.validation_loss = None
         state.consumed_train_samples += batch_size
         state.skipped_iterations += report.skipped
         self.history.append(report)
@@ -232,6 +233,8 @@ class Trainer:
         )
         if split == "validation":
             self.state.consumed_valid_samples += rounds * self.batch_sizes.global_batch_size
+            total = sum(losses.values())
+            self.state.validation_loss = total if math.isfinite(total) else None
         self.metrics.validation(losses, self.state.iteration, split, where)
         return losses
 
