@@ -57,6 +57,7 @@ class TorchFSDP2(DataParallel):
         )
         if policy.param_dtype is not None:
             module.float()
+        self.rounds_to = policy.param_dtype
         dense, experts = mesh.shard_mesh("dp"), mesh.shard_mesh("edp")
         for unit in reversed(units_of(module)):
             for part in unit.module.modules():

@@ -197,6 +197,7 @@ class Checkpoints:
         if optim:
             trainer.optimizer.filled_in_place(state["grad_scaler"])
         else:
+            saving.take_rounded(trainer.model, tensors)
             trainer.optimizer.reload_model_params()
             trainer.model.start_param_gather()
         if config.finetune:

@@ -51,31 +51,46 @@ MAY_CHANGE = {
 
 
 def model_tensors(model: DataParallel) -> dict[str, Logical]:
-    """Weights and buffers; of sharded weights this rank's pieces."""
+    """Weights and buffers; of sharded weights this rank's pieces.
+
+    Where the model's own weights are the main parameters (`rounds_to`), these are copies, rounded to the model's dtype,
+    and `optimizer_tensors` has the weights: so a checkpoint is the same whoever wrote it.
+    """
     found: dict[str, Logical] = {}
     shards = model.shards()
     for name, param in logical_parameters(model):
         layout = layout_of(param)
+        dtype = param.dtype
         if param.requires_grad:
-            shard = shards.get(name)
-            parts = [] if shard is None else regions(layout, shard.data, shard.piece)
+            shard, dtype = shards.get(name), model.rounds_to or dtype
+            parts = [] if shard is None else regions(layout, shard.data.to(dtype), shard.piece)
         else:
             parts = regions(layout, param.detach())
         if layout.shared and f"model.{name}" in found:
             continue  # the original is here too, and they share memory
-        found[f"model.{name}"] = Logical(logical_shape(layout), parts, param.dtype)
+        found[f"model.{name}"] = Logical(logical_shape(layout), parts, dtype)
     for name, buffer in logical_buffers(model):
         found[f"model.{name}"] = _whole(buffer)
     return found
 
 
-def optimizer_tensors(optimizer: MixedPrecisionOptimizer) -> dict[str, Logical]:
-    """Moments, steps and main parameters, where their parameters lie."""
+def take_rounded(model: DataParallel, tensors: Mapping[str, Logical]) -> None:
+    """A checkpoint was read into `model_tensors` without `optimizer_tensors`: rounded copies become the weights."""
+    params = model.params
+    for name, shard in model.shards().items() if model.rounds_to is not None else ():
+        mine = regions(layout_of(params[name]), shard.data, shard.piece)
+        for part, read in zip(mine, tensors[f"model.{name}"].parts, strict=True):
+            part.data.copy_(read.data)
+
+
+def optimizer_tensors(optimizer: MixedPrecisionOptimizer, rounded: bool = False) -> dict[str, Logical]:
+    """Moments, steps and main parameters, where their parameters lie; `rounded`: also those that are the model's."""
     found: dict[str, Logical] = {}
     state = optimizer.state_dict()["state"]
     for p in optimizer.params:
         layout = layout_of(p.model)
-        for key, tensor in state[p.name].items():
+        itself = {"fp32_param": p.main.detach()} if rounded else {}
+        for key, tensor in (state[p.name] | itself).items():
             name = f"optimizer.{key}.{p.name}"
             if tensor.dim() == 0:
                 found[name] = _whole(tensor)
@@ -104,7 +119,7 @@ def tensors_of(trainer: Trainer, optim: bool, rng: bool) -> dict[str, Logical]:
     """All tensors of a run."""
     found = model_tensors(trainer.model)
     if optim:
-        found |= optimizer_tensors(trainer.optimizer)
+        found |= optimizer_tensors(trainer.optimizer, rounded=trainer.model.rounds_to is not None)
     if rng:
         found |= rng_tensors(trainer.rng, trainer.mesh.world)
     return found
