@@ -138,8 +138,8 @@ def _parse(text: bytes) -> Manifest:
         same = False
     if not same:
         raise _Bad("is not what was written: its contents do not have the hash that it names")
-    if body["version"] != VERSION:
-        raise _Bad(f"is of format {body['version']}, this version reads {VERSION}")
+    if body.get("version") != VERSION:
+        raise _Bad(f"is of format {body.get('version')}, this version reads {VERSION}")
     try:
         tensors = {
             name: StoredTensor(dtype, tuple(shape), tuple(Stored(tuple(o), tuple(s), f, k) for o, s, f, k in stored))
@@ -147,9 +147,11 @@ def _parse(text: bytes) -> Manifest:
         }
         files = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
         found = Manifest(int(body["step"]), str(body["run_id"]), files, tensors, dict(body["state"]))
-    except (KeyError, TypeError, ValueError) as error:
+        _check(found)
+    except (KeyError, TypeError, AttributeError) as error:
         raise _Bad(f"lacks something: {str(error)[:80]}") from None
-    _check(found)
+    except ValueError as error:
+        raise _Bad(str(error)[:200]) from None
     return found
 
 

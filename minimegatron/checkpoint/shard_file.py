@@ -141,6 +141,8 @@ class _Bad(ValueError):
 
 
 def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    if (count := text.count(b'"dtype"')) > MAX_TENSORS:
+        raise _Bad(f"lists {count} tensors; the limit is {MAX_TENSORS}")
     try:
         header = json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -150,8 +152,6 @@ def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry],
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _Bad("has metadata that are no table of texts")
-    if len(header) > MAX_TENSORS:
-        raise _Bad(f"lists {len(header)} tensors; the limit is {MAX_TENSORS}")
     entries = {name: _entry(name, value, data_starts) for name, value in header.items()}
     at = data_starts
     for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from minimegatron.checkpoint.commit import publish
+from minimegatron.checkpoint.commit import OLDER, publish
 from minimegatron.checkpoint.disk import disk, write_durable
 from minimegatron.checkpoint.manifest import Manifest, Stored, StoredTensor
 from minimegatron.checkpoint.shard_file import DTYPES, read_header, read_tensor, write_shard
@@ -166,11 +166,11 @@ class ShardReader(StorageReader):
                     entry = entries.get(key)
                     tensor = None if entry is None else read_tensor(file, entry)
                     for item, stored in items:
-                        if tensor is None or tuple(tensor.shape) != stored.sizes:
+                        said = (DTYPES[self.manifest.tensors[item.storage_index.fqn].dtype], stored.sizes)
+                        if tensor is None or (tensor.dtype, tuple(tensor.shape)) != said:
+                            there = None if tensor is None else (tensor.dtype, tuple(tensor.shape))
                             raise CheckpointError(
-                                f"holds {None if tensor is None else tuple(tensor.shape)} under {key}, "
-                                f"the manifest says {stored.sizes}",
-                                where=str(self.folder / name),
+                                f"holds {there} under {key}, the manifest says {said}", where=str(path), fix=OLDER
                             )
                         part = tensor
                         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
