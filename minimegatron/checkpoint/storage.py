@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from torch.futures import Future
 from minimegatron.checkpoint.commit import OLDER, publish
 from minimegatron.checkpoint.disk import disk, write_durable
 from minimegatron.checkpoint.manifest import Manifest, Stored, StoredTensor
-from minimegatron.checkpoint.shard_file import DTYPES, read_header, read_tensor, write_shard
+from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, read_tensor, write_shard
 from minimegatron.errors import CheckpointError
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -128,6 +129,7 @@ class ShardReader(StorageReader):
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self._headers: dict[str, dict[str, Entry]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
@@ -160,18 +162,10 @@ class ShardReader(StorageReader):
             wanted.setdefault(stored.file, {}).setdefault(stored.key, []).append((item, stored))
         for name, by_key in wanted.items():
             path = self.folder / name
-            entries, _ = read_header(path)
             with disk(path, "cannot be read"), path.open("rb") as file:
-                for key, items in by_key.items():
-                    entry = entries.get(key)
-                    tensor = None if entry is None else read_tensor(file, entry)
-                    for item, stored in items:
-                        said = (DTYPES[self.manifest.tensors[item.storage_index.fqn].dtype], stored.sizes)
-                        if tensor is None or (tensor.dtype, tuple(tensor.shape)) != said:
-                            there = None if tensor is None else (tensor.dtype, tuple(tensor.shape))
-                            raise CheckpointError(
-                                f"holds {there} under {key}, the manifest says {said}", where=str(path), fix=OLDER
-                            )
+                for items in by_key.values():
+                    tensor = self._region(file, items[0][0].storage_index.fqn, items[0][1])
+                    for item, _ in items:
                         part = tensor
                         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                             part = part.narrow(dim, start, length)
@@ -181,6 +175,32 @@ class ShardReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A logical tensor, put together from its regions."""
+        described = self.manifest.tensors[name]
+        found = torch.empty(described.shape, dtype=DTYPES[described.dtype])
+        for stored in described.regions:
+            path = self.folder / stored.file
+            with disk(path, "cannot be read"), path.open("rb") as file:
+                where = tuple(slice(o, o + n) for o, n in zip(stored.offsets, stored.sizes, strict=True))
+                found[where] = self._region(file, name, stored)
+        return found
+
+    def _region(self, file: BufferedReader, name: str, stored: Stored) -> torch.Tensor:
+        """What an open file has under the key of a region, if that is what the manifest says."""
+        if stored.file not in self._headers:
+            self._headers[stored.file] = read_header(self.folder / stored.file)[0]
+        entry = self._headers[stored.file].get(stored.key)
+        there = None if entry is None else (entry.dtype, entry.shape)
+        said = (DTYPES[self.manifest.tensors[name].dtype], stored.sizes)
+        if entry is None or there != said:
+            raise CheckpointError(
+                f"holds {there} under {stored.key}, the manifest says {said}",
+                where=str(self.folder / stored.file),
+                fix=OLDER,
+            )
+        return read_tensor(file, entry)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
