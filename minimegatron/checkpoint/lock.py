@@ -44,16 +44,19 @@ class RootLock:
             self._file.seek(0)
             holder = self._file.read(200).decode(errors="replace").strip() or "another process"
             self._file.close()
-            raise CheckpointError(
-                f"{holder} is saving into this folder",
-                where=str(root),
-                fix="give each run a --save folder of its own, or end that process: the lock goes with it",
-            ) from None
+            fix = "give each run a --save folder of its own, or end that process: the lock goes with it"
+            if _me() in holder:
+                fix = "`close()` the trainer of this process that saves there, or choose another folder"
+            raise CheckpointError(f"{holder} is saving into this folder", where=str(root), fix=fix) from None
         with disk(root):
             self._file.truncate(0)
             since = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._file.write(f"run {run_id}, process {os.getpid()} on {os.uname().nodename} since {since}".encode())
+            self._file.write(f"run {run_id}, {_me()} since {since}".encode())
             self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"

@@ -1,8 +1,8 @@
 """`minimegatron checkpoint`: what a checkpoint holds, whether it is whole, how two of them differ.
 
-    minimegatron checkpoint inspect runs/a                  the checkpoints of a folder, the newest one in full
+    minimegatron checkpoint inspect runs/a                  all of a folder, and the newest in full
     minimegatron checkpoint inspect runs/a/iter_0000020 --tensors
-    minimegatron checkpoint verify runs/a                   every file of every checkpoint against its SHA-256
+    minimegatron checkpoint verify runs/a                   every file against its SHA-256
     minimegatron checkpoint diff runs/a runs/b --step 20    tensors that differ, and by how much
 
 A folder is either one checkpoint (`iter_0000020`) or one that holds some; then `--step N` chooses,

@@ -71,13 +71,18 @@ class Checkpoints:
         """Continue from `--load`, if it is given, and see that `--save` has room for what is to come.
 
         Raises:
-            CheckpointError: see `load`; or the folder has checkpoints that this run would come to.
+            CheckpointError: see `load`; or the folder has checkpoints that this run would come to. The folder is free.
         """
-        if self.config.load is not None:
-            self.load(trainer)
-        root, here = self.root, trainer.state.iteration
-        if root is None:
-            return
+        try:
+            if self.config.load is not None:
+                self.load(trainer)
+            if self.root is not None:
+                self._refuse_later(self.root, trainer.state.iteration)
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse_later(self, root: Path, here: int) -> None:
         steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
         later = [step for step in steps if step > here or (step == here and step != self._last)]
         if later:
