@@ -36,7 +36,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import BadStep, CheckpointError
 from minimegatron.training import saving
 from minimegatron.training.state import TrainState
 
@@ -147,10 +147,31 @@ class Checkpoints:
         if step is None:
             self.say(f"no checkpoint in {root}: the run begins at its beginning")
             return False
+        self._read(trainer, root, step, self.config)
+        return True
+
+    def go_back(self, trainer: Trainer, error: BadStep) -> int:
+        """Make the run that of the newest checkpoint of `config.save` again; returns its step.
+
+        Raises:
+            BadStep: there is none.
+        """
+        assert self.root is not None
+        root = self.root
+        self.settle(wait=True)
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+        if not steps:
+            raise BadStep(error.what, where=error.where, fix=f"there is no checkpoint to go back to: {error.fix}")
+        whole = self.config.replace(load=str(root), ckpt_step=None, load_optim=True, load_rng=True, finetune=False)
+        self._read(trainer, root, steps[-1], whole)
+        return steps[-1]
+
+    def _read(self, trainer: Trainer, root: Path, step: int, config: CheckpointConfig) -> None:
+        """Read a checkpoint into a run, as far as `config` wants it."""
         folder = commit.folder_of(root, step)
         manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
         saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
-        config, same_layout = self.config, manifest.state["layout"] == saving.layout_facts(self.mesh)
+        same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
         optim = config.load_optim and not config.finetune
         rng = config.load_rng and not config.finetune and same_layout
         for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
@@ -166,10 +187,15 @@ class Checkpoints:
             on_all_ranks(lambda: commit.verify(folder, manifest, mine), self.mesh.world)
             on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
         read_tensors(wanted, ShardReader(folder, manifest), self.mesh.world)
-        self._take(trainer, manifest, wanted, optim, rng)
+        self._take(trainer, manifest, wanted, config)
+        if rng:
+            self._take_rng(trainer, wanted)
+        elif config.load_rng and not config.finetune:
+            seed = trainer.run.training.seed + trainer.state.iteration
+            trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+            self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
         what = "weights of the checkpoint" if config.finetune else "checkpoint"
         self.say(f"loaded {what} of iteration {step} from {root}")
-        return True
 
     def _manifest(self, root: Path, step: int) -> Manifest:
         try:
@@ -196,10 +222,12 @@ class Checkpoints:
             raise CheckpointError(what, where=str(root), fix=there)
         return None
 
-    def _take(self, trainer: Trainer, manifest: Manifest, tensors: dict[str, Logical], optim: bool, rng: bool) -> None:
+    def _take(
+        self, trainer: Trainer, manifest: Manifest, tensors: dict[str, Logical], config: CheckpointConfig
+    ) -> None:
         """What has been read into memory becomes the run's."""
-        config, state = self.config, manifest.state
-        if optim:
+        state = manifest.state
+        if config.load_optim and not config.finetune:
             trainer.optimizer.filled_in_place(state["grad_scaler"])
         else:
             saving.take_rounded(trainer.model, tensors)
@@ -215,17 +243,14 @@ class Checkpoints:
         )
         if self.root is not None and Path(str(config.load)).resolve() == self.root.resolve():
             self._last = trainer.state.iteration
-        if rng:
-            streams: dict[str, dict[str, torch.Tensor]] = {}
-            for name, tensor in tensors.items():
-                if name.startswith("rng."):
-                    _, stream, device = name.split(".")
-                    streams.setdefault(stream, {})[device] = tensor.parts[0].data.view(-1)
-            trainer.rng.load_state_dict(streams)
-        elif config.load_rng:
-            seed = trainer.run.training.seed + trainer.state.iteration
-            trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
-            self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
+
+    def _take_rng(self, trainer: Trainer, tensors: dict[str, Logical]) -> None:
+        streams: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("rng."):
+                _, stream, device = name.split(".")
+                streams.setdefault(stream, {})[device] = tensor.parts[0].data.view(-1)
+        trainer.rng.load_state_dict(streams)
 
     def close(self) -> None:
         """Wait for what is under way, and let go of the folder."""

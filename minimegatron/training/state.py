@@ -18,6 +18,7 @@ class TrainState:
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
         consumed_valid_samples: of the validation set.
         skipped_iterations: steps in which the weights did not move.
+        recent_losses: of the last good steps (`training/bad_steps.py`).
         validation_loss: of exactly these weights; None where they were not evaluated.
     """
 
@@ -26,3 +27,4 @@ class TrainState:
     consumed_valid_samples: int = 0
     skipped_iterations: int = 0
     validation_loss: float | None = None
+    recent_losses: list[float] = dataclasses.field(default_factory=list)

@@ -46,6 +46,7 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
@@ -130,6 +131,7 @@ class StepOptions:
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_fn: runs the passes and accumulates the gradients.
         hooks: of the features of the model; default those that are registered.
+        judge: is shown the losses before the optimizer moves; raises `BadStep` to keep it from moving.
     """
 
     batch_size: int = 1
@@ -137,6 +139,7 @@ class StepOptions:
     asks_to_stop: bool = False
     forward_backward_fn: ForwardBackward = forward_backward
     hooks: StepHooks | None = None
+    judge: Callable[[dict[str, float]], None] = lambda losses: None
 
 
 def train_step(
@@ -163,8 +166,8 @@ def train_step(
         What happened, and whether the run should end; equal on all ranks.
 
     Raises:
-        NumericsError: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such
-            steps. Nothing has moved.
+        BadStep: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such steps,
+            or `options.judge` refuses the losses. Nothing has moved.
     """
     hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
     model.zero_grad_buffer()
@@ -180,9 +183,14 @@ def train_step(
         reports, mesh, options.asks_to_stop, names=model.loss_names[True], beside=[num_tokens, *hooks.tables()]
     )
     mark_losses(losses)
-    if optimizer.config.check_for_nan_in_loss_and_grad:
-        check_finite(losses, reports, mesh)
-    result = optimizer.step()
+    try:
+        if optimizer.config.check_for_nan_in_loss_and_grad:
+            check_finite(losses, reports, mesh)
+        options.judge(losses)
+        result = optimizer.step()
+    except BadStep:
+        hooks.end_step(False)
+        raise
     hooks.end_step(result.successful)
     if result.successful:
         scheduler.step(options.batch_size)

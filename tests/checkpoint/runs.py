@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minimegatron.checkpoint.commit import Keep, folder_of, published, read_manifest, verify, verify_names
+from minimegatron.checkpoint.commit import Keep, complete, folder_of, published, read_manifest, verify, verify_names
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.planning import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
@@ -143,3 +143,8 @@ def operations(at: int, error: OSError | None = None) -> Iterator[list[int]]:
         io.open = real_open
         for name in names:
             setattr(os, name, kept[name])
+
+
+def complete_steps(root: Path) -> list[int]:
+    """Steps of the checkpoints whose manifest is whole."""
+    return list(complete(root))
