@@ -1,4 +1,4 @@
-"""A training one of whose ranks kills itself at some steps, each time once: `train_victim.py FOLDER STEP,STEP... ARGS`."""
+"""A training whose ranks kill themselves at some steps, each once: `train_victim.py FOLDER STEP,STEP... ARGS`."""
 
 from __future__ import annotations
 
