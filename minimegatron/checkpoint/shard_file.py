@@ -40,7 +40,8 @@ import torch
 
 from minimegatron.errors import CheckpointError
 
-MAX_HEADER, MAX_TENSORS, MAX_DIMS, CHUNK = 16 << 20, 100_000, 8, 1 << 22
+MAX_HEADER, MAX_TENSORS, MAX_DIMS = 16 << 20, 100_000, 8
+CHUNK = 1 << 19  # bytes that are hashed while the processor still has them in its cache from reading or writing
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -99,8 +100,10 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
         )
     digest, length = hashlib.sha256(), 0
     for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, tensors.values())):
-        file.write(block)
-        digest.update(block)
+        for start in range(0, len(block), CHUNK):
+            piece = block[start : start + CHUNK]
+            file.write(piece)
+            digest.update(piece)
         length += len(block)
     return length, digest.hexdigest()
 
@@ -187,9 +190,10 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
 
 
-def read_tensor(file: BufferedReader, entry: Entry) -> torch.Tensor:
-    """A tensor of an open file, in memory of its own."""
-    buffer = bytearray(entry.stop - entry.start)
+def read_tensor(file: BufferedReader, entry: Entry, memory: bytearray | None = None) -> torch.Tensor:
+    """A tensor of an open file, in memory of its own, or in the first bytes of `memory`."""
+    size = entry.stop - entry.start
+    buffer = memoryview(bytearray(size) if memory is None else memory)[:size]
     file.seek(entry.start)
     if file.readinto(buffer) != len(buffer):
         raise CheckpointError("the file ends before the tensor does", where=str(getattr(file, "name", "")))
@@ -200,9 +204,9 @@ def read_tensor(file: BufferedReader, entry: Entry) -> torch.Tensor:
 
 def sha256_of(path: Path) -> tuple[int, str]:
     """Length and SHA-256 of a file."""
-    digest, length = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(CHUNK), b""):
-            digest.update(block)
-            length += len(block)
+    digest, length, memory = hashlib.sha256(), 0, memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(memory):
+            digest.update(memory[:count])
+            length += count
     return length, digest.hexdigest()

@@ -130,6 +130,7 @@ class ShardReader(StorageReader):
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._headers: dict[str, dict[str, Entry]] = {}
+        self._memory = bytearray()  # what is read lies here until it is copied: new pages cost more than the reading
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         pass
@@ -188,7 +189,7 @@ class ShardReader(StorageReader):
         return found
 
     def _region(self, file: BufferedReader, name: str, stored: Stored) -> torch.Tensor:
-        """What an open file has under the key of a region, if that is what the manifest says."""
+        """What an open file has under the key of a region, if that is what the manifest says; until the next call."""
         if stored.file not in self._headers:
             self._headers[stored.file] = read_header(self.folder / stored.file)[0]
         entry = self._headers[stored.file].get(stored.key)
@@ -200,7 +201,9 @@ class ShardReader(StorageReader):
                 where=str(self.folder / stored.file),
                 fix=OLDER,
             )
-        return read_tensor(file, entry)
+        if len(self._memory) < entry.stop - entry.start:
+            self._memory = bytearray(entry.stop - entry.start)
+        return read_tensor(file, entry, self._memory)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
