@@ -10,8 +10,13 @@ not change what is being written, nor miss that it was never written.
 | retire                     | removes what is not kept    |                                                      |
 
 In the background the same runs on a thread of each rank, on a copy of the regions (`Staging`) that the next step cannot
-change. The step waits for the copy alone: bytes / memory bandwidth, where a save waits for hash and disk. The memory of
-the copy is kept for the next save: new pages cost more than the copying itself.
+change. The thread makes the copy too, while the next forward and backward passes run, which read weights and change
+none: only the optimizer waits for it, if it is not done by then. What the passes do change, counters and the history of
+FP8, is copied at once. The memory of the copy is kept for the next save: new pages cost more than the copying itself.
+
+    step 20 | copy ....... | hash, write, fsync ............ publish |
+            | forward, backward | update | forward, backward | update |
+                                ^ waits for the copy
 
 Megatron-LM: `AsyncCallsQueue` in `megatron/core/dist_checkpointing/strategies/async_utils.py`, with a process for a
 thread.

@@ -1,7 +1,7 @@
 """When a run saves, what it continues from, and who notices that a save has failed.
 
     after a step     save_interval divides it, or the run ends            -> save
-    --async-save     regions are copied, a thread of each rank writes     -> after each step: are all ranks done?
+    --async-save     a thread of each rank copies, then writes            -> after each step: are all ranks done?
     at the start     --load: the newest complete checkpoint, verified     -> weights, optimizer, streams, counters
 
 A background save has a process group of its own, so that its messages never stand between those of a step. Whether it
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import BadStep, CheckpointError
+from minimegatron.errors import BadStep, CheckpointError, DeadlineError
 from minimegatron.training import saving
 from minimegatron.training.state import TrainState
 
@@ -62,7 +63,7 @@ class Checkpoints:
         self._last = -1  # the step that was saved last
         self._lock: RootLock | None = None
         self._flight: Flight | None = None
-        self._staging = Staging()
+        self._staging, self._copied = Staging(), threading.Event()
         if self.root is not None:
             self._lock, self.run_id = _open_root(self.root, mesh)
             self._axis = _own_group(mesh.world, mesh) if config.async_save else mesh.world
@@ -103,19 +104,38 @@ class Checkpoints:
             self.settle(wait=ends)
 
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint, or begin to."""
+        """Write a checkpoint, or begin to; the weights may move after `before_update`."""
         self.settle(wait=True)
         assert self.root is not None
         root, step, config = self.root, trainer.state.iteration, self.config
         self._last = step
         tensors = saving.tensors_of(trainer, config.save_optim, config.save_rng)
-        if config.async_save:
-            tensors = self._staging.copy(tensors)
         state = saving.state_of(trainer)
         keep = commit.Keep(config.save_keep_last, config.save_retain_interval, config.save_keep_best)
-        self._flight = Flight(
-            lambda: save(root, step, self.run_id, tensors, state, self._axis, keep), config.async_save, step
-        )
+        copied = threading.Event()
+        if config.async_save:
+            of_passes = saving.changed_by_passes(trainer, tensors)
+            tensors |= self._staging.copy({name: tensors[name] for name in of_passes})
+            still = {name: tensor for name, tensor in tensors.items() if name not in of_passes}
+
+        def write() -> None:
+            try:
+                written = tensors | self._staging.copy(still) if config.async_save else tensors
+            finally:
+                copied.set()
+            save(root, step, self.run_id, written, state, self._axis, keep)
+
+        self._copied = copied
+        self._flight = Flight(write, config.async_save, step)
+
+    def before_update(self) -> None:
+        """Wait until the thread of a save has copied what the optimizer is about to change.
+
+        Raises:
+            DeadlineError: it takes longer than a save may.
+        """
+        if self._flight is not None and not self._copied.wait(self._patience):
+            raise DeadlineError(f"the checkpoint of iteration {self._flight.step} is not copied", fix="see its thread")
 
     def settle(self, wait: bool) -> None:
         """Take the outcome of the save under way: of all ranks, once it has ended on all of them.

@@ -125,6 +125,11 @@ def tensors_of(trainer: Trainer, optim: bool, rng: bool) -> dict[str, Logical]:
     return found
 
 
+def changed_by_passes(trainer: Trainer, tensors: Mapping[str, Logical]) -> set[str]:
+    """Names of the tensors of a run that change before the optimizer moves; those of streams are copies already."""
+    return {name for n, _ in logical_buffers(trainer.model) if (name := f"model.{n}") in tensors}
+
+
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """All that is no tensor."""
     return {

@@ -131,7 +131,7 @@ class StepOptions:
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_fn: runs the passes and accumulates the gradients.
         hooks: of the features of the model; default those that are registered.
-        judge: is shown the losses before the optimizer moves; raises `BadStep` to keep it from moving.
+        before_update: is shown the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
     """
 
     batch_size: int = 1
@@ -139,7 +139,7 @@ class StepOptions:
     asks_to_stop: bool = False
     forward_backward_fn: ForwardBackward = forward_backward
     hooks: StepHooks | None = None
-    judge: Callable[[dict[str, float]], None] = lambda losses: None
+    before_update: Callable[[dict[str, float]], None] = lambda losses: None
 
 
 def train_step(
@@ -167,7 +167,7 @@ def train_step(
 
     Raises:
         BadStep: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such steps,
-            or `options.judge` refuses the losses. Nothing has moved.
+            or `options.before_update` refuses the losses. Nothing has moved.
     """
     hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
     model.zero_grad_buffer()
@@ -186,7 +186,7 @@ def train_step(
     try:
         if optimizer.config.check_for_nan_in_loss_and_grad:
             check_finite(losses, reports, mesh)
-        options.judge(losses)
+        options.before_update(losses)
         result = optimizer.step()
     except BadStep:
         hooks.end_step(False)

@@ -217,7 +217,7 @@ class Trainer:
         return stop
 
     def _train_step(self, batch_size: int, asks_to_stop: bool) -> tuple[StepReport, bool]:
-        state, training = self.state, self.run.training
+        training, state = self.run.training, self.state
         tokens = training.micro_batch_size * self.run.data.seq_length  # of a microbatch
         return train_step(
             self.forward_step,
@@ -232,9 +232,14 @@ class Trainer:
                 loss_divisor=loss_divisor(self.run.model.dtype, tokens),
                 asks_to_stop=asks_to_stop,
                 forward_backward_fn=self.graph or get_forward_backward_fn(self.model),
-                judge=lambda losses: refuse_spike(losses, state.recent_losses, training.spiky_loss_factor),
+                before_update=self._before_update,
             ),
         )
+
+    def _before_update(self, losses: dict[str, float]) -> None:
+        """The weights are about to move: they should, and what is being saved of them has been copied."""
+        refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
+        self.checkpoints.before_update()
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
         """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`bad_steps`)."""

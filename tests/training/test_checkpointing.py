@@ -278,6 +278,36 @@ def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path, monkeyp
         assert torch.equal(*(reader.whole(name) for reader in readers)), name
 
 
+def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
+    """The copy is held back until the next passes are over: the weights have not moved when it is made."""
+    line = f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3"
+    trainer = trainer_of(line)
+    passes, waits = threading.Event(), []
+    real, waited = trainer.checkpoints._staging.copy, trainer.checkpoints.before_update
+
+    def copy(tensors):
+        if trainer.state.iteration == 2 and threading.current_thread().name == "checkpoint":
+            assert passes.wait(60)
+            time.sleep(0.3)
+        return real(tensors)
+
+    def before_update():
+        passes.set()
+        waits.append(trainer.checkpoints._flight is not None and not trainer.checkpoints._copied.is_set())
+        waited()
+        passes.clear()
+
+    monkeypatch.setattr(trainer.checkpoints._staging, "copy", copy)
+    monkeypatch.setattr(trainer.checkpoints, "before_update", before_update)
+    trainer.train()
+    trainer.close()
+    assert waits == [False, False, True]
+    run(f"--save {tmp_path}/b --exit-interval 2")
+    a, b = (storage.ShardReader(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
+    for name in a.manifest.tensors:
+        assert torch.equal(a.whole(name), b.whole(name)), name
+
+
 # ------------------------------------------------------------------------------------------------ signals
 
 
