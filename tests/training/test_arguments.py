@@ -288,11 +288,12 @@ def test_refusals_say_what_to_do(line, words, monkeypatch):
 
 
 def test_all_refusals_come_at_once():
-    message = refused("--tran-iters 3 --use-precision-aware-optimizer --save here --save-interval 5 --qqqq")
+    message = refused("--tran-iters 3 --use-precision-aware-optimizer --ckpt-format zarr --log-energy --qqqq")
     for words in (
         "5 flags",
         "the distributed optimizer (ZeRO-1): --use-precision-aware-optimizer",
-        "saving and loading checkpoints: --save --save-interval",
+        "other options of checkpoints: --ckpt-format",
+        "more logging: --log-energy",
         "unknown to Megatron-LM as well: --tran-iters --qqqq",
         "--tran-iters: did you mean `--train-iters`?",
     ):

@@ -20,7 +20,10 @@ from tests.checkpoint.canary import canary
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 
-DENSE = "--num-layers 4 --num-attention-heads 4 --vocab-size 70 --micro-batch-size 1 --global-batch-size 8"
+DENSE = (
+    "--num-layers 4 --num-attention-heads 4 --vocab-size 70 --micro-batch-size 1 --global-batch-size 8 "
+    "--attention-dropout 0"
+)
 GATED = f"{DENSE} --swiglu --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2"
 EXPERTS = (
     f"{DENSE} --num-experts 4 --moe-router-topk 2 --swiglu --disable-bias-linear --moe-router-enable-expert-bias "
