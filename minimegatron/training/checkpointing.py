@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -273,8 +274,8 @@ class Checkpoints:
         trainer.rng.load_state_dict(streams)
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of the folder."""
-        if self._flight is not None:
+        """Wait for what is under way, and let go of the folder; a run that ends by an exception does not wait."""
+        if self._flight is not None and sys.exc_info()[0] is None:
             self._flight.join(self._patience)
         if self._lock is not None:
             self._lock.close()

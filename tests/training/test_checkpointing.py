@@ -278,6 +278,28 @@ def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path, monkeyp
         assert torch.equal(*(reader.whole(name) for reader in readers)), name
 
 
+def test_an_exception_does_not_wait_for_the_writer(tmp_path, monkeypatch):
+    """Nor is anything of the unfinished checkpoint ever taken for one."""
+    over, real = threading.Event(), storage.write_shard
+
+    def write(*args):
+        assert over.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(storage, "write_shard", write)
+    trainer = trainer_of(f"{LINE} --save {tmp_path} --save-interval 2 --async-save")
+    monkeypatch.setattr(trainer, "_time_is_up", lambda: 1 // (4 - trainer.state.iteration) < 0)
+    monkeypatch.setattr(trainer.checkpoints, "settle", lambda wait: None)
+    with pytest.raises(ZeroDivisionError):
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+            assert not trainer.checkpoints._flight.ended() and published(tmp_path) == []
+    over.set()
+    trainer.checkpoints._flight.join(60)
+
+
 def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
     """The copy is held back until the next passes are over: the weights have not moved when it is made."""
     line = f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3"
