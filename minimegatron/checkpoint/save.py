@@ -24,8 +24,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,12 @@ class Staging:
 
     def copy(self, tensors: Mapping[str, Logical]) -> dict[str, Logical]:
         """The same regions with copied numbers; the copies of the call before are overwritten."""
-        cuda = any(p.data.is_cuda for t in tensors.values() for p in t.parts)
-        copied = {
-            name: Logical(t.shape, [Region(p.box, self._copy(name, p)) for p in t.parts], t.dtype)
-            for name, t in tensors.items()
-        }
-        if cuda:
-            torch.cuda.current_stream().synchronize()
-        return copied
+        device = next((p.data.device for t in tensors.values() for p in t.parts if p.data.is_cuda), None)
+        with _beside(device) if device is not None else contextlib.nullcontext():
+            return {
+                name: Logical(t.shape, [Region(p.box, self._copy(name, p)) for p in t.parts], t.dtype)
+                for name, t in tensors.items()
+            }
 
     def _copy(self, name: str, part: Region) -> torch.Tensor:
         held = self._held.get((name, part.box))
@@ -93,6 +92,16 @@ class Staging:
             held = torch.empty(part.sizes, dtype=part.data.dtype, pin_memory=part.data.is_cuda)
             self._held[name, part.box] = held
         return held.copy_(part.data.detach(), non_blocking=True)
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device) -> Iterator[None]:
+    """On a stream of its own, behind what the GPU was asked for so far; at the end the host waits for it."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 class Flight:

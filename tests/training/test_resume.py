@@ -38,6 +38,12 @@ SAME = [
     (4, f"--pipeline-model-parallel-size 2 {ZERO3}"),
     (4, "--num-experts 4 --expert-model-parallel-size 2 --disable-bias-linear --use-distributed-optimizer --fp16 "
         "--moe-router-enable-expert-bias --moe-router-score-function sigmoid --initial-loss-scale 1024"),
+    (2, "--tensor-model-parallel-size 2 --sequence-parallel --bf16 --fp8-format hybrid --fp8-recipe delayed "
+        "--fp8-amax-history-len 4 --fp8-amax-compute-algo max"),
+    (2, "--use-torch-fsdp2 --bf16"),
+    (4, "--num-layers 4 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads --overlap-param-gather "
+        "--overlap-grad-reduce"),
 ]  # fmt: skip
 
 
