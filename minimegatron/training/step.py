@@ -46,7 +46,6 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
-from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
@@ -183,14 +182,10 @@ def train_step(
         reports, mesh, options.asks_to_stop, names=model.loss_names[True], beside=[num_tokens, *hooks.tables()]
     )
     mark_losses(losses)
-    try:
-        if optimizer.config.check_for_nan_in_loss_and_grad:
-            check_finite(losses, reports, mesh)
-        options.before_update(losses)
-        result = optimizer.step()
-    except BadStep:
-        hooks.end_step(False)
-        raise
+    if optimizer.config.check_for_nan_in_loss_and_grad:
+        check_finite(losses, reports, mesh)
+    options.before_update(losses)
+    result = optimizer.step()
     hooks.end_step(result.successful)
     if result.successful:
         scheduler.step(options.batch_size)

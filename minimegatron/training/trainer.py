@@ -11,6 +11,7 @@ the layout when the mesh is built, the data when it is opened, the model when it
 |-------------------------------|------------------------------------------------------------------------------|
 | after `train_iters` steps     | it is done                                                                   |
 | `--exit-interval`             | the iteration is a multiple                                                  |
+| a bad step                    | a loss is not finite or a spike, and `--bad-step stop` (`bad_steps.py`)      |
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
