@@ -174,7 +174,7 @@ def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skippe
         skipped: prefixes of names that are in the checkpoint and not wanted.
 
     Raises:
-        CheckpointError: on every rank that sees it, or, of what no rank wants, on all.
+        CheckpointError: the same on all ranks: what any of them misses, and what none wants.
     """
     problems = []
     for name, tensor in wanted.items():
@@ -184,7 +184,8 @@ def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skippe
         elif (torch.Size(stored.shape), DTYPES[stored.dtype]) != (tensor.shape, tensor.dtype):
             mine = next(n for n, d in DTYPES.items() if d == tensor.dtype)
             problems.append(f"{name}: checkpoint {stored.dtype} {stored.shape}, now {mine} {tuple(tensor.shape)}")
-    everyone = set().union(*gather_objects(set(wanted), world))
+    names, found = zip(*gather_objects((set(wanted), problems), world), strict=True)
+    problems, everyone = list(dict.fromkeys(p for of_rank in found for p in of_rank)), set().union(*names)
     left = [n for n in manifest.tensors if n not in everyone and not n.startswith(tuple(skipped))]
     problems += [f"{name} is in it, and nothing here wants it" for name in left]
     if problems:

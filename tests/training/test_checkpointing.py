@@ -163,6 +163,22 @@ def test_another_model_or_optimizer(root, options, message):
     assert message in str(caught.value)
 
 
+def run_on_rank(rank: int, world: int, line: str) -> None:
+    run(line, world)
+
+
+def test_what_one_rank_misses_is_said_by_all(ranks, tmp_path):
+    """Only the last stage of two has the final norm."""
+    root, folder = tmp_path, tmp_path / "iter_0000006"
+    run(f"--num-layers 2 --save {root}")
+    manifest = complete(root)[6]
+    del manifest.tensors["model.decoder.final_layernorm.weight"]
+    (folder / NAME).write_bytes(manifest.dumps())
+    with pytest.raises(RankError, match="^ranks 0-1 raised CheckpointError: the checkpoint does not fit") as caught:
+        ranks(2).run(run_on_rank, f"--num-layers 2 --pipeline-model-parallel-size 2 --load {root}")
+    assert "model.decoder.final_layernorm.weight is not in it" in str(caught.value)
+
+
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
