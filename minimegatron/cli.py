@@ -19,6 +19,7 @@ COMMANDS = {
         "minimegatron.commands.pretrain_gpt",
         "train a GPT; ranks: torchrun --nproc-per-node N -m minimegatron train",
     ),
+    "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),

@@ -90,6 +90,10 @@ class NumericsError(MinimegatronError):
     exit_code = 6
 
 
+class BadStep(NumericsError):
+    """The numbers of a training step are not to be trusted: raised on all ranks together, before anything moved."""
+
+
 class DeadlineError(MinimegatronError):
     """A wait that exceeded its deadline; the message names who is missing."""
 

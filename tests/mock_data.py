@@ -9,7 +9,12 @@ from minimegatron.data.gpt_dataset import MockGPTLowLevelDataset
 from minimegatron.training.trainer import Trainer
 
 
+def few_documents() -> Any:
+    """Inside, `--mock-data` has 300 documents (some 600,000 tokens)."""
+    return mock.patch.object(MockGPTLowLevelDataset, "num_documents", 300)
+
+
 def small_trainer(*args: Any, **options: Any) -> Trainer:
-    """A `Trainer`; what `--mock-data` gives it has 300 documents (some 600,000 tokens)."""
-    with mock.patch.object(MockGPTLowLevelDataset, "num_documents", 300):
+    """A `Trainer` with few documents."""
+    with few_documents():
         return Trainer(*args, **options)

@@ -15,6 +15,7 @@ EXIT_STATUSES = {
     "DataError": 4,
     "RankError": 5,
     "NumericsError": 6,
+    "BadStep": 6,
     "DeadlineError": 7,
 }
 

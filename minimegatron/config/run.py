@@ -194,6 +194,12 @@ class TrainingConfig(Config):
     wandb_save_dir: str | None = opt(None, "folder for its local files")
     log_file: str | None = opt(None, "also write one JSON object a step to this file")
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights", least=1)
+    bad_step: str = opt(
+        "stop", "at a loss or gradient that is not finite, or a spike", choices=("stop", "skip", "rollback")
+    )
+    spiky_loss_factor: float | None = opt(
+        None, "a loss above so many times the mean of the last 16 good ones is a spike", above=1.0
+    )
     check_first_step: bool = opt(
         False, "compare the gradients of the first batch with those of one process, in fp64; for small models"
     )

@@ -173,6 +173,14 @@ def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield layout_of(param).tied_to or _WRAPPERS.sub("", name), param
 
 
+def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(logical name, buffer) of the buffers that belong to a model's state, as scales of FP8."""
+    for where, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield _WRAPPERS.sub("", f"{where}.{name}"), buffer
+
+
 def copy_axes(layout: ParamLayout, mesh: Mesh) -> tuple[Axis, ...]:
     """The axes along which other ranks hold copies of the part that is here, and which must stay equal to it.
 

@@ -11,7 +11,7 @@ result is rounded back into the model (4 to 6 by one kernel where there are kern
     2  look        norm, zeros, non-finite tensors: one message of 24 bytes over all ranks (`optim/clip.py`)
     3  decide      on the host, from numbers that are equal everywhere
                      not finite, with a grad scaler      skip, tell the scaler
-                     not finite, without                 raise NumericsError on every rank, or skip
+                     not finite, without                 raise BadStep on every rank, or skip
     4  scale       g *= 1/S * min(1, clip / (norm/S + 1e-6))        unscaling and clipping are one multiplication
     5  step        torch's fused AdamW or SGD on the main parameters
     6  write back  param = main, rounded to its dtype
@@ -39,7 +39,7 @@ import torch
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
-from minimegatron.errors import CheckpointError, NumericsError, did_you_mean
+from minimegatron.errors import BadStep, CheckpointError, did_you_mean
 from minimegatron.optim.clip import GradReader, clip_coefficient, grad_stats
 from minimegatron.optim.scaler import GradScaler
 
@@ -123,7 +123,7 @@ class MixedPrecisionOptimizer:
         """Take one step; all ranks must call. Uses up the gradients: they may come out scaled and clipped.
 
         Raises:
-            NumericsError: on all ranks together, when a gradient is not finite, there is no grad scaler, and
+            BadStep: on all ranks together, when a gradient is not finite, there is no grad scaler, and
                 `check_for_nan_in_loss_and_grad` is on. Nothing has moved. With the check off the step is skipped.
         """
         with trace.span("optimizer_step"):
@@ -153,11 +153,11 @@ class MixedPrecisionOptimizer:
         clip = clip_coefficient(norm, self.config.clip_grad) if self.config.clip_grad > 0 else 1.0
         self._move.step(ready, clip / scale)
 
-    def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> NumericsError:
+    def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> BadStep:
         """The error, with the parameters that this rank can name."""
         here = [p.name for p, grad in ready if not grad.isfinite().all()]
         named = ", ".join(here[:8]) + (f" and {len(here) - 8} more" if len(here) > 8 else "")
-        return NumericsError(
+        return BadStep(
             f"{nonfinite} gradient tensors (over all ranks) hold NaN or infinity",
             where=f"rank {self.mesh.rank} at {self.mesh.coordinates}: {named or 'none here'}",
             fix="lower the learning rate or look for the first bad batch; "

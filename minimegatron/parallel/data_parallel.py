@@ -47,6 +47,7 @@ class DataParallel(nn.Module):
         expert_load: what the routers did in the last finished step (`parallel/balance.py`); None without experts.
         loss_names: of the losses that the last pipeline stage reports (`training/reports.py`): in an evaluation and in
             a step; empty until it has said them.
+        rounds_to: of 16-bit models whose weights are kept in fp32 and rounded when they are gathered: the 16-bit dtype.
     """
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
@@ -54,6 +55,7 @@ class DataParallel(nn.Module):
         self.module, self.mesh = module, mesh
         self.expert_load: ExpertLoad | None = None
         self.loss_names: tuple[list[str], list[str]] = ([], [])
+        self.rounds_to: torch.dtype | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -82,6 +82,7 @@ class TorchFSDP2(DataParallel):
         self._gathered_in = policy.param_dtype
         if policy.param_dtype is not None:
             module.float()
+        self.rounds_to = policy.param_dtype
         dense, experts = mesh.shard_mesh("dp"), mesh.shard_mesh("edp")
         of_experts: set[nn.Module] = set()
         for unit in reversed(units_of(module)):

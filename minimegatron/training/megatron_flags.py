@@ -94,8 +94,8 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--log-validation-ppl-to-tensorboard": ((), "TensorBoard gets it"),
     "--overlap-p2p-communication-warmup-flush": ((), "messages between stages always overlap"),
     "--exit-signal-handler": ((), "SIGTERM ends every run after the step it is in"),
-    "--no-load-optim": ((), "a fresh run loads nothing"),
-    "--no-load-rng": ((), "a fresh run loads nothing"),
+    "--use-dist-ckpt": ((), "every checkpoint is one that any layout loads"),
+    "--auto-detect-ckpt-format": ((), "there is one format"),
     "--te-rng-tracker": ((), "random numbers are minimegatron's own, also in Transformer Engine's layers"),
     "--inference-rng-tracker": ((), "training draws the same numbers with it"),
     "--manual-gc": ((), "Python collects its garbage as usual; only the time of a step could differ"),
@@ -106,12 +106,10 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
 
 # subject -> patterns of flags, without the dashes
 REFUSED: dict[str, str] = {
-    "saving and loading checkpoints": (
-        "save load save-* load-* no-save-* ckpt-* dist-ckpt-* use-dist-ckpt *-persistent-* async-save "
-        "async-strategy async-ckpt-* finetune pretrained-checkpoint use-checkpoint-* use-mp-args-* "
-        "*-tokenizer-model-from-checkpoint-args exit-on-missing-checkpoint auto-detect-ckpt-format "
-        "override-opt_param-scheduler override-opt-param-scheduler override-ckpt-iteration most-recent-k "
-        "replication* strict-fsdp-*"
+    "other options of checkpoints": (
+        "load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy "
+        "async-ckpt-* dist-ckpt-* ckpt-* pretrained-checkpoint use-checkpoint-args use-mp-args-* "
+        "*-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k replication* strict-fsdp-*"
     ),
     "other options of experts": "moe-* enable-gpt-oss",
     "multi-latent attention": ("cache-mla-latents mla-*"),

@@ -35,7 +35,7 @@ from minimegatron import trace
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.collectives import all_gather, all_reduce
 from minimegatron.comm.mesh import Mesh
-from minimegatron.errors import NumericsError
+from minimegatron.errors import BadStep
 
 if TYPE_CHECKING:
     from minimegatron.optim.optimizer import StepResult
@@ -146,7 +146,7 @@ def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mes
     """Raise on every rank when a loss is not finite, naming the ranks whose own sum is not.
 
     Raises:
-        NumericsError: nothing has moved yet.
+        BadStep: nothing has moved yet.
     """
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if not bad:
@@ -154,7 +154,7 @@ def check_finite(losses: dict[str, float], reports: dict[str, torch.Tensor], mes
     mine = torch.stack([pair[0] for pair in reports.values()] or [torch.zeros((), device=mesh.device)]).isfinite().all()
     flags = all_gather((~mine).to(torch.uint8).reshape(1), mesh.world).tolist()
     ranks = [str(rank) for rank, flag in zip(mesh.world.ranks, flags, strict=True) if flag]
-    raise NumericsError(
+    raise BadStep(
         f"{' and '.join(bad)} is {losses[bad[0]]}; nothing has moved",
         where=f"rank {', '.join(ranks)}" if ranks else "no rank alone: the sum of finite losses overflowed",
         fix="look at that rank's batch, or lower the rate; --no-check-for-nan-in-loss-and-grad skips such steps",

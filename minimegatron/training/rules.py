@@ -44,6 +44,12 @@ def check_run(run: RunConfig, world_size: int) -> None:
         "use_torch_fsdp2 with params_dtype fp16: torch keeps the shards in fp32, and no loss scale would be made",
         "--bf16, or --data-parallel-sharding-strategy optim_grads_params in place of --use-torch-fsdp2",
     )
+    require(
+        run.training.bad_step != "rollback"
+        or (run.checkpoint.save is not None and run.checkpoint.save_optim and run.checkpoint.save_rng),
+        "bad_step rollback without a folder of whole checkpoints to go back to",
+        "--save FOLDER --save-interval N, without --no-save-optim and --no-save-rng",
+    )
     check_twin(run, dp)
     if run.training.train_samples is not None and "train_iters" in run.given:
         raise ConfigError("both --train-iters and --train-samples are given", fix="give one of them")

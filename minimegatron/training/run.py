@@ -1,4 +1,4 @@
-"""What a run is: the five configurations together.
+"""What a run is: the six configurations together.
 
 `training/arguments` makes a `RunConfig` from a command line; a program or a notebook makes one directly. The rules
 between the configurations are in `training/rules`.
@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from minimegatron.config import (
+    CheckpointConfig,
     DataConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -23,6 +24,7 @@ SECTIONS: dict[str, Any] = {
     "optimizer": OptimizerConfig,
     "data": DataConfig,
     "training": TrainingConfig,
+    "checkpoint": CheckpointConfig,
 }
 
 
@@ -31,7 +33,7 @@ class RunConfig:
     """Everything a training run needs to know.
 
     Attributes:
-        model, parallel, optimizer, data, training: the five configurations.
+        model, parallel, optimizer, data, training, checkpoint: the six configurations.
         spec: module and function of `--spec`, or None.
         given: names of the fields that were chosen, as opposed to defaults.
         notes: what the command line asked for that is so anyway; printed once.
@@ -42,6 +44,7 @@ class RunConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     spec: tuple[str, str] | None = None
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Where a run is: what, beside weights and optimizer, must survive a restart.
 
 The order of samples is a pure function of the seed and of how many samples have been consumed, and so are the batch
-size and the learning rate. So three counters say it all.
+size and the learning rate. So these numbers say it all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ class TrainState:
         consumed_train_samples: over all ranks; decides the next sample, batch size and learning rate.
         consumed_valid_samples: of the validation set.
         skipped_iterations: steps in which the weights did not move.
+        recent_losses: of the last good steps (`training/bad_steps.py`).
+        validation_loss: of exactly these weights; None where they were not evaluated.
     """
 
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0
     skipped_iterations: int = 0
+    validation_loss: float | None = None
+    recent_losses: list[float] = dataclasses.field(default_factory=list)

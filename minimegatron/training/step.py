@@ -130,6 +130,7 @@ class StepOptions:
         asks_to_stop: this rank wants the run to end after this step.
         forward_backward_fn: runs the passes and accumulates the gradients.
         hooks: of the features of the model; default those that are registered.
+        before_update: is shown the losses before the optimizer moves; may raise `BadStep` to keep it from moving.
     """
 
     batch_size: int = 1
@@ -137,6 +138,7 @@ class StepOptions:
     asks_to_stop: bool = False
     forward_backward_fn: ForwardBackward = forward_backward
     hooks: StepHooks | None = None
+    before_update: Callable[[dict[str, float]], None] = lambda losses: None
 
 
 def train_step(
@@ -163,8 +165,8 @@ def train_step(
         What happened, and whether the run should end; equal on all ranks.
 
     Raises:
-        NumericsError: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such
-            steps. Nothing has moved.
+        BadStep: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such steps,
+            or `options.before_update` refuses the losses. Nothing has moved.
     """
     hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
     model.zero_grad_buffer()
@@ -182,6 +184,7 @@ def train_step(
     mark_losses(losses)
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)
+    options.before_update(losses)
     result = optimizer.step()
     hooks.end_step(result.successful)
     if result.successful:

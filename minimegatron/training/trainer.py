@@ -11,6 +11,7 @@ the layout when the mesh is built, the data when it is opened, the model when it
 |-------------------------------|------------------------------------------------------------------------------|
 | after `train_iters` steps     | it is done                                                                   |
 | `--exit-interval`             | the iteration is a multiple                                                  |
+| a bad step                    | a loss is not finite or a spike, and `--bad-step stop` (`bad_steps.py`)      |
 | `--exit-duration-in-mins`     | the time is up on some rank                                                  |
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
@@ -24,8 +25,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -39,7 +42,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.comm.replicas import check_copies
 from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import ConfigError, DataError
+from minimegatron.errors import BadStep, ConfigError, DataError
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
@@ -49,6 +52,8 @@ from minimegatron.optim.groups import freeze
 from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
+from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import load_data, microbatches
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
@@ -93,6 +98,7 @@ class Trainer:
         self.forward_step = forward_step
         self.state = TrainState()
         self.history = list[StepReport]()
+        self.rollbacks = Counter[int]()
         self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
         self.train_iters = iterations_of(run, self.batch_sizes)
         if self.mesh.rank == 0 and not quiet:
@@ -111,6 +117,9 @@ class Trainer:
         if run.training.log_memory_to_tensorboard:
             self.metrics.more_tags = self.memory.tags
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
+        self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
+        self.checkpoints.begin(self)
+        self._fit_to_data()
 
     def _build(self, run: RunConfig) -> None:
         """Random streams, model, DDP, optimizer, schedule."""
@@ -147,7 +156,8 @@ class Trainer:
         """Run to the end, or to the step after which a rank wants to stop.
 
         Raises:
-            NumericsError: a loss or gradient that is not finite; on all ranks, nothing has moved.
+            BadStep: a loss or gradient that is not finite, or a spike; on all ranks, nothing has moved
+                (`--bad-step`).
             RankError: replicas differ (`check_replicas_interval`), or the first step is not that of one process
                 (`check_first_step`).
         """
@@ -155,18 +165,20 @@ class Trainer:
         if training.check_first_step and state.iteration == 0:
             batch = self.batch_sizes.global_batch_size_at(0)
             self.metrics.say(check_first_step(self.run, self.mesh, self.train_set, batch, self.forward_step))
-        batches = self._batches(self.train_set, state.consumed_train_samples)
+        self.batches = self._batches(self.train_set, state.consumed_train_samples)
         with StopSignal() as signalled:
-            while state.iteration < self.train_iters and not stop:
+            while (state := self.state).iteration < self.train_iters and not stop:
                 self.profile.before_step(state.iteration)
                 with self.memory.of_step(state.iteration + 1, self.metrics.say):
-                    asked = stop = self._step(batches, signalled.received or self._time_is_up())
+                    asked = stop = self._step(signalled.received or self._time_is_up())
+                state = self.state  # after a rollback another one
                 self.profile.after_step(state.iteration)
                 if training.check_replicas_interval and state.iteration % training.check_replicas_interval == 0:
                     self._check_replicas()
                 if training.eval_interval and state.iteration % training.eval_interval == 0:
                     self.evaluate("validation")
                 stop = stop or bool(training.exit_interval and state.iteration % training.exit_interval == 0)
+                self.checkpoints.after_step(self, ends=stop or state.iteration == self.train_iters)
         self.metrics.experts(self.history[-WINDOW:], state.iteration)
         if stop:
             reason = f"--exit-interval {training.exit_interval}"
@@ -180,19 +192,37 @@ class Trainer:
         return state
 
     def close(self) -> None:
-        """Close log files and what is being profiled."""
+        """Close log files, checkpoints and what is being profiled."""
+        self.checkpoints.close()
         self.profile.close()
         self.memory.close()
         self.metrics.close()
 
-    def _step(self, batches: Iterator[dict[str, torch.Tensor]], asks_to_stop: bool) -> bool:
+    def _step(self, asks_to_stop: bool) -> bool:
         """One step and its bookkeeping; returns whether the run should end."""
         begun, state = time.perf_counter(), self.state
         batch_size = self.batch_sizes.global_batch_size_at(state.consumed_train_samples)
-        tokens = self.run.training.micro_batch_size * self.run.data.seq_length  # of a microbatch
-        report, stop = train_step(
+        try:
+            report, stop = self._train_step(batch_size, asks_to_stop)
+        except BadStep as error:
+            self._after_bad_step(error, batch_size)
+            return False
+        state.iteration += 1
+        state.validation_loss = None
+        state.consumed_train_samples += batch_size
+        state.skipped_iterations += report.skipped
+        state.recent_losses = with_latest(state.recent_losses, report.losses)
+        self.history.append(report)
+        seconds = time.perf_counter() - begun
+        self.metrics.step(report, state.iteration, state.consumed_train_samples, batch_size, seconds)
+        return stop
+
+    def _train_step(self, batch_size: int, asks_to_stop: bool) -> tuple[StepReport, bool]:
+        training, state = self.run.training, self.state
+        tokens = training.micro_batch_size * self.run.data.seq_length  # of a microbatch
+        return train_step(
             self.forward_step,
-            batches,
+            self.batches,
             self.model,
             self.optimizer,
             self.scheduler,
@@ -203,15 +233,44 @@ class Trainer:
                 loss_divisor=loss_divisor(self.run.model.dtype, tokens),
                 asks_to_stop=asks_to_stop,
                 forward_backward_fn=self.graph or get_forward_backward_fn(self.model),
+                before_update=self._before_update,
             ),
         )
+
+    def _before_update(self, losses: dict[str, float]) -> None:
+        """The weights are about to move: they should, and what is being saved of them has been copied."""
+        refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
+        self.checkpoints.before_update()
+
+    def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
+        """Nothing has moved: go on without the batch, from here or from the newest checkpoint (`bad_steps`)."""
+        state, policy = self.state, self.run.training.bad_step
+        if policy == "stop":
+            raise error
+        first = state.consumed_train_samples
         state.iteration += 1
+        state.validation_loss = None
+        state.skipped_iterations += 1
         state.consumed_train_samples += batch_size
-        state.skipped_iterations += report.skipped
-        self.history.append(report)
-        seconds = time.perf_counter() - begun
-        self.metrics.step(report, state.iteration, state.consumed_train_samples, batch_size, seconds)
-        return stop
+        self.metrics.say(f"iteration {state.iteration} is bad: {error.what}; samples {first} to "
+                         f"{first + batch_size - 1} are left out")  # fmt: skip
+        if policy == "skip":
+            return
+        step = self.checkpoints.go_back(self, error)
+        self.rollbacks[step] += 1
+        if self.rollbacks[step] > ROLLBACKS:
+            raise BadStep(error.what, fix=f"{ROLLBACKS} rollbacks to iteration {step} did not help: {error.fix}")
+        self.state.consumed_train_samples = first + batch_size
+        self._fit_to_data()
+        self.batches = self._batches(self.train_set, self.state.consumed_train_samples)
+
+    def _fit_to_data(self) -> None:
+        """After rollbacks the dataset, made for so many steps, may not last for all of them."""
+        state, size = self.state, self.batch_sizes.global_batch_size
+        left = (len(self.train_set) - state.consumed_train_samples) // size
+        if state.consumed_train_samples > state.iteration * size and state.iteration + left < self.train_iters:
+            self.train_iters = state.iteration + left
+            self.metrics.say(f"samples were left out: the run ends after iteration {self.train_iters}")
 
     def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
         """Losses of `eval_iters` global batches of a split, printed; {} where the split is empty."""
@@ -226,6 +285,8 @@ class Trainer:
         )
         if split == "validation":
             self.state.consumed_valid_samples += rounds * self.batch_sizes.global_batch_size
+            total = sum(losses.values())
+            self.state.validation_loss = total if math.isfinite(total) else None
         self.metrics.validation(losses, self.state.iteration, split, where)
         return losses
 

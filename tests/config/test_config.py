@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from minimegatron import config as config_module
 from minimegatron.comm.mesh import AXES, Axis, Mesh, check_grids_agree, rank_groups
 from minimegatron.config import (
+    CheckpointConfig,
     DataConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -27,7 +28,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 
-CLASSES = (TransformerConfig, ParallelConfig, OptimizerConfig, DataConfig, TrainingConfig)
+CLASSES = (TransformerConfig, ParallelConfig, OptimizerConfig, DataConfig, TrainingConfig, CheckpointConfig)
 FIELDS = [(cls, field.name) for cls in CLASSES for field in dataclasses.fields(cls)]
 
 

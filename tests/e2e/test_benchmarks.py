@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import bubble, contenders, generate, moe, overhead, overlap, ring, train
+from benchmarks import bubble, checkpoint, contenders, generate, moe, overhead, overlap, ring, train
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -96,3 +96,10 @@ def test_bytes_of_the_dispatch_are_counted_beside_their_formula(capsys, monkeypa
     lines = capsys.readouterr().out.splitlines()
     assert sum("as the formula says" in line for line in lines) == 10 and not any("WRONG" in line for line in lines)
     assert sum("dropless over dropping" in line for line in lines) == 2
+
+
+def test_checkpoints_are_compared_with_torchs_own(capsys, tmp_path):
+    checkpoint.main(["--megabytes", "2", "--pairs", "2", "--passes", "0.1", "--folder", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "64 tensors, 2 MB" and len(lines) == 13
+    assert list(tmp_path.iterdir()) == []

@@ -37,10 +37,10 @@ def _label(trainer: Trainer) -> None:
     one, iterations = trainer._step, trainer.train_iters
     graph = trainer.graph
 
-    def step(batches: Any, asks: bool) -> bool:
+    def step(asks: bool) -> bool:
         last = trainer.state.iteration == iterations - 1
         with RECORD.phase(STEP if last else EARLY):
-            return one(batches, asks)
+            return one(asks)
 
     def passes(*args: Any, **kwargs: Any) -> Any:
         last = trainer.state.iteration == iterations - 1

@@ -295,11 +295,12 @@ def test_refusals_say_what_to_do(line, words, monkeypatch):
 
 
 def test_all_refusals_come_at_once():
-    message = refused("--tran-iters 3 --no-align-param-gather --save here --save-interval 5 --qqqq")
+    message = refused("--tran-iters 3 --no-align-param-gather --ckpt-format zarr --log-energy --qqqq")
     for words in (
         "5 flags",
         "other options of the distributed optimizer: --no-align-param-gather",
-        "saving and loading checkpoints: --save --save-interval",
+        "other options of checkpoints: --ckpt-format",
+        "more logging: --log-energy",
         "unknown to Megatron-LM as well: --tran-iters --qqqq",
         "--tran-iters: did you mean `--train-iters`?",
     ):

@@ -1,0 +1,193 @@
+"""A checkpoint appears whole or not at all: written in a staging folder, published by one rename.
+
+The problem in a sentence: a process can die between any two operations, and what a later run finds must then be the
+checkpoint before or the new one, never a mixture.
+
+    1  stage      mkdir .iter_0000020.<run id>           new, or the save refuses
+    2  shards     each rank writes its file in it, and has the disk confirm it (fsync)
+    3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
+    4  manifest   rank 0 writes it, fsync; fsync of the folder
+    5  publish    rename to iter_0000020, fsync of the root
+    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, then remove
+
+There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
+largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
+and loading says so instead of taking an older one. Nothing in a folder whose name begins with a dot is ever read; the
+next save of a run that holds the root (`checkpoint/lock.py`) removes what a dead run has left of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
+from minimegatron.checkpoint.manifest import NAME, Manifest
+from minimegatron.checkpoint.shard_file import read_header, sha256_of
+from minimegatron.errors import CheckpointError
+
+_FOLDER = re.compile(r"iter_(\d{7,})")
+_STAGE = re.compile(r"\.iter_\d{7,}\.[A-Za-z0-9_-]+")
+OLDER = "load an older checkpoint (--ckpt-step), or another copy of this one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay when a newer one has been published; the newest one always does.
+
+    Attributes:
+        newest: how many; 0 keeps all unless `every` is given.
+        every: those whose step it divides.
+        best: the one with the lowest validation loss, of those that were evaluated right before they were saved.
+    """
+
+    newest: int = 0
+    every: int | None = None
+    best: bool = False
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return root / f"iter_{step:07d}"
+
+
+def stage(root: Path, step: int, run_id: str) -> Path:
+    """A new staging folder; those that a dead run has left in this root are removed. The caller holds the lock.
+
+    Raises:
+        CheckpointError: the checkpoint of this step exists already.
+    """
+    final = folder_of(root, step)
+    if final.exists():
+        raise CheckpointError(
+            f"there is a checkpoint of step {step} already",
+            where=str(final),
+            fix="continue from it with --load, or save into another folder",
+        )
+    with disk(root):
+        for left in list(root.iterdir()):
+            if _STAGE.fullmatch(left.name):
+                shutil.rmtree(left)
+        folder = root / f".iter_{step:07d}.{run_id}"
+        folder.mkdir()
+    return folder
+
+
+def publish(staged: Path, root: Path, manifest: Manifest) -> Path:
+    """Write the manifest and make the checkpoint visible."""
+    text = manifest.dumps()
+    write_durable(staged / NAME, len(text), lambda file: file.write(text))
+    final = folder_of(root, manifest.step)
+    with disk(final):
+        sync_folder(staged)
+        os.rename(staged, final)  # onto a folder that is not empty it fails
+        sync_folder(root)
+    return final
+
+
+def discard(staged: Path) -> None:
+    """A save has failed: remove what it has written."""
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def retire(root: Path, keep: Keep) -> list[int]:
+    """Remove the complete checkpoints that are not to be kept; returns their steps."""
+    if keep.newest == 0 and keep.every is None:
+        return []
+    found = complete(root)
+    stay = {*list(found)[-max(keep.newest, 1) :], *(s for s in found if keep.every and s % keep.every == 0)}
+    if keep.best and (losses := {s: m.state["validation_loss"] for s, m in found.items() if _evaluated(m)}):
+        stay.add(min(losses, key=lambda step: losses[step]))
+    gone = [step for step in found if step not in stay]
+    with disk(root, "an old checkpoint cannot be removed"):
+        for step in gone:
+            left = root / f".{folder_of(root, step).name}.retired"
+            os.rename(folder_of(root, step), left)  # from here on it is no checkpoint
+            shutil.rmtree(left)
+    return gone
+
+
+def _evaluated(manifest: Manifest) -> bool:
+    return isinstance(manifest.state.get("validation_loss"), float)
+
+
+def published(root: Path) -> list[int]:
+    """Steps of the folders that have the name of a checkpoint, ascending."""
+    found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
+    return sorted(int(match[1]) for path, match in found if path == folder_of(root, int(match[1])))
+
+
+def _match(path: Path) -> re.Match[str] | None:
+    return _FOLDER.fullmatch(path.name) if path.is_dir() and not path.is_symlink() else None
+
+
+def complete(root: Path) -> dict[int, Manifest]:
+    """Those of them whose manifest is whole, ascending by step."""
+    found = {}
+    for step in published(root):
+        with contextlib.suppress(CheckpointError):
+            found[step] = read_manifest(root, step)
+    return found
+
+
+def read_manifest(root: Path, step: int) -> Manifest:
+    """Of a checkpoint by its step.
+
+    Raises:
+        CheckpointError: it is damaged, or that of another step.
+    """
+    manifest = Manifest.read(folder_of(root, step))
+    if manifest.step != step:
+        raise CheckpointError(
+            f"is the manifest of step {manifest.step}", where=str(folder_of(root, step) / NAME), fix=OLDER
+        )
+    return manifest
+
+
+def verify_names(folder: Path, manifest: Manifest) -> None:
+    """There is no file that the manifest does not name.
+
+    Raises:
+        CheckpointError: names those that there are.
+    """
+    extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
+    if extra:
+        raise CheckpointError(
+            f"not part of the checkpoint: {', '.join(sorted(extra))}",
+            where=str(folder),
+            fix="move them away; nothing but a save writes here",
+        )
+
+
+def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None) -> None:
+    """Hold files against the manifest: lengths, hashes, and the step and run in their headers.
+
+    Args:
+        files: which; default all.
+
+    Raises:
+        CheckpointError: names the file that is missing or not what was written.
+    """
+    for name in manifest.files if files is None else files:
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
+        size, digest = manifest.files[name]
+        with disk(path, "cannot be read"):
+            if (now := path.stat().st_size) != size:
+                raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
+            if sha256_of(path) != (size, digest):
+                raise CheckpointError("is not what was written: its SHA-256 differs", where=str(path), fix=OLDER)
+        said = read_header(path)[1]
+        if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
+            raise CheckpointError(
+                f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
+                f"the manifest to step {manifest.step} of run {manifest.run_id}",
+                where=str(path),
+                fix=OLDER,
+            )

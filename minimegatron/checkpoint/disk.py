@@ -1,0 +1,60 @@
+"""Files that the disk has confirmed, and errors of the disk that say where and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from minimegatron.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
+    """What the operating system refuses inside becomes a `CheckpointError` that names the path and the cause."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{what}: {error.strerror or error}", where=str(error.filename or path), fix=f"see to {_state(path)}"
+        ) from error
+
+
+def _state(path: Path) -> str:
+    """How much is free where a path is."""
+    there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+    try:
+        return f"this disk ({shutil.disk_usage(there).free} bytes are free), or choose another folder"
+    except OSError:
+        return "this disk, or choose another folder"
+
+
+def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
+    """Write a new file and have the disk confirm it.
+
+    Args:
+        path: of a file that is not there.
+        size: bytes that `write` is about to write, for the message.
+
+    Raises:
+        CheckpointError: the file is there already, or the disk is full, gone, or not ours to write on.
+    """
+    with disk(path, f"{size} bytes cannot be written"), path.open("xb") as file:
+        result = write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    return result
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk confirm the names in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

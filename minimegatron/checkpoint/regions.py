@@ -1,0 +1,181 @@
+"""Where the numbers that a rank holds lie in the logical tensor: boxes, from which any layout reads any other.
+
+The problem in a sentence: a checkpoint of rank 1 of 4 is of no use to rank 0 of 3, but boxes of the whole tensor are,
+because what a rank wants is the sum of its intersections with the boxes that were written.
+
+A rank's part of a parameter is cut up to three times, and each cut leaves boxes:
+
+| cut                      | said by               | leaves                                                        |
+|--------------------------|-----------------------|---------------------------------------------------------------|
+| experts over ep          | `ParamLayout.experts` | a range of dim 0                                              |
+| a dim over tp, etp       | `ParamLayout.parts`   | a box for each range: gate and up of a stacked matrix are two |
+| the flattened part, ZeRO | a slice               | the end of a row, whole rows, the start of a row, in each dim |
+
+    a rank's [4, 3], elements 2 to 10 of it        . . x
+                                                   x x x      three boxes: [0:1, 2:3], [1:3, 0:3], [3:4, 0:1]
+                                                   x x x
+                                                   x . .
+
+Padding of the vocabulary is not part of the logical tensor: its rows depend on tp, so no box has them.
+
+`Logical` hands boxes to torch.distributed.checkpoint, whose planner finds who writes which copy and which stored boxes
+a wanted one meets (`torch.distributed._checkpointable`). Megatron-LM: `ShardedTensor` in
+`megatron/core/dist_checkpointing/mapping.py`, which gathers flattened shards before it saves them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from minimegatron.layers.param import ParamLayout
+
+Box = tuple[tuple[int, int], ...]  # (start, stop) in each dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A box of the logical tensor and the memory of its numbers.
+
+    Attributes:
+        box: where it lies.
+        data: a view of what this rank holds, of the box's shape.
+    """
+
+    box: Box
+    data: torch.Tensor
+
+    @property
+    def offsets(self) -> torch.Size:
+        return torch.Size(start for start, _ in self.box)
+
+    @property
+    def sizes(self) -> torch.Size:
+        return torch.Size(stop - start for start, stop in self.box)
+
+
+def boxes_of_slice(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[Box, slice]]:
+    """The boxes that elements [start, stop) of a flattened tensor make, each with its range of elements, in order."""
+    if start >= stop:
+        return
+    if not shape:
+        yield (), slice(start, stop)
+        return
+    row = math.prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    inside = (0, row) if len(shape) > 1 else (0, 1)
+    if first == last and (start - first * row, stop - first * row) != inside:
+        for box, where in boxes_of_slice(shape[1:], start - first * row, stop - first * row):
+            yield ((first, first + 1), *box), slice(where.start + first * row, where.stop + first * row)
+        return
+    head, tail = -(-start // row), stop // row
+    if start < head * row:
+        yield from boxes_of_slice(shape, start, head * row)
+    if head < tail:
+        yield ((head, tail), *((0, n) for n in shape[1:])), slice(head * row, tail * row)
+    if tail * row < stop:
+        yield from boxes_of_slice(shape, tail * row, stop)
+
+
+def logical_shape(layout: ParamLayout) -> tuple[int, ...]:
+    """Of the tensor without padding."""
+    return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+
+
+def regions(layout: ParamLayout, data: torch.Tensor, piece: slice | None = None) -> list[Region]:
+    """What a rank's tensor holds of the logical one.
+
+    Args:
+        layout: of the parameter.
+        data: of the layout's local shape; with a `piece` those elements of it, flattened.
+        piece: elements of the flattened local tensor.
+    """
+    local = layout.local_shape
+    if piece is None:
+        found = [(tuple((0, n) for n in local), data)]
+    else:
+        flat = data.view(-1)
+        found = [
+            (box, flat[where.start - piece.start : where.stop - piece.start].view([b - a for a, b in box]))
+            for box, where in boxes_of_slice(local, piece.start, piece.stop)
+        ]
+    result = []
+    for box, view in found:
+        for here, there in _ranges(layout):
+            region = _moved(box, view, layout, here, there)
+            if region is not None:
+                result.append(region)
+    return result
+
+
+def _ranges(layout: ParamLayout) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(range of the cut dim here, range in the logical tensor); one that is all where nothing is cut."""
+    if layout.dim is None:
+        yield (0, 0), (0, 0)
+        return
+    at = 0
+    for start, stop in layout.parts[layout.rank]:
+        yield (at, at + stop - start), (start, stop)
+        at += stop - start
+
+
+def _moved(
+    box: Box, view: torch.Tensor, layout: ParamLayout, here: tuple[int, int], there: tuple[int, int]
+) -> Region | None:
+    """The part of a local box that lies in this range of the cut dim, in coordinates of the logical tensor."""
+    cut = list(box)
+    if layout.dim is not None:
+        start, stop = max(cut[layout.dim][0], here[0]), min(cut[layout.dim][1], here[1])
+        if start >= stop:
+            return None
+        view = view.narrow(layout.dim, start - cut[layout.dim][0], stop - start)
+        cut[layout.dim] = (start - here[0] + there[0], stop - here[0] + there[0])
+    if layout.experts is not None:
+        cut[0] = (cut[0][0] + layout.experts[0], cut[0][1] + layout.experts[0])
+    if layout.rows is not None and cut[0][1] > layout.rows:
+        if cut[0][0] >= layout.rows:
+            return None
+        view = view[: layout.rows - cut[0][0]]
+        cut[0] = (cut[0][0], layout.rows)
+    return Region(tuple(cut), view)
+
+
+class Logical:
+    """A logical tensor of which this rank holds some regions, as torch.distributed.checkpoint asks for it.
+
+    Args:
+        shape: of the logical tensor.
+        parts: what is here; empty where this rank holds nothing of it.
+        dtype: of all regions.
+    """
+
+    def __init__(self, shape: Sequence[int], parts: Sequence[Region], dtype: torch.dtype) -> None:
+        self.shape, self.parts, self.dtype = torch.Size(shape), list(parts), dtype
+        self._by_offset = {part.offsets: part for part in self.parts}
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, part.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(ChunkStorageMetadata(part.offsets, part.sizes), properties, self.shape),
+            )
+            for part in self.parts
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(part.offsets, part.sizes) for part in self.parts]
+
+    def region(self, index: MetadataIndex) -> torch.Tensor:
+        """The memory of the region that starts there."""
+        assert index.offset is not None
+        return self._by_offset[index.offset].data

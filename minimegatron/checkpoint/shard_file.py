@@ -1,0 +1,212 @@
+"""A safetensors file, written once through its hash, and read only after its header has been believed.
+
+The problem in a sentence: a file of tensors comes from somewhere else, so every number in its header is a claim until
+it has been held against the others and against the length of the file.
+
+    8 bytes      length of the header, little endian
+    header       {"__metadata__": {"step": "20", "run_id": "..."}, "name": {"dtype": "F32", "shape": [2, 3],
+                  "data_offsets": [0, 24]}, ...}, JSON
+    the rest     the tensors, one after the other, without a gap
+
+| limit                         | value      | because                                                                 |
+|-------------------------------|------------|-------------------------------------------------------------------------|
+| header                        | 16 MiB     | it is read whole, before anything is known                              |
+| tensors                       | 100,000    | each becomes an object                                                  |
+| dims of a tensor              | 8          | nothing here has more                                                   |
+| elements                      | product    | in Python's integers, which do not overflow                             |
+| offsets                       | tile       | no byte twice, none left over, the last at the end of the file          |
+
+The library `safetensors` reads such files too, and the tests use it to read ours; writing here goes through one pass
+that hashes what it writes, and nothing is mapped: a file that is replaced under a mapping ends the process with SIGBUS.
+
+https://github.com/huggingface/safetensors (the format).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from minimegatron.errors import CheckpointError
+
+MAX_HEADER, MAX_TENSORS, MAX_DIMS = 16 << 20, 100_000, 8
+CHUNK = 1 << 19  # bytes that are hashed while the processor still has them in its cache from reading or writing
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor of a file: its dtype, shape, and bytes [start, stop) of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
+    """Write a safetensors file.
+
+    Args:
+        file: open for writing, at its start.
+        tensors: by name; each is copied to the CPU as it is written.
+        metadata: for the header.
+
+    Returns:
+        Its length in bytes and its SHA-256.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER or len(tensors) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{len(tensors)} tensors, a header of {len(text)} bytes: no reader would take the file",
+            where=str(getattr(file, "name", "")),
+            fix=f"more ranks: a file holds {MAX_TENSORS} tensors and {MAX_HEADER >> 20} MiB of header",
+        )
+    digest, length = hashlib.sha256(), 0
+    for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, tensors.values())):
+        for start in range(0, len(block), CHUNK):
+            piece = block[start : start + CHUNK]
+            file.write(piece)
+            digest.update(piece)
+        length += len(block)
+    return length, digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a file and its metadata.
+
+    Raises:
+        CheckpointError: it is no safetensors file, or its header contradicts itself or the file's length.
+    """
+    try:
+        with path.open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            if len(start) < 8:
+                raise _Bad(f"has {total} bytes, not even the length of a header")
+            (length,) = struct.unpack("<Q", start)
+            if length > min(MAX_HEADER, total - 8):
+                raise _Bad(f"claims a header of {length} bytes; the file has {total}, the limit is {MAX_HEADER}")
+            return _parse(file.read(length), 8 + length, total)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except _Bad as error:
+        raise CheckpointError(
+            f"this is no safetensors file as it should be: it {error}",
+            where=str(path),
+            fix="take another copy of the checkpoint, or an older one",
+        ) from None
+
+
+class _Bad(ValueError):
+    pass
+
+
+def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    if (count := text.count(b'"dtype"')) > MAX_TENSORS:
+        raise _Bad(f"lists {count} tensors; the limit is {MAX_TENSORS}")
+    try:
+        header = json.loads(text, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise _Bad(f"has a header that is no JSON: {str(error)[:80]}") from None
+    if not isinstance(header, dict):
+        raise _Bad("has a header that is no table")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _Bad("has metadata that are no table of texts")
+    entries = {name: _entry(name, value, data_starts) for name, value in header.items()}
+    at = data_starts
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
+        if entry.start != at:
+            raise _Bad(f"has a gap or an overlap at byte {min(at, entry.start)}")
+        at = entry.stop
+    if at != total:
+        raise _Bad(f"should have {at} bytes by its header and has {total}")
+    return entries, metadata
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise _Bad("names something twice")
+    return table
+
+
+def _entry(name: str, value: Any, data_starts: int) -> Entry:
+    shape = value.get("shape") if isinstance(value, dict) else None
+    offsets = value.get("data_offsets") if isinstance(value, dict) else None
+    numbers = [shape, offsets]
+    if not all(isinstance(n, list) and all(type(i) is int and 0 <= i < 1 << 62 for i in n) for n in numbers):
+        raise _Bad(f"describes {name[:80]!r} without a shape and offsets in whole numbers")
+    assert isinstance(shape, list) and isinstance(offsets, list)
+    dtype = DTYPES.get(value.get("dtype")) if isinstance(value.get("dtype"), str) else None
+    if dtype is None:
+        raise _Bad(f"gives {name[:80]!r} the unknown dtype {str(value.get('dtype'))[:20]!r}")
+    if len(shape) > MAX_DIMS or len(offsets) != 2:
+        raise _Bad(f"gives {name[:80]!r} {len(shape)} dims and {len(offsets)} offsets")
+    if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
+        raise _Bad(f"gives {name[:80]!r} of shape {shape[:8]} {offsets[1] - offsets[0]} bytes")
+    return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
+
+
+def read_tensor(file: BufferedReader, entry: Entry, memory: bytearray | None = None) -> torch.Tensor:
+    """A tensor of an open file, in memory of its own, or in the first bytes of `memory`."""
+    size = entry.stop - entry.start
+    buffer = memoryview(bytearray(size) if memory is None else memory)[:size]
+    file.seek(entry.start)
+    if file.readinto(buffer) != len(buffer):
+        raise CheckpointError("the file ends before the tensor does", where=str(getattr(file, "name", "")))
+    if not buffer:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(entry.dtype).view(entry.shape)
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Length and SHA-256 of a file."""
+    digest, length, memory = hashlib.sha256(), 0, memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(memory):
+            digest.update(memory[:count])
+            length += count
+    return length, digest.hexdigest()

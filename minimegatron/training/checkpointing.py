@@ -1,0 +1,307 @@
+"""When a run saves, what it continues from, and who notices that a save has failed.
+
+    after a step     save_interval divides it, or the run ends            -> save
+    --async-save     a thread of each rank copies, then writes            -> after each step: are all ranks done?
+    at the start     --load: the newest complete checkpoint, verified     -> weights, optimizer, streams, counters
+
+A background save has a process group of its own, so that its messages never stand between those of a step. Whether it
+has ended is asked together, after a step, so that all ranks raise its error after the same one. One is in flight at a
+time: the next save waits for it, and so does the end of the run.
+
+Megatron-LM: `save_checkpoint`, `load_checkpoint` in `megatron/training/checkpointing.py`, `async_utils.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.checkpoint import commit
+from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint.manifest import Manifest
+from minimegatron.checkpoint.planning import read_tensors
+from minimegatron.checkpoint.regions import Logical
+from minimegatron.checkpoint.save import Flight, Staging, save
+from minimegatron.checkpoint.storage import ShardReader
+from minimegatron.comm.agree import on_all_ranks, on_rank_zero
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.random import RngStreams
+from minimegatron.config.checkpoint import CheckpointConfig
+from minimegatron.errors import BadStep, CheckpointError, DeadlineError
+from minimegatron.training import saving
+from minimegatron.training.state import TrainState
+
+if TYPE_CHECKING:
+    from minimegatron.training.trainer import Trainer
+
+
+class Checkpoints:
+    """The checkpoints of a run; all ranks call everything here together.
+
+    Args:
+        config: where, how often, what.
+        mesh: of the run.
+        say: prints a line on rank 0.
+
+    Raises:
+        CheckpointError: another run saves into the folder.
+    """
+
+    def __init__(self, config: CheckpointConfig, mesh: Mesh, say: Callable[[str], None]) -> None:
+        self.config, self.mesh, self.say = config, mesh, say
+        self.root = Path(config.save) if config.save is not None else None
+        self._last = -1  # the step that was saved last
+        self._lock: RootLock | None = None
+        self._flight: Flight | None = None
+        self._staging, self._copied = Staging(), threading.Event()
+        if self.root is not None:
+            self._lock, self.run_id = _open_root(self.root, mesh)
+            self._axis = _own_group(mesh.world, mesh) if config.async_save else mesh.world
+
+    def begin(self, trainer: Trainer) -> None:
+        """Continue from `--load`, if it is given, and see that `--save` has room for what is to come.
+
+        Raises:
+            CheckpointError: see `load`; or the folder has checkpoints that this run would come to. The folder is free.
+        """
+        try:
+            if self.config.load is not None:
+                self.load(trainer)
+            if self.root is not None:
+                self._refuse_later(self.root, trainer.state.iteration)
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse_later(self, root: Path, here: int) -> None:
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+        later = [step for step in steps if step > here or (step == here and step != self._last)]
+        if later:
+            raise CheckpointError(
+                f"the run begins at iteration {here}, and there are checkpoints of {', '.join(map(str, later[:8]))}",
+                where=str(root),
+                fix=f"--load {root} continues from the newest; or choose another folder, or remove them",
+            )
+
+    def after_step(self, trainer: Trainer, ends: bool) -> None:
+        """Save if it is time to, and learn how a save in the background went."""
+        if self.root is None:
+            return
+        self.settle(wait=ends)
+        step, interval = trainer.state.iteration, self.config.save_interval
+        if step != self._last and (ends or (interval and step % interval == 0)):
+            self.save(trainer)
+            self.settle(wait=ends)
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint, or begin to; the weights may move after `before_update`."""
+        self.settle(wait=True)
+        assert self.root is not None
+        root, step, config = self.root, trainer.state.iteration, self.config
+        self._last = step
+        tensors = saving.tensors_of(trainer, config.save_optim, config.save_rng)
+        state = saving.state_of(trainer)
+        keep = commit.Keep(config.save_keep_last, config.save_retain_interval, config.save_keep_best)
+        copied = threading.Event()
+        if config.async_save:
+            of_passes = saving.changed_by_passes(trainer, tensors)
+            tensors |= self._staging.copy({name: tensors[name] for name in of_passes})
+            still = {name: tensor for name, tensor in tensors.items() if name not in of_passes}
+
+        def write() -> None:
+            try:
+                written = tensors | self._staging.copy(still) if config.async_save else tensors
+            finally:
+                copied.set()
+            save(root, step, self.run_id, written, state, self._axis, keep)
+
+        self._copied = copied
+        self._flight = Flight(write, config.async_save, step)
+
+    def before_update(self) -> None:
+        """Wait until the thread of a save has copied what the optimizer is about to change.
+
+        Raises:
+            DeadlineError: it takes longer than a save may.
+        """
+        if self._flight is not None and not self._copied.wait(self._patience):
+            raise DeadlineError(f"the checkpoint of iteration {self._flight.step} is not copied", fix="see its thread")
+
+    def settle(self, wait: bool) -> None:
+        """Take the outcome of the save under way: of all ranks, once it has ended on all of them.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        flight = self._flight
+        if flight is None:
+            return
+        if wait:
+            flight.join(self._patience)
+        elif not _on_all(flight.ended, self.mesh):
+            return
+        self._flight = None
+        on_all_ranks(flight.result, self.mesh.world)
+        self.say(f"saved checkpoint of iteration {flight.step} to {self.root}")
+
+    def load(self, trainer: Trainer) -> bool:
+        """Continue from `config.load`; returns whether there was a checkpoint.
+
+        Raises:
+            CheckpointError: there is none and one is required; it is not whole; it is of another model.
+        """
+        assert self.config.load is not None
+        root = Path(self.config.load)
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+        step = self._chosen(root, steps)
+        if step is None:
+            self.say(f"no checkpoint in {root}: the run begins at its beginning")
+            return False
+        self._read(trainer, root, step, self.config)
+        return True
+
+    def go_back(self, trainer: Trainer, error: BadStep) -> int:
+        """Make the run that of the newest checkpoint of `config.save` again; returns its step.
+
+        Raises:
+            BadStep: there is none.
+        """
+        assert self.root is not None
+        root = self.root
+        self.settle(wait=True)
+        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+        if not steps:
+            raise BadStep(error.what, where=error.where, fix=f"there is no checkpoint to go back to: {error.fix}")
+        whole = self.config.replace(load=str(root), ckpt_step=None, load_optim=True, load_rng=True, finetune=False)
+        self._read(trainer, root, steps[-1], whole)
+        return steps[-1]
+
+    def _read(self, trainer: Trainer, root: Path, step: int, config: CheckpointConfig) -> None:
+        """Read a checkpoint into a run, as far as `config` wants it."""
+        folder = commit.folder_of(root, step)
+        manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
+        saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
+        same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
+        optim = config.load_optim and not config.finetune
+        rng = config.load_rng and not config.finetune and same_layout
+        for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
+            if there and not any(name.startswith(prefix) for name in manifest.tensors):
+                raise CheckpointError(
+                    f"it was saved without {prefix[:-1]} state", where=str(folder), fix=f"{flag} begins with a new one"
+                )
+        filled = trainer.optimizer.state_dict()["state"] if optim else {}
+        wanted = saving.tensors_of(trainer, optim, rng, filled)
+        skipped = [p for p, there in (("optimizer.", optim), ("rng.", rng)) if not there]
+        saving.check_same_tensors(wanted, manifest, skipped, self.mesh.world)
+        if config.verify_checkpoint:
+            mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
+            on_all_ranks(lambda: commit.verify(folder, manifest, mine), self.mesh.world)
+            on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
+        read_tensors(wanted, ShardReader(folder, manifest), self.mesh.world)
+        if optim:
+            trainer.optimizer.load_state_dict({"state": filled, "grad_scaler": manifest.state["grad_scaler"]})
+        else:
+            saving.take_rounded(trainer.model, wanted)
+            trainer.optimizer.reload_model_params()
+            trainer.model.start_param_gather()
+        if not config.finetune:
+            self._take_counters(trainer, manifest, config)
+        if rng:
+            self._take_rng(trainer, wanted)
+        elif config.load_rng and not config.finetune:
+            seed = trainer.run.training.seed + trainer.state.iteration
+            trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
+            self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
+        what = "weights of the checkpoint" if config.finetune else "checkpoint"
+        self.say(f"loaded {what} of iteration {step} from {root}")
+
+    def _manifest(self, root: Path, step: int) -> Manifest:
+        try:
+            return commit.read_manifest(root, step)
+        except CheckpointError as error:
+            older = [one for one in commit.complete(root) if one != step]
+            fix = f"--ckpt-step {older[-1]} takes one whose manifest is whole" if older else error.fix
+            raise CheckpointError(error.what, where=error.where, fix=fix) from None
+
+    @property
+    def _patience(self) -> float:
+        """A save has three messages, each of which has the deadline of the group."""
+        return 3 * self.mesh.parallel.distributed_timeout_seconds + 60
+
+    def _chosen(self, root: Path, steps: list[int]) -> int | None:
+        asked = self.config.ckpt_step
+        if asked is None and steps:
+            return steps[-1]
+        if asked in steps:
+            return asked
+        if asked is not None or self.config.exit_on_missing_checkpoint:
+            what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
+            there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
+            raise CheckpointError(what, where=str(root), fix=there)
+        return None
+
+    def _take_counters(self, trainer: Trainer, manifest: Manifest, config: CheckpointConfig) -> None:
+        """The run goes on where the checkpoint's did."""
+        state = manifest.state
+        trainer.state = TrainState(**state["counters"])
+        trainer.scheduler.load_state_dict(
+            state["scheduler"],
+            use_checkpoint_opt_param_scheduler=config.use_checkpoint_opt_param_scheduler,
+            override_opt_param_scheduler=config.override_opt_param_scheduler,
+        )
+        if self.root is not None and Path(str(config.load)).resolve() == self.root.resolve():
+            self._last = trainer.state.iteration
+
+    def _take_rng(self, trainer: Trainer, tensors: dict[str, Logical]) -> None:
+        streams: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("rng."):
+                _, stream, device = name.split(".")
+                streams.setdefault(stream, {})[device] = tensor.parts[0].data.view(-1)
+        trainer.rng.load_state_dict(streams)
+
+    def close(self) -> None:
+        """Wait for what is under way, and let go of the folder; a run that ends by an exception does not wait."""
+        if self._flight is not None and sys.exc_info()[0] is None:
+            self._flight.join(self._patience)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _open_root(root: Path, mesh: Mesh) -> tuple[RootLock | None, str]:
+    """The lock, on rank 0, and a name for what this run writes."""
+    held: list[RootLock] = []
+
+    def begin() -> str:
+        run_id = secrets.token_hex(8)
+        held.append(RootLock(root, run_id))
+        return run_id
+
+    run_id = on_rank_zero(begin, mesh.world)
+    return (held[0] if held else None), run_id
+
+
+def _own_group(world: Axis, mesh: Mesh) -> Axis:
+    """The same ranks on gloo, for the messages of a thread."""
+    if world.size == 1:
+        return world
+    seconds = mesh.parallel.distributed_timeout_seconds
+    group = dist.new_group(list(world.ranks), backend="gloo", timeout=timedelta(seconds=seconds))
+    return dataclasses.replace(world, name="checkpoint", group=group)
+
+
+def _on_all(ended: Callable[[], bool], mesh: Mesh) -> bool:
+    """Whether it has ended on every rank."""
+    flag = torch.tensor([0.0 if ended() else 1.0], device=mesh.device)
+    return not all_reduce(flag, mesh.world, "max").item()

@@ -1,0 +1,382 @@
+"""The options of checkpoints: which are written, which are kept, what is continued, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from minimegatron.checkpoint import storage
+from minimegatron.checkpoint.commit import Keep, complete, published, retire
+from minimegatron.checkpoint.lock import RootLock
+from minimegatron.checkpoint.manifest import NAME
+from minimegatron.errors import CheckpointError, ConfigError, RankError
+from tests.training.test_trainer import TINY, numbers, trainer_of
+
+LINE = (
+    "--num-layers 1 --micro-batch-size 1 --global-batch-size 2 --train-iters 6 --lr-decay-iters 6 "
+    "--hidden-dropout 0.1 --attention-dropout 0.1"
+)
+
+
+def run(line: str, world: int = 1):
+    trainer = trainer_of(f"{LINE} {line}", world)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("saved") / "root"
+    run(f"--save {root} --save-interval 2")
+    return root
+
+
+@pytest.fixture
+def root(saved, tmp_path) -> Path:
+    shutil.copytree(saved, tmp_path / "root")
+    return tmp_path / "root"
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ("", [6]),
+        ("--save-interval 2", [2, 4, 6]),
+        ("--save-interval 4", [4, 6]),
+        ("--save-interval 1 --save-keep-last 2", [5, 6]),
+        ("--save-interval 1 --save-keep-last 1 --async-save", [6]),
+        ("--save-interval 1 --save-retain-interval 3", [3, 6]),
+        ("--save-interval 1 --save-retain-interval 4", [4, 6]),
+        ("--save-interval 1 --save-retain-interval 4 --save-keep-last 2", [4, 5, 6]),
+        ("--save-interval 2 --exit-interval 3", [2, 3]),
+    ],
+)
+def test_which_are_written_and_which_stay(tmp_path, options, steps):
+    run(f"--save {tmp_path} {options}")
+    assert published(tmp_path) == steps == list(complete(tmp_path))
+
+
+def test_the_best_one_stays(root):
+    losses = {2: 0.25, 4: 0.125, 6: 0.5}
+    for step, manifest in complete(root).items():
+        manifest.state["validation_loss"] = losses[step]
+        (root / f"iter_{step:07d}" / NAME).write_bytes(manifest.dumps())
+    assert retire(root, Keep(newest=2, best=True)) == [2] and published(root) == [4, 6]
+    assert retire(root, Keep(newest=1, best=True)) == [] and published(root) == [4, 6]
+    assert retire(root, Keep(newest=1)) == [4]
+
+
+def test_a_checkpoint_after_an_evaluation_knows_its_loss(tmp_path):
+    trainer = run(f"--save {tmp_path} --save-interval 1 --eval-interval 2 --eval-iters 1 --save-keep-best "
+                  "--save-keep-last 1")  # fmt: skip
+    known = {step: m.state["validation_loss"] for step, m in complete(tmp_path).items()}
+    assert known[6] is not None and all(loss is not None for loss in known.values()) and len(known) in (1, 2)
+    assert known[6] == trainer.state.validation_loss == pytest.approx(known[6])
+
+
+def test_a_damaged_old_one_is_not_removed(root):
+    (root / "iter_0000002" / NAME).write_text("{}")
+    assert retire(root, Keep(newest=1)) == [4] and published(root) == [2, 6]
+
+
+# ------------------------------------------------------------------------------------------------ what is continued
+
+
+def test_the_newest_and_the_one_that_is_asked_for(root, tmp_path):
+    whole = run("")
+    for option, first in (("--ckpt-step 2", 2), ("--ckpt-step 4", 4), ("", 6)):
+        after = run(f"--load {root} {option}")
+        assert numbers(after.history) == numbers(whole.history)[first:]
+        assert after.state.iteration == 6 and after.state.consumed_train_samples == 12
+
+
+def test_the_weights_without_the_rest(root):
+    plain = run(f"--load {root} --ckpt-step 2 --exit-interval 2")
+    fresh = run(f"--load {root} --ckpt-step 2 --no-load-optim")
+    assert fresh.state.iteration == 6 and len(fresh.history) == 4
+    assert numbers(fresh.history)[0][0] == numbers(plain.history)[0][0], "the same weights and the same dropout"
+    assert numbers(fresh.history)[-1] != numbers(run(f"--load {root} --ckpt-step 2").history)[-1]
+    other = run(f"--load {root} --ckpt-step 2 --no-load-rng")
+    assert numbers(other.history)[0][0] != numbers(plain.history)[0][0], "another dropout"
+    tuned = run(f"--load {root} --ckpt-step 2 --finetune")
+    assert tuned.state.iteration == 6 and len(tuned.history) == 6 and tuned.state.consumed_train_samples == 12
+
+
+def test_what_was_not_saved_is_not_made_up(tmp_path):
+    run(f"--save {tmp_path} --no-save-optim --no-save-rng --exit-interval 2")
+    assert {name.split(".")[0] for name in complete(tmp_path)[2].tensors} == {"model"}
+    with pytest.raises(CheckpointError, match="saved without optimizer state") as caught:
+        run(f"--load {tmp_path}")
+    assert "--no-load-optim" in str(caught.value)
+    with pytest.raises(CheckpointError, match="saved without rng state"):
+        run(f"--load {tmp_path} --no-load-optim")
+    assert len(run(f"--load {tmp_path} --no-load-optim --no-load-rng").history) == 4
+    assert len(run(f"--load {tmp_path} --finetune").history) == 6
+
+
+def test_nothing_to_load(tmp_path):
+    for folder in (tmp_path / "none", tmp_path):
+        assert len(run(f"--load {folder}").history) == 6
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            run(f"--load {folder} --exit-on-missing-checkpoint")
+        with pytest.raises(CheckpointError, match="no checkpoint of step 3"):
+            run(f"--load {folder} --ckpt-step 3")
+
+
+def test_a_damaged_newest_one_is_named_with_an_older_one(root):
+    (root / "iter_0000006" / NAME).unlink()
+    with pytest.raises(CheckpointError) as caught:
+        run(f"--load {root}")
+    assert "iter_0000006" in str(caught.value) and "--ckpt-step 4" in str(caught.value)
+    assert len(run(f"--load {root} --ckpt-step 4").history) == 2
+    shard = next((root / "iter_0000004").glob("shard*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="SHA-256 differs") as caught:
+        run(f"--load {root} --ckpt-step 4")
+    assert str(shard) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--hidden-size 64", "hidden_size: checkpoint 32, now 64"),
+        ("--swiglu", "activation: checkpoint 'gelu_tanh', now 'swiglu'"),
+        ("--bf16", "params_dtype: checkpoint"),
+        ("--optimizer sgd", "optimizer.momentum_buffer.embedding.word_embeddings.weight is not in it"),
+    ],
+)
+def test_another_model_or_optimizer(root, options, message):
+    with pytest.raises(CheckpointError) as caught:
+        run(f"--load {root} {options}")
+    assert message in str(caught.value)
+
+
+def run_on_rank(rank: int, world: int, line: str) -> None:
+    run(line, world)
+
+
+def test_what_one_rank_misses_is_said_by_all(ranks, tmp_path):
+    """Only the last stage of two has the final norm."""
+    root, folder = tmp_path, tmp_path / "iter_0000006"
+    run(f"--num-layers 2 --save {root}")
+    manifest = complete(root)[6]
+    del manifest.tensors["model.decoder.final_layernorm.weight"]
+    (folder / NAME).write_bytes(manifest.dumps())
+    with pytest.raises(RankError, match="^ranks 0-1 raised CheckpointError: the checkpoint does not fit") as caught:
+        ranks(2).run(run_on_rank, f"--num-layers 2 --pipeline-model-parallel-size 2 --load {root}")
+    assert "model.decoder.final_layernorm.weight is not in it" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--save-interval 2", "--async-save", "--ckpt-step 2", "--finetune", "--save f --save-keep-best",
+     "--save-retain-interval 2", "--exit-on-missing-checkpoint"],
+)  # fmt: skip
+def test_options_without_what_they_need(options):
+    with pytest.raises(ConfigError, match="without"):
+        trainer_of(f"{LINE} {options}")
+
+
+def test_a_run_that_would_come_to_a_step_that_is_there(root):
+    for options in (f"--save {root}", f"--save {root} --load {root} --ckpt-step 2", f"--save {root} --load {root} "
+                    "--finetune"):  # fmt: skip
+        with pytest.raises(CheckpointError, match="and there are checkpoints of") as caught:
+            run(options)
+        assert f"--load {root}" in str(caught.value)
+    trainer = run(f"--save {root} --load {root}")
+    assert trainer.history == [] and published(root) == [2, 4, 6]
+
+
+def test_two_runs_with_one_folder(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, pathlib; from minimegatron.checkpoint.lock import RootLock; "
+         f"lock = RootLock(pathlib.Path({str(tmp_path)!r}), 'first'); print('held', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError) as caught:
+            run(f"--save {tmp_path}")
+        assert f"run first, process {holder.pid} on {os.uname().nodename} since" in str(caught.value)
+    finally:
+        holder.kill()
+        holder.communicate(timeout=20)
+    assert (tmp_path / ".lock").read_text().startswith("run first"), "what is left of the dead holder"
+    RootLock(tmp_path, "second").close()
+    run(f"--save {tmp_path} --train-iters 2 --lr-decay-iters 2")
+    assert published(tmp_path) == [2]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        run(f"--save {tmp_path}/file/below")
+
+
+# ------------------------------------------------------------------------------------------------ in the background
+
+
+def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
+    """Train with saves in the background, one of which fails on one rank; returns the steps taken when it is known."""
+    real = storage.write_shard
+
+    def write(file, tensors, metadata):
+        if rank == victim and metadata["step"] == when:
+            raise OSError(28, "No space left on device")
+        return real(file, tensors, metadata)
+
+    storage.write_shard = write
+    trainer = trainer_of(f"{LINE} --async-save --save {root} --save-interval 2 --use-distributed-optimizer", world)
+    try:
+        trainer.train()
+    finally:
+        storage.write_shard = real
+        trainer.close()
+    return trainer.state.iteration
+
+
+@pytest.mark.parametrize(("victim", "when", "left"), [(0, "4", [2]), (1, "2", []), (1, "6", [2, 4])])
+def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, victim, when, left):
+    with pytest.raises(RankError) as caught:
+        ranks(2).run(failing, str(tmp_path), victim, when)
+    assert "No space left on device" in str(caught.value) and f"rank {victim}: " in str(caught.value)
+    assert "bytes cannot be written" in str(caught.value) and "bytes are free" in str(caught.value)
+    assert published(tmp_path) == left
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [".lock"]
+
+
+def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path, monkeypatch):
+    """The writer is held back until two more steps are taken: they change nothing of the checkpoint."""
+    taken = threading.Event()
+    real = storage.write_shard
+
+    def write(file, tensors, metadata):
+        assert metadata["step"] != "2" or taken.wait(60)
+        return real(file, tensors, metadata)
+
+    monkeypatch.setattr(storage, "write_shard", write)
+    trainer = trainer_of(f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3")
+    step = trainer._step
+
+    def counted(*args):
+        if trainer.state.iteration == 2:
+            assert published(tmp_path / "a") == [], "the second step is over and the checkpoint is not"
+        stop = step(*args)
+        if trainer.state.iteration == 3:
+            taken.set()
+        return stop
+
+    monkeypatch.setattr(trainer, "_step", counted)
+    trainer.train()
+    trainer.close()
+    monkeypatch.undo()
+    run(f"--save {tmp_path}/b --exit-interval 2")
+    for name, tensor in complete(tmp_path / "b")[2].tensors.items():
+        assert complete(tmp_path / "a")[2].tensors[name] == tensor
+    a, b = (complete(tmp_path / x)[2] for x in "ab")
+    readers = [storage.ShardReader(tmp_path / x / "iter_0000002", m) for x, m in (("a", a), ("b", b))]
+    for name in a.tensors:
+        assert torch.equal(*(reader.whole(name) for reader in readers)), name
+
+
+def test_an_exception_does_not_wait_for_the_writer(tmp_path, monkeypatch):
+    """Nor is anything of the unfinished checkpoint ever taken for one."""
+    over, real = threading.Event(), storage.write_shard
+
+    def write(*args):
+        assert over.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(storage, "write_shard", write)
+    trainer = trainer_of(f"{LINE} --save {tmp_path} --save-interval 2 --async-save")
+    monkeypatch.setattr(trainer, "_time_is_up", lambda: 1 // (4 - trainer.state.iteration) < 0)
+    monkeypatch.setattr(trainer.checkpoints, "settle", lambda wait: None)
+    with pytest.raises(ZeroDivisionError):
+        try:
+            trainer.train()
+        finally:
+            trainer.close()
+            assert not trainer.checkpoints._flight.ended() and published(tmp_path) == []
+    over.set()
+    trainer.checkpoints._flight.join(60)
+
+
+def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
+    """The copy is held back until the next passes are over: the weights have not moved when it is made."""
+    line = f"{LINE} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3"
+    trainer = trainer_of(line)
+    passes, waits = threading.Event(), []
+    real, waited = trainer.checkpoints._staging.copy, trainer.checkpoints.before_update
+
+    def copy(tensors):
+        if trainer.state.iteration == 2 and threading.current_thread().name == "checkpoint":
+            assert passes.wait(60)
+            time.sleep(0.3)
+        return real(tensors)
+
+    def before_update():
+        passes.set()
+        waits.append(trainer.checkpoints._flight is not None and not trainer.checkpoints._copied.is_set())
+        waited()
+        passes.clear()
+
+    monkeypatch.setattr(trainer.checkpoints._staging, "copy", copy)
+    monkeypatch.setattr(trainer.checkpoints, "before_update", before_update)
+    trainer.train()
+    trainer.close()
+    assert waits == [False, False, True]
+    run(f"--save {tmp_path}/b --exit-interval 2")
+    a, b = (storage.ShardReader(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
+    for name in a.manifest.tensors:
+        assert torch.equal(a.whole(name), b.whole(name)), name
+
+
+# ------------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize("background", ["", "--async-save"])
+def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
+    line = f"{TINY} --mock-data {LINE} --train-iters 100000 --lr-decay-iters 100000 --save {tmp_path}/a {background}"
+    command = [
+        sys.executable,
+        "-m",
+        "minimegatron",
+        "train",
+        *line.split(),
+        "--save-interval",
+        "7",
+        "--log-interval",
+        "1",
+    ]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MINIMEGATRON_")}
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while "iteration        3/" not in (tmp_path / "out").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, (tmp_path / "out").read_text()[-2000:]
+    finally:
+        process.kill()
+        process.wait(10)
+    said = (tmp_path / "out").read_text()
+    last = published(tmp_path / "a")[-1]
+    assert f"saved checkpoint of iteration {last} " in said and f"exiting program at iteration {last}: SIGTERM" in said
+    assert list(complete(tmp_path / "a"))[-1] == last
+    assert [p.name for p in (tmp_path / "a").iterdir() if p.name.startswith(".")] == [".lock"]

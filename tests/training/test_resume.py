@@ -1,0 +1,86 @@
+"""N steps, an end, N more: the same run as 2N steps, to the bit in one layout, within rounding in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.training.saving import tensors_of
+from tests.training.test_trainer import trainer_of
+
+BASE = (
+    "--num-layers 2 --micro-batch-size 1 --global-batch-size 8 --train-iters 6 --lr-decay-iters 6 "
+    "--hidden-dropout {dropout} --attention-dropout {dropout}"
+)
+
+ZERO3 = "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads_params"
+
+
+def run_of(line: str, world: int) -> tuple[list[tuple[float, float | None]], dict[str, list[tuple[Any, torch.Tensor]]]]:
+    trainer = trainer_of(line, world)
+    trainer.train()
+    trainer.close()
+    held = tensors_of(trainer, optim=True, rng=True)
+    final = {name: [(part.box, part.data.clone()) for part in tensor.parts] for name, tensor in held.items()}
+    return [(r.losses["lm loss"], r.grad_norm) for r in trainer.history], final
+
+
+def on_rank(rank: int, world: int, line: str) -> Any:
+    return run_of(line, world)
+
+
+SAME = [
+    (1, ""),
+    (2, "--optimizer sgd"),
+    (4, "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --bf16"),
+    (4, f"--pipeline-model-parallel-size 2 {ZERO3}"),
+    (4, "--num-experts 4 --expert-model-parallel-size 2 --disable-bias-linear --use-distributed-optimizer --fp16 "
+        "--moe-router-enable-expert-bias --moe-router-score-function sigmoid --initial-loss-scale 1024"),
+    (2, "--tensor-model-parallel-size 2 --sequence-parallel --bf16 --fp8-format hybrid --fp8-recipe delayed "
+        "--fp8-amax-history-len 4 --fp8-amax-compute-algo max"),
+    (2, "--use-torch-fsdp2 --bf16"),
+    (4, "--num-layers 4 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads --overlap-param-gather "
+        "--overlap-grad-reduce"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("world", "layout"), SAME)
+@pytest.mark.parametrize("background", ["", "--async-save"])
+def test_resumed_is_uninterrupted_bit_for_bit(ranks, tmp_path, world, layout, background):
+    line = f"{BASE.format(dropout=0.1)} {layout}"
+    whole = ranks(world).run(on_rank, line)
+    ranks(world).run(on_rank, f"{line} --exit-interval 3 --save {tmp_path} {background}")
+    resumed = ranks(world).run(on_rank, f"{line} --load {tmp_path}")
+    for (curve, final), (curve_after, final_after) in zip(whole, resumed, strict=True):
+        assert len(curve_after) == 3 and curve[3:] == curve_after
+        assert final.keys() == final_after.keys()
+        for name, parts in final.items():
+            for (box, tensor), (box_after, after) in zip(parts, final_after[name], strict=True):
+                assert box == box_after and torch.equal(tensor, after), name
+
+
+LAYOUTS = [
+    (1, ""),
+    (2, "--use-distributed-optimizer"),
+    (4, "--tensor-model-parallel-size 4 --sequence-parallel"),
+    (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
+    (4, f"--pipeline-model-parallel-size 2 {ZERO3}"),
+    (4, "--context-parallel-size 2 --use-distributed-optimizer --data-parallel-sharding-strategy optim_grads"),
+    (4, "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --use-distributed-optimizer"),
+    (2, "--use-torch-fsdp2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target"), [(a, (a * 3 + 1) % 8) for a in range(8)] + [(a, 0) for a in range(1, 8)])
+def test_any_layout_goes_on_in_any_other(ranks, tmp_path, source, target):
+    line = f"{BASE.format(dropout=0)} --num-layers 4 --swiglu --num-attention-heads 4 --vocab-size 70"
+    (wa, a), (wb, b) = LAYOUTS[source], LAYOUTS[target]
+    whole = ranks(wb).run(on_rank, f"{line} {b}")
+    ranks(wa).run(on_rank, f"{line} {a} --exit-interval 3 --save {tmp_path}")
+    resumed = ranks(wb).run(on_rank, f"{line} {b} --load {tmp_path}")
+    for (curve, _), (after, _) in zip(whole, resumed, strict=True):
+        for (loss, norm), (loss_after, norm_after) in zip(curve[3:], after, strict=True):
+            assert loss_after == pytest.approx(loss, rel=1e-5) and norm_after == pytest.approx(norm, rel=1e-4)
