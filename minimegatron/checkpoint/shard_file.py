@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,13 +67,19 @@ class Entry:
     stop: int
 
 
-def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
+def write_shard(
+    file: BinaryIO,
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str],
+    read: Callable[[str], torch.Tensor] | None = None,
+) -> tuple[int, str]:
     """Write a safetensors file.
 
     Args:
         file: open for writing, at its start.
         tensors: by name; each is copied to the CPU as it is written.
         metadata: for the header.
+        read: the numbers of a tensor by its name, asked for as they are written; then `tensors` may be on meta.
 
     Returns:
         Its length in bytes and its SHA-256.
@@ -90,10 +97,13 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest, length = hashlib.sha256(), 0
-    for block in (struct.pack("<Q", len(text)) + text, *(_bytes(t) for t in tensors.values())):
+    numbers = (_bytes(tensor if read is None else read(name)) for name, tensor in tensors.items())
+    for block in itertools.chain([struct.pack("<Q", len(text)) + text], numbers):
         file.write(block)
         digest.update(block)
         length += len(block)
+        del block  # before the next one is read
+    assert length == 8 + len(text) + at, "a tensor was read that is not as large as was said"
     return length, digest.hexdigest()
 
 
