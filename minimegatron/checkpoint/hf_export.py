@@ -178,7 +178,7 @@ def _experts(config: TransformerConfig, family: str) -> dict[str, Any]:
     experts, shared = config.num_experts, config.moe_shared_expert_intermediate_size
     if "num_experts" not in DEFAULTS[family]:
         return {}
-    keys = {"num_experts_per_tok": config.moe_router_topk}
+    keys: dict[str, Any] = {"num_experts_per_tok": config.moe_router_topk}
     dense = [i for i, has in enumerate(config.expert_layers) if not has]
     if family == "mixtral":
         jitter = config.moe_input_jitter_eps or 0.0

@@ -60,12 +60,12 @@ def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> I
         match: a row of the table.
         shape: of our tensor.
     """
-    index = () if match.expert is None else (match.expert,)
-    dims, at = shape[len(index) :], 0
+    stack = () if match.expert is None else (match.expert,)
+    dims, at = shape[len(stack) :], 0
     columns = match.how in ("transpose", "conv_pack") and len(dims) == 2
     for which, start, length in _pieces(match, dims[0], config):
         theirs = Rows(match.theirs[which], start, start + length, columns=columns)
-        yield Copy(Rows(match.ours, at, at + length, index), theirs)
+        yield Copy(Rows(match.ours, at, at + length, stack), theirs)
         at += length
 
 
@@ -73,7 +73,7 @@ def _their_shapes(made: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tup
     """What theirs must be for these copies to be all of them."""
     found: dict[str, list[int]] = {}
     for ours, theirs in made:
-        dims = list(shape[len(ours.index) :])
+        dims = list(shape[len(ours.matrix) :])
         dims[0] = max(theirs.stop, found.get(theirs.name, [0])[-1 if theirs.columns else 0])
         found[theirs.name] = dims[::-1] if theirs.columns else dims
     return {name: tuple(dims) for name, dims in found.items()}

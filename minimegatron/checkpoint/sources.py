@@ -19,7 +19,7 @@ and both are made from the same list of `Copy`, read from left to right or from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,8 @@ import torch
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor
 from minimegatron.errors import CheckpointError
+
+BLOCK = 1 << 26  # bytes that are copied at once
 
 
 class Described(NamedTuple):
@@ -57,6 +59,21 @@ class Source(Protocol):
 def whole(shape: Sequence[int]) -> Box:
     """The box that is all of it."""
     return tuple((0, n) for n in shape)
+
+
+def _blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
+    """A box by rows, so that no block is larger than `BLOCK`: what is copied into place is small beside the place."""
+    dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
+    (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
+    step = max(1, BLOCK // max(1, inner * itemsize))
+    for start in range(first, last, step):
+        yield [*box[:dim], (start, min(start + step, last)), *box[dim + 1 :]]
+
+
+def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Where two boxes meet, None where they do not."""
+    met = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
+    return met if all(a < b for a, b in met) else None
 
 
 class InMemory:
@@ -132,24 +149,24 @@ class Rows(NamedTuple):
     Attributes:
         name: of the tensor.
         start, stop: the rows.
-        index: which matrix, where the tensor is a stack of them.
+        matrix: which one, where the tensor is a stack of them.
         columns: columns instead of rows: the matrix lies transposed.
     """
 
     name: str
     start: int
     stop: int
-    index: tuple[int, ...] = ()
+    matrix: tuple[int, ...] = ()
     columns: bool = False
 
     def box(self, shape: Sequence[int]) -> list[tuple[int, int]]:
-        found = [*((i, i + 1) for i in self.index), *((0, n) for n in shape[len(self.index) :])]
+        found = [*((i, i + 1) for i in self.matrix), *((0, n) for n in shape[len(self.matrix) :])]
         found[self.dim] = (self.start, self.stop)
         return found
 
     @property
     def dim(self) -> int:
-        return len(self.index) + self.columns
+        return len(self.matrix) + self.columns
 
 
 class Copy(NamedTuple):
@@ -160,6 +177,22 @@ class Copy(NamedTuple):
 
     def turned(self) -> Copy:
         return Copy(self.theirs, self.ours)
+
+
+class Cast:
+    """The tensors of a source in other dtypes.
+
+    Args:
+        source: where the numbers are.
+        dtypes: of the tensors that change.
+    """
+
+    def __init__(self, source: Source, dtypes: Mapping[str, torch.dtype]) -> None:
+        self.source = source
+        self.tensors = {n: Described(dtypes.get(n, d.dtype), d.shape) for n, d in source.tensors.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        return self.source.read(name, box).to(self.tensors[name].dtype)
 
 
 class View:
@@ -176,6 +209,7 @@ class View:
         self.copies: dict[str, list[Copy]] = {name: [] for name in self.tensors}
         for copy in copies:
             self.copies[copy.ours.name].append(copy)
+        self._read_last: tuple[str, torch.Tensor] | None = None
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         dtype, shape = self.tensors[name]
@@ -183,32 +217,34 @@ class View:
         sizes = [b - a for a, b in box]
         made: torch.Tensor | None = None
         for copy in self.copies[name]:
-            met = _intersection(copy.ours.box(shape), box)
+            met = intersection(copy.ours.box(shape), box)
             if met is None:
                 continue
-            part = self._fetch(copy, met)
             if met == list(box):
-                return part  # nothing else lies in this box
+                return self._fetch(copy, met)  # nothing else lies in this box
             if made is None:
                 made = torch.zeros(sizes, dtype=dtype)
-            made[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(met, box, strict=True))] = part
+            for block in _blocks(met, dtype.itemsize):
+                where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
+                made[where] = self._fetch(copy, block)
         return torch.zeros(sizes, dtype=dtype) if made is None else made
 
     def _fetch(self, copy: Copy, met: list[tuple[int, int]]) -> torch.Tensor:
         """The part of a copy that lies in this box of ours, from the source, in our shape."""
         ours, theirs = copy
-        inner = met[len(ours.index) :]
+        inner = met[len(ours.matrix) :]
         at = int(ours.columns)
         inner[at] = (inner[at][0] - ours.start + theirs.start, inner[at][1] - ours.start + theirs.start)
         turned = ours.columns != theirs.columns
         if turned:
             inner.reverse()
-        index = [(i, i + 1) for i in theirs.index]
-        found = self.source.read(theirs.name, (*index, *inner))[(0,) * len(index)]
+        stack = [(i, i + 1) for i in theirs.matrix]
+        if theirs.columns:  # no file can be read by columns: read it once, for all groups of heads
+            if self._read_last is None or self._read_last[0] != theirs.name:
+                self._read_last = None
+                self._read_last = theirs.name, self.source.read(theirs.name)
+            found = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
+        else:
+            found = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
         found = found.t() if turned else found
-        return found[(None,) * len(ours.index)]
-
-
-def _intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    met = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
-    return met if all(a < b for a, b in met) else None
+        return found[(None,) * len(ours.matrix)]

@@ -180,17 +180,18 @@ class Match(NamedTuple):
 
 def matches(config: TransformerConfig, family: str) -> Iterator[Match]:
     """The family's table for this model: every layer that has a row, every expert."""
-    for row in TABLES[family]:
-        if not row.when(config):
-            continue
-        for n in range(config.num_layers) if "{}" in row.ours else (0,):
+    layers = config.num_layers
+    table = [row for row in TABLES[family] if row.when(config)]
+    of_layers = [row for row in table if "{}" in row.ours]
+    words = [row for row in table if row.ours.startswith("embedding.")]
+    rest = [row for row in table if row not in of_layers and row not in words]
+    for n, rows in ((-1, words), *((n, of_layers) for n in range(layers)), (layers, rest)):
+        for row in rows:
             if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
                 continue
             theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
-            if "{e}" not in theirs[0]:
-                yield Match(row.ours.format(n), None, theirs, row.how)
-                continue
-            for e in range(config.num_experts or 0):
+            experts = range(config.num_experts or 0) if "{e}" in theirs[0] else (None,)
+            for e in experts:
                 yield Match(row.ours.format(n), e, tuple(name.replace("{e}", str(e)) for name in theirs), row.how)
 
 

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.checkpoint import commit
+from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.checkpoint.manifest import Manifest
 from minimegatron.checkpoint.planning import read_tensors, write_tensors
 from minimegatron.checkpoint.regions import Logical, Region
@@ -35,8 +36,9 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.training import saving
+from minimegatron.training.published import load_published
 from minimegatron.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -124,6 +126,14 @@ class Checkpoints:
         """
         assert self.config.load is not None
         root = Path(self.config.load)
+        if is_published(root):
+            if self.config.ckpt_step is not None or root.resolve() == (self.root or Path()).resolve():
+                raise ConfigError(
+                    f"--load {root} is a published model: it has no steps, and checkpoints go elsewhere",
+                    fix="drop --ckpt-step, and give --save a folder of its own",
+                )
+            self.say(load_published(trainer, root))
+            return True
         steps = on_rank_zero(lambda: commit.complete(root), self.mesh.world)
         step = self._chosen(root, steps)
         if step is None:
@@ -132,9 +142,10 @@ class Checkpoints:
         folder = commit.folder_of(root, step)
         manifest = on_all_ranks(lambda: Manifest.read(folder), self.mesh.world)
         saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
+        fresh = self.config.finetune or "counters" not in manifest.state  # as `convert` writes it: weights only
         config, same_layout = self.config, manifest.state["layout"] == saving.layout_facts(self.mesh)
-        optim = config.load_optim and not config.finetune and _has(manifest, "optimizer.")
-        rng = config.load_rng and not config.finetune and same_layout and _has(manifest, "rng.")
+        optim = config.load_optim and not fresh and _has(manifest, "optimizer.")
+        rng = config.load_rng and not fresh and same_layout and _has(manifest, "rng.")
         wanted = saving.tensors_of(trainer, optim, rng)
         skipped = [p for p, there in (("optimizer.", optim), ("rng.", rng)) if not there]
         saving.check_same_tensors(wanted, manifest, skipped, self.mesh.world)
@@ -144,7 +155,7 @@ class Checkpoints:
             on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
         read_tensors(wanted, ShardReader(folder, manifest), self.mesh.world)
         self._take(trainer, manifest, wanted, optim, rng)
-        what = "weights of the checkpoint" if config.finetune else "checkpoint"
+        what = "weights of the checkpoint" if fresh else "checkpoint"
         self.say(f"loaded {what} of iteration {step} from {root}")
         return True
 
@@ -168,7 +179,7 @@ class Checkpoints:
         else:
             trainer.optimizer.reload_model_params()
             trainer.model.start_param_gather()
-        if config.finetune:
+        if config.finetune or "counters" not in state:
             return
         trainer.state = TrainState(**state["counters"])
         trainer.scheduler.load_state_dict(

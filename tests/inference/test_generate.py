@@ -181,7 +181,7 @@ def test_what_is_no_number_is_not_a_word():
 
 
 @pytest.mark.parametrize("tp", mostly_thorough([1, 2], [1]))
-def test_the_example_continues_with_a_published_model(ranks, tmp_path, tp):
+def test_the_command_continues_with_a_published_model(ranks, tmp_path, tp):
     """Its whole way: folder, tokenizer, this rank's part of the weights, words, text."""
     theirs("llama2").save_pretrained(tmp_path)
     words = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
