@@ -23,8 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minimegatron.checkpoint.commit import write_durable
 from minimegatron.checkpoint.hf_config import read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
@@ -125,7 +123,7 @@ def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_si
     weight_map: dict[str, str] = {}
     for i, tensors in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
-        described = {tensor: torch.empty(d.shape, dtype=d.dtype, device="meta") for tensor, d in tensors}
+        described = dict(tensors)
         write_durable(
             folder / name,
             lambda file, of=described: write_shard(file, of, {"format": "pt"}, source.read),  # type: ignore[misc]

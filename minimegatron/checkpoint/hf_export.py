@@ -104,10 +104,15 @@ def config_to_huggingface(
                 fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
             )
         return found, {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
+    if family is not None and family not in DEFAULTS:
+        raise ConfigError(f"there is no family {family!r}", fix=f"choose among {', '.join(DEFAULTS)}")
+    with_experts = config.num_experts is not None
     tried: dict[str, list[str]] = {}
     for name in DEFAULTS if family is None else (family,):
-        if name not in DEFAULTS:
-            raise ConfigError(f"there is no family {name!r}", fix=f"choose among {', '.join(DEFAULTS)}")
+        if with_experts != ("num_experts" in DEFAULTS[name]):
+            if family is not None:
+                tried[name] = [f"num_experts: {config.num_experts} here"]
+            continue
         made = keys_of(config, name)
         try:
             tried[name] = differing(config, config_from_huggingface(made)[1])
@@ -176,7 +181,7 @@ def _rope(config: TransformerConfig) -> dict[str, Any]:
 def _experts(config: TransformerConfig, family: str) -> dict[str, Any]:
     """Keys of a family with experts; of a family without, none."""
     experts, shared = config.num_experts, config.moe_shared_expert_intermediate_size
-    if "num_experts" not in DEFAULTS[family]:
+    if experts is None:
         return {}
     keys: dict[str, Any] = {"num_experts_per_tok": config.moe_router_topk}
     dense = [i for i, has in enumerate(config.expert_layers) if not has]
@@ -193,7 +198,7 @@ def _experts(config: TransformerConfig, family: str) -> dict[str, Any]:
     return {
         **keys,
         "n_routed_experts": experts,
-        "n_shared_experts": (shared or 0) // config.moe_ffn_hidden_size if experts else 0,
+        "n_shared_experts": (shared or 0) // config.moe_ffn_hidden_size,
         "first_k_dense_replace": len(dense),
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,

@@ -155,7 +155,7 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
     regions: dict[str, list[Stored]] = {name: [] for name in source.tensors}
     for i, group in enumerate(groups):
         file = f"shard-{i:05d}-of-{len(groups):05d}.safetensors"
-        described = {key: torch.empty(d.shape, dtype=d.dtype, device="meta") for key, d in group}
+        described = dict(group)
         files[file] = write_durable(
             folder / file,
             lambda out, of=described: write_shard(  # type: ignore[misc]

@@ -69,7 +69,7 @@ class Entry:
 
 def write_shard(
     file: BinaryIO,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, Any],
     metadata: Mapping[str, str],
     read: Callable[[str], torch.Tensor] | None = None,
 ) -> tuple[int, str]:
@@ -79,7 +79,7 @@ def write_shard(
         file: open for writing, at its start.
         tensors: by name; each is copied to the CPU as it is written.
         metadata: for the header.
-        read: the numbers of a tensor by its name, asked for as they are written; then `tensors` may be on meta.
+        read: the numbers of a tensor by its name, asked for as they are written; then `tensors` need a dtype and a shape only.
 
     Returns:
         Its length in bytes and its SHA-256.
@@ -87,7 +87,7 @@ def write_shard(
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -103,7 +103,12 @@ class SafetensorsFiles:
         for file in files:
             if not file.is_file():
                 raise CheckpointError(f"no {file}", fix="download the file again")
-            for name, entry in read_header(file)[0].items():
+            try:
+                entries, _ = read_header(file)
+            except CheckpointError as error:
+                fix = "download the file again; it is cut short or damaged"
+                raise CheckpointError(error.what, where=error.where, fix=fix) from error
+            for name, entry in entries.items():
                 if name in self._where:
                     raise CheckpointError(f"{self._where[name][0].name} and {file.name} both hold {name}")
                 self._where[name] = file, entry

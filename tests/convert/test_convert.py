@@ -1,4 +1,4 @@
-"""Published models and checkpoints, one into the other, by the command: nothing is lost, and what would be is refused."""
+"""Published models and checkpoints, one into the other: nothing is lost, and what would be is refused."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minimegatron.checkpoint import sources
 from minimegatron.checkpoint.huggingface import as_ours, as_theirs
 from minimegatron.checkpoint.shard_file import Entry
-from minimegatron.checkpoint.sources import InMemory, SafetensorsFiles, View, read_box
+from minimegatron.checkpoint.sources import InMemory, View, read_box
 from minimegatron.commands.convert import logical_tensors
 from minimegatron.models.zoo import family_config
 

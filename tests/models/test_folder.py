@@ -71,7 +71,7 @@ def test_a_download_that_broke_off(folder):
     whole = file.read_bytes()
     for length in (0, 5, 100, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="model.safetensors cannot be read") as caught:
+        with pytest.raises(CheckpointError, match="model.safetensors") as caught:
             read(folder)
         assert caught.value.exit_code == CheckpointError("", fix="").exit_code and "download" in str(caught.value)
 
