@@ -4,6 +4,7 @@
 |--------------|----------------------------------------------|--------------------------|---------------------------|
 | `hf`         | `config.json`                                | `folder.open_published`  | `folder.write_published`  |
 | `ours`       | `iter_0000020/manifest.json`                 | `ours.Checkpoint`        | `ours.write_checkpoint`   |
+| `torch_dist` | `.metadata`, or a file that says where       | `torch_dist.TorchDist`   | `torch_dist.write_...`    |
 
 Every one is a `Source` (`checkpoint/sources.py`), so a conversion is a source that is read tensor by tensor while the
 other folder is written, and its memory is that of a tensor.
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import torch
 
+from minimegatron.checkpoint import megatron, torch_dist
 from minimegatron.checkpoint.folder import open_published, write_published
-from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_json
+from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
 from minimegatron.checkpoint.hf_export import config_to_huggingface
 from minimegatron.checkpoint.huggingface import as_theirs
 from minimegatron.checkpoint.ours import ORIGIN, Checkpoint, write_checkpoint
@@ -27,7 +29,7 @@ from minimegatron.checkpoint.sources import Cast, Described, Source, View
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 
-KINDS = ("hf", "ours")
+KINDS = ("hf", "ours", "torch_dist")
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -58,15 +60,27 @@ def kind_of(folder: Path) -> str:
         return "hf"
     if any(folder.glob("iter_*/manifest.json")):
         return "ours"
+    if torch_dist.find(folder) is not None:
+        return "torch_dist"
     raise CheckpointError(
-        "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json)",
+        "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
         where=str(folder),
         fix="give the folder that holds config.json, or the one that --save named",
     )
 
 
-def open_model(folder: Path, kind: str | None = None, step: int | None = None) -> Model:
+def open_model(
+    folder: Path, kind: str | None = None, step: int | None = None, vocab_size: int | None = None,
+    origin: Path | None = None,
+) -> Model:  # fmt: skip
     """The model in a folder; its numbers are read when they are asked for.
+
+    Args:
+        folder: what was downloaded or saved.
+        kind: default what lies in it.
+        step: of a checkpoint; default the newest.
+        vocab_size: tokens of a checkpoint of Megatron's, where it does not say it.
+        origin: the folder that a checkpoint of Megatron's came from, which says what it is where no `args` do.
 
     Raises:
         CheckpointError, ConfigError: it is not there, not whole, or not supported.
@@ -76,11 +90,34 @@ def open_model(folder: Path, kind: str | None = None, step: int | None = None) -
         checkpoint = Checkpoint(folder, step)
         origin = folder / ORIGIN
         return Model(kind, checkpoint.config, checkpoint, origin if is_published(origin) else None)
+    if kind == "torch_dist":
+        return _open_megatrons(folder, step, vocab_size, origin)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
     _, config, weights = open_published(folder)
     words = weights.tensors["embedding.word_embeddings.weight"].dtype
     return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder)
+
+
+def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
+    found = torch_dist.find(folder, step)
+    if found is None:
+        raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
+    args, theirs = torch_dist.read_args(found), torch_dist.TorchDist(found)
+    if args is not None:
+        config = megatron.config_from_args(args, vocab_size)
+    elif origin is not None:
+        config = read_config(origin)[1]
+    else:
+        raise CheckpointError(
+            "common.pt has no args: it does not say what the model is",
+            where=str(found),
+            fix="--hf-model FOLDER: a config.json that does",
+        )
+    weights = megatron.as_ours(theirs, config)
+    words = weights.tensors.get("embedding.word_embeddings.weight")
+    dtype = _DTYPES.get(words.dtype) if words is not None else None
+    return Model("torch_dist", config.replace(params_dtype=dtype or config.params_dtype), weights, origin)
 
 
 def checked(
@@ -123,13 +160,15 @@ def checked(
 def target(
     kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None
 ) -> tuple[Source, dict[str, object]]:
-    """What will be written: tensors under the target's names, and a published model's `config.json`.
+    """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
 
     Raises:
         ConfigError: the model cannot be said in the target's terms.
     """
     if kind == "ours":
         return weights, {}
+    if kind == "torch_dist":
+        return megatron.as_theirs(weights, config), megatron.args_of(config)
     like = None if origin is None else read_json(origin / "config.json", "a folder with config.json")
     found, keys = config_to_huggingface(config, family, like)
     if origin is not None:
@@ -152,6 +191,8 @@ def write_model(
         raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
     if kind == "ours":
         return write_checkpoint(tensors, config, folder, most, origin)
+    if kind == "torch_dist":
+        return torch_dist.write_release(tensors, keys, folder)
     return write_published(tensors, keys, folder, most, origin)
 
 

@@ -108,6 +108,7 @@ def config_to_huggingface(
         raise ConfigError(f"there is no family {family!r}", fix=f"choose among {', '.join(DEFAULTS)}")
     with_experts = config.num_experts is not None
     tried: dict[str, list[str]] = {}
+    unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
     for name in DEFAULTS if family is None else (family,):
         if with_experts != ("num_experts" in DEFAULTS[name]):
             if family is not None:
@@ -117,13 +118,14 @@ def config_to_huggingface(
         try:
             tried[name] = differing(config, config_from_huggingface(made)[1])
         except ConfigError as error:
-            tried[name] = [error.what]
-        if not tried[name]:
+            unreadable[name] = [error.what]
+        if tried.get(name) == []:
             return name, made
+    tried = tried or unreadable
     name = min(tried, key=lambda name: len(tried[name]))
     raise ConfigError(
-        f"{'no family' if family is None else 'the family'} of Hugging Face's can say what this model is; {name} cannot "
-        "say\n  " + "\n  ".join(tried[name]),
+        f"{'no published family is this model; the nearest, ' if family is None else ''}{name}, cannot say\n  "
+        + "\n  ".join(tried[name]),
         fix="export a model that is one of theirs; the fields above are here as they were trained",
     )
 

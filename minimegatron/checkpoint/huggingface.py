@@ -7,12 +7,12 @@ same numbers, and says how they lie in it. From that a list of `Copy` is made: t
 theirs (`checkpoint/sources.py`). Read from right to left it imports, from left to right it exports, so the two cannot
 disagree; and a rank that holds a part of ours reads that part of theirs.
 
-| how         | our rows are                                                                                           |
-|-------------|--------------------------------------------------------------------------------------------------------|
-| `stack`     | theirs, one after the other: gate [f, h] above up [f, h] is [2 f, h]; one alone is itself               |
-| `pack`      | per group of q [a d, h], k [g d, h], v [g d, h]: its query heads, its key head, its value head          |
-| `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                          |
-| `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                             |
+| how         | our rows are                                                                                     |
+|-------------|--------------------------------------------------------------------------------------------------|
+| `stack`     | theirs, one after the other: gate [f, h] above up [f, h] is [2 f, h]; one alone is itself         |
+| `pack`      | per group of q [a d, h], k [g d, h], v [g d, h]: its query heads, its key head, its value head    |
+| `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
+| `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
 
 The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are
 already in RoPE's half-split convention, so no permutation of rows is needed.

@@ -151,16 +151,19 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
         key: Described(source.tensors[name].dtype, tuple(b - a for a, b in box)) for key, (name, box) in boxes.items()
     }
     run_id, groups = secrets.token_hex(8), list(in_files(sizes.items(), max_shard_size))
+    header = {"step": "0", "run_id": run_id}
     files: dict[str, tuple[int, str]] = {}
     regions: dict[str, list[Stored]] = {name: [] for name in source.tensors}
+
+    def read(key: str) -> torch.Tensor:
+        return source.read(*boxes[key])
+
     for i, group in enumerate(groups):
         file = f"shard-{i:05d}-of-{len(groups):05d}.safetensors"
         described = dict(group)
         files[file] = write_durable(
             folder / file,
-            lambda out, of=described: write_shard(  # type: ignore[misc]
-                out, of, {"step": "0", "run_id": run_id}, lambda key: source.read(*boxes[key])
-            ),
+            lambda out, of=described: write_shard(out, of, header, read),  # type: ignore[misc]
         )
         for key, (_, shape) in group:
             name, box = boxes[key]

@@ -1,6 +1,7 @@
 """What a pickle says, as plain data; nothing in it is imported, called or executed.
 
-The problem in a sentence: a pickle is a program, `torch.load` runs it, and `.metadata` of Megatron's checkpoints is one.
+The problem in a sentence: a pickle is a program that is executed to be read, and `.metadata` of Megatron's checkpoints
+is one.
 
 A pickle is a list of instructions for a machine with a stack. `pickletools` of the standard library reads them without
 running them; this is a machine that follows those which make data and knows no others. Where a pickle would look up a

@@ -79,7 +79,8 @@ def write_shard(
         file: open for writing, at its start.
         tensors: by name; each is copied to the CPU as it is written.
         metadata: for the header.
-        read: the numbers of a tensor by its name, asked for as they are written; then `tensors` need a dtype and a shape only.
+        read: the numbers of a tensor by its name, asked for as they are written; then of `tensors` only dtype and
+            shape are read.
 
     Returns:
         Its length in bytes and its SHA-256.

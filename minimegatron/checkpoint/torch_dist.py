@@ -18,8 +18,11 @@ import argparse
 import io
 import json
 import math
+import os
 import pickle
 import re
+import secrets
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -103,7 +106,9 @@ class TorchDist:
         self._entries: dict[tuple[str, tuple[int, ...]], Entry] = {}
 
     def _take(self, found: Any) -> None:
-        where = {(index["fqn"], _offset(index.state.get("offset"))): info for index, info in found["storage_data"].items()}
+        where = {
+            (index["fqn"], _offset(index.state.get("offset"))): info for index, info in found["storage_data"].items()
+        }
         self.tensors: dict[str, Described] = {}
         self.objects: list[str] = []
         self._chunks: dict[str, dict[tuple[int, ...], tuple[tuple[int, ...], Path, int, int]]] = {}
@@ -242,6 +247,27 @@ def read_args(folder: Path) -> dict[str, Any] | None:
 
 
 # ---------------------------------------------------------------------------------------------------- writing
+
+
+def write_release(source: Source, args: Mapping[str, Any], root: Path) -> list[str]:
+    """Write what `--load ROOT` of Megatron finds: weights only, no iteration; returns the names of the files.
+
+    Raises:
+        CheckpointError: the folder is there.
+    """
+    if root.exists():
+        raise CheckpointError("there is something here already", where=str(root), fix="give a --save that is new")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    staged = root.parent / f".{root.name}.{secrets.token_hex(4)}"
+    staged.mkdir()
+    try:
+        write_torch_dist(source, args, staged / "release")
+        (staged / LATEST).write_text("release")
+        os.rename(staged, root)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
 def write_torch_dist(source: Source, args: Mapping[str, Any], folder: Path) -> None:

@@ -3,6 +3,7 @@
     minimegatron convert --load Qwen2.5-0.5B --save ckpt                    from Hugging Face, for any layout
     minimegatron convert --load ckpt --save out --to hf                     and back
     minimegatron convert --load ckpt --save out --to hf --dry-run           every tensor: what it is made of
+    minimegatron convert --load megatron --save ckpt --to ours              from Megatron's torch_dist; --to it as well
 
 Nothing is downloaded, nothing that is read is executed, and no more than a tensor is in memory. A target folder is
 there whole or not at all. (`minimegatron train --load Qwen2.5-0.5B` continues a published model without this.)
@@ -12,7 +13,7 @@ The names of Megatron-LM's `tools/checkpoint/convert.py` are understood:
 | given                                          | means                                                             |
 |------------------------------------------------|-------------------------------------------------------------------|
 | `--load-dir`, `--save-dir`                     | `--load`, `--save`                                                |
-| `--loader llama_mistral`, `mixtral_hf`         | `--from hf`                                                       |
+| `--loader llama_mistral`, `mixtral_hf`, `core` | `--from hf`, `torch_dist`                                         |
 | `--saver core`, `mcore`                        | `--to ours`                                                       |
 | `--bf16`, `--fp16`                             | dtype of the weights that are written                             |
 | `--true-vocab-size`                            | the vocabulary without padding                                    |
@@ -30,7 +31,7 @@ from typing import Any, NoReturn
 
 from minimegatron.errors import ConfigError, did_you_mean
 
-LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf"}
+LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
 SAVERS = {"core": "ours", "mcore": "ours", "hf": "hf"}
 # Accepted from Megatron's tool, with the values it may have here and why it changes nothing.
 ALREADY: dict[str, tuple[tuple[str, ...], str]] = {
@@ -64,8 +65,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--from", dest="source", choices=["hf", "ours"], help="what --load is; default: what lies in it")
-    add("--to", choices=["hf", "ours"], help="what to write; default the other of hf and ours")
+    add("--from", dest="source", choices=["hf", "ours", "torch_dist"], help="what --load is; default: what lies in it")
+    add("--to", choices=["hf", "ours", "torch_dist"], help="what to write; default hf, and ours of what is hf")
     add("--load", "--load-dir", type=Path, required=True, metavar="FOLDER")
     add("--save", "--save-dir", type=Path, metavar="FOLDER", help="which is not there yet")
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
@@ -73,6 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-shard-size", type=_size, default=5 * 10**9, metavar="5GB", help="of a file; default 5GB")
     add("--family", metavar="NAME", help="to hf: which model_type; default the first that can say what the model is")
     add("--hf-model", metavar="FOLDER|none", help="to hf: whose config.json and tokenizer; default the model's origin")
+    add("--true-vocab-size", type=int, metavar="N", help="tokens of a checkpoint of Megatron's that only has padding")
     dtype = parser.add_mutually_exclusive_group()
     for name in ("fp32", "bf16", "fp16"):
         dtype.add_argument(f"--{name}", dest="dtype", action="store_const", const=name, help=f"write weights in {name}")
@@ -129,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from minimegatron.checkpoint import conversion  # torch, which --help does not need
 
     _say_what_changes_nothing(options)
-    model = conversion.open_model(options.load, options.source, options.ckpt_step)
+    like = None if options.hf_model in (None, "none") else Path(options.hf_model)
+    model = conversion.open_model(options.load, options.source, options.ckpt_step, options.true_vocab_size, like)
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
     origin = _origin(options, model, kind)
     config, weights = conversion.checked(model, logical_tensors, options.dtype)
@@ -153,8 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _origin(options: argparse.Namespace, model: Any, kind: str) -> Path | None:
     if options.hf_model is None:
         return model.origin  # type: ignore[no-any-return]
-    if kind != "hf":
-        raise ConfigError("--hf-model with --to ours", fix="drop it: it says what a published folder looks like")
+    if kind != "hf" and model.kind != "torch_dist":
+        raise ConfigError(f"--hf-model with --to {kind}", fix="drop it: it says what a published folder looks like")
     return None if options.hf_model == "none" else Path(options.hf_model)
 
 
