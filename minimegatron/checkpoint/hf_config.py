@@ -92,22 +92,32 @@ def read_config(folder: Path) -> tuple[str, TransformerConfig]:
 
 
 def check_pad_token(hf: Mapping[str, Any], vocab_size: int, folder: Path) -> None:
-    """The id of the pad token is a row of the embedding.
+    """The pad token, and every token that was added to the tokenizer, has a row in the embedding.
 
     A tokenizer that was given a new pad token, `add_special_tokens({"pad_token": "[PAD]"})`, has an id more than the
     model has rows; transformers cannot build such a model, and a batch that is padded with it reads outside of the
     matrix.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: one has none.
     """
-    pad = hf.get("pad_token_id")
+    pad, ids = hf.get("pad_token_id"), f"the vocabulary has the ids 0 to {vocab_size - 1}"
     if isinstance(pad, int) and not -1 <= pad < vocab_size:
         raise ConfigError(
-            f"pad_token_id is {pad}, and the vocabulary has the ids 0 to {vocab_size - 1}",
+            f"pad_token_id is {pad}, and {ids}",
             where=str(folder / "config.json"),
             fix="set pad_token_id to an id that the model has (Qwen2.5: that of <|endoftext|>), or to null",
         )
+    path = folder / "tokenizer.json"
+    added = read_json(path, "a tokenizer").get("added_tokens") if path.is_file() else None
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and isinstance(token.get("id"), int) and token["id"] >= vocab_size:
+            raise ConfigError(
+                f"the token {str(token.get('content'))[:40]!r} has the id {token['id']}, and {ids}",
+                where=str(path),
+                fix="take the tokenizer as it was published, and for padding a token that it has "
+                "(Qwen2.5: <|endoftext|>)",
+            )
 
 
 def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConfig]:

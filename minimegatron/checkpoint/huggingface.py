@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View
+from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, whole
 from minimegatron.checkpoint.tables import Match, matches, published
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
@@ -138,7 +138,13 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
 def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
     """A head that lies beside a tied embedding must be equal to it: else it is unknown which model was meant."""
     words = next(match.theirs[0] for match in table if match.ours == "embedding.word_embeddings.weight")
-    if "lm_head.weight" in theirs.tensors and not torch.equal(theirs.read("lm_head.weight"), theirs.read(words)):
+    head = theirs.tensors.get("lm_head.weight")
+    if head is None:
+        return
+    boxes = [tuple(box) for box in blocks(whole(head.shape), head.dtype.itemsize)]
+    if head.shape != theirs.tensors[words].shape or not all(
+        torch.equal(theirs.read("lm_head.weight", box), theirs.read(words, box)) for box in boxes
+    ):
         raise CheckpointError(
             "tie_word_embeddings is true, and lm_head.weight differs from the embedding",
             fix="remove lm_head.weight from the file, or set tie_word_embeddings to false in config.json",

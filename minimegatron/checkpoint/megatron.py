@@ -46,12 +46,12 @@ SAME = (
     "qk_layernorm add_bias_linear add_qkv_bias untie_embeddings_and_output_weights position_embedding_type "
     "rotary_percent rotary_interleaved num_experts moe_ffn_hidden_size moe_shared_expert_intermediate_size "
     "moe_router_topk moe_router_score_function moe_router_pre_softmax moe_router_topk_scaling_factor "
-    "moe_router_num_groups moe_router_group_topk moe_router_enable_expert_bias make_vocab_size_divisible_by"
+    "moe_router_num_groups moe_router_group_topk moe_router_enable_expert_bias moe_shared_expert_gate"
+    " make_vocab_size_divisible_by"
 ).split()
 RENAMED = {
     "norm_epsilon": "layernorm_epsilon",
     "apply_layernorm_1p": "layernorm_zero_centered_gamma",
-    "moe_shared_expert_gate": "moe_shared_expert_gate",
 }
 # What would change the mathematics and has no counterpart here, or is not taken over.
 ONLY: dict[str, tuple[Any, ...]] = {
@@ -64,6 +64,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "attention_output_gate": (False, None),
     "quick_geglu": (False, None),
     "squared_relu": (False, None),
+    "openai_gelu": (False, None),
     "glu_linear_offset": (0.0, None),
     "activation_func_clamp_value": (None,),
     "moe_apply_probs_on_input": (False, None),

@@ -61,7 +61,7 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple((0, n) for n in shape)
 
 
-def _blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
+def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
     """A box by rows, so that no block is larger than `BLOCK`: what is copied into place is small beside the place."""
     dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
     (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
@@ -229,7 +229,7 @@ class View:
                 return self._fetch(copy, met)  # nothing else lies in this box
             if made is None:
                 made = torch.zeros(sizes, dtype=dtype)
-            for block in _blocks(met, dtype.itemsize):
+            for block in blocks(met, dtype.itemsize):
                 where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
                 made[where] = self._fetch(copy, block)
         return torch.zeros(sizes, dtype=dtype) if made is None else made

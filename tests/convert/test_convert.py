@@ -172,6 +172,17 @@ def test_a_configuration_that_is_not_the_models_is_refused(change, tmp_path):
     assert CHANGES[change][1] in refused("--load", published, "--save", tmp_path / "ours")
 
 
+def test_a_tokenizer_with_a_token_more_than_the_model_is_refused(tmp_path):
+    """The pitfall of `tokenizer.add_special_tokens({"pad_token": "[PAD]"})`."""
+    published = publish("qwen2.5", tmp_path / "published")
+    tokens = [{"id": 98, "content": "<|endoftext|>"}, {"id": 99, "content": "[PAD]"}]
+    (published / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    said = refused("--load", published, "--save", tmp_path / "ours")
+    assert "'[PAD]' has the id 99, and the vocabulary has the ids 0 to 98" in said and "<|endoftext|>" in said
+    (published / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens[:1]}))
+    convert("--load", published, "--save", tmp_path / "ours")
+
+
 def edit(folder: Path, **changes: torch.Tensor | None) -> None:
     """Put tensors into the file, or with None take them out."""
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()} | changes

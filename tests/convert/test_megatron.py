@@ -199,7 +199,8 @@ def test_arguments_without_a_counterpart_are_refused():
 
 @THOROUGH
 @pytest.mark.parametrize(
-    ("name", "tp", "pp", "homogeneous"), [("gpt", 2, 2, True), ("qwen", 1, 2, False), ("gpt2", 2, 1, True)]
+    ("name", "tp", "pp", "homogeneous"),
+    [("gpt", 2, 2, True), ("qwen", 1, 2, False), ("gpt2", 2, 1, True), ("moe", 1, 1, True)],
 )
 def test_megatron_writes_and_we_read(name, tp, pp, homogeneous, tmp_path):
     pytest.importorskip("megatron.core", reason="pip install --no-deps megatron-core==0.16.1")
@@ -208,7 +209,9 @@ def test_megatron_writes_and_we_read(name, tp, pp, homogeneous, tmp_path):
 
 
 @THOROUGH
-@pytest.mark.parametrize(("name", "tp", "pp"), [("gpt", 2, 1), ("llama", 1, 2), ("qwen", 2, 2), ("gpt2", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "tp", "pp"), [("gpt", 2, 1), ("llama", 1, 2), ("qwen", 2, 2), ("gpt2", 1, 1), ("moe", 1, 1)]
+)
 def test_we_write_and_megatron_reads(name, tp, pp, tmp_path):
     pytest.importorskip("megatron.core", reason="pip install --no-deps megatron-core==0.16.1")
     state = torch_dist.seeded(name)

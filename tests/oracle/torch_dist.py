@@ -15,14 +15,20 @@ from typing import Any
 
 import torch
 
+from minimegatron.checkpoint.megatron import config_from_args
+from minimegatron.commands.convert import logical_tensors
 from tests.golden import megatron_names
-from tests.oracle import gpt, ranks
+from tests.oracle import gpt, moe, ranks
 
 TINY = {"num_layers": 2, "hidden_size": 16, "kv_channels": 4, "ffn_hidden_size": 24, "vocab_size": 62}
 MODELS: dict[str, dict[str, Any]] = {
     name: {**model, **TINY, "kv_channels": 8 if name == "qwen" else 4, "padded_vocab_size": 64}
     for name, model in gpt.MODELS.items()
 }
+MODELS["moe"] = {
+    **gpt.GPT, "num_layers": 2, "add_bias_linear": False, "vocab_size": 64, "padded_vocab_size": 64, "num_experts": 4,
+    "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "moe_layer_freq": 1,
+}  # fmt: skip
 
 
 def arguments(model: dict[str, Any]) -> argparse.Namespace:
@@ -44,13 +50,15 @@ def arguments(model: dict[str, Any]) -> argparse.Namespace:
         bf16=False,
         fp16=False,
         rotary_interleaved=False,
-        num_experts=None,
         tensor_model_parallel_size=2,
+        **{"num_experts": None, **{name: model[name] for name in model if "moe" in name or name == "num_experts"}},
     )
 
 
 def _megatrons(name: str, tp: int, pp: int) -> tuple[dict[str, Any], torch.nn.Module]:
     model = MODELS[name]
+    if name == "moe":
+        return model, moe.experts()[1]
     _, built = gpt._build({**model, "vocab_size": model["padded_vocab_size"]}, tp, pp, False)
     gpt._fill(built, {**model, "vocab_size": model["padded_vocab_size"]}, tp)
     return model, built
@@ -88,9 +96,23 @@ def read(folder: str, name: str, tp: int = 1, pp: int = 1) -> dict[str, float]:
     return ranks.run(_read, tp * pp, folder, name, tp, pp, tp=tp, pp=pp)  # type: ignore[no-any-return]
 
 
+def _of_experts(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the model with experts; a stack is made of matrices that have names of their own in Megatron."""
+    if not name.endswith(("experts.weight1", "experts.weight2")):
+        weight = moe.seeded(name, shape) * 0.05
+        return weight + 1 if "norm" in name else weight
+    one = f"{name.removesuffix(name[-7:])}local_experts.{{}}.linear_fc{name[-1]}.weight"
+    return torch.stack([moe.seeded(one.format(e), shape[1:]) * 0.05 for e in range(shape[0])])
+
+
 def seeded(name: str) -> dict[str, torch.Tensor]:
     """The logical tensors, without padding of the vocabulary."""
     model = MODELS[name]
+    if name == "moe":
+        return {
+            key: _of_experts(key, d.shape)
+            for key, d in logical_tensors(config_from_args(vars(arguments(model)), None)).items()
+        }
     state = megatron_names.seeded_state_dict({**model, "vocab_size": model["padded_vocab_size"]})
     return {key: value[: model["vocab_size"]] if "word_emb" in key or "output_layer" in key else value
             for key, value in state.items()}  # fmt: skip
