@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         "a config.json is written and not read back", "minimegatron/checkpoint/hf_export.py",
         "            tried[name] = differing(config, config_from_huggingface(made)[1])\n", "            tried[name] = []\n",
-        "tests/convert/test_convert.py -k family",
+        "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
         "keys of all groups before their queries", "minimegatron/checkpoint/huggingface.py",
@@ -371,11 +371,11 @@ MUTANTS = (
     Mutant(
         "any name may be in Megatron's metadata", "minimegatron/checkpoint/torch_dist.py",
         "lambda name: name in _KNOWN or name in _DTYPES", "lambda name: True",
-        "tests/convert/test_megatron.py -k planted",
+        "tests/checkpoint/test_megatron.py -k planted",
     ),
     Mutant(
         "a tensor that is written is kept while the next is read", "minimegatron/checkpoint/shard_file.py",
         "        del block  # before the next one is read\n", "",
-        "tests/convert/test_convert.py -k memory",
+        "tests/checkpoint/test_convert.py -k memory",
     ),
 )  # fmt: skip

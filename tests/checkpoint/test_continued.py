@@ -16,7 +16,7 @@ from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.saving import model_tensors
 from minimegatron.training.trainer import Trainer
-from tests.convert.test_convert import change_config, publish, tensors_of
+from tests.checkpoint.test_convert import change_config, publish, tensors_of
 from tests.mock_data import small_trainer
 
 transformers = pytest.importorskip("transformers")
