@@ -29,7 +29,6 @@ from minimegatron.checkpoint.sources import Cast, Described, Source, View
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 
-KINDS = ("hf", "ours", "torch_dist")
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -192,7 +191,8 @@ def write_model(
     if kind == "ours":
         return write_checkpoint(tensors, config, folder, most, origin)
     if kind == "torch_dist":
-        return torch_dist.write_release(tensors, keys, folder)
+        assert isinstance(tensors, View)
+        return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
     return write_published(tensors, keys, folder, most, origin)
 
 

@@ -9,15 +9,13 @@
 A download that broke off, an edit that broke the JSON, a weight that is not a number: each is an error that names the
 file. Opening reads headers only; the numbers are read as they are asked for.
 
-A folder is written next to its place and renamed, so it is there whole or not at all. Its files are as large as
-`max_shard_size` allows, in the order of the model, and no more than one tensor is in memory.
+What is written has files as large as `max_shard_size` allows, in the order of the model, and no more than one tensor is
+in memory.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +26,7 @@ from minimegatron.checkpoint.hf_config import read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
 from minimegatron.checkpoint.shard_file import write_shard
 from minimegatron.checkpoint.sources import Described, SafetensorsFiles, Source, View
+from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
@@ -101,21 +100,18 @@ def write_published(
     Raises:
         CheckpointError: the folder is there.
     """
-    if folder.exists():
-        raise CheckpointError("there is something here already", where=str(folder), fix="give a --save that is new")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
-    staged.mkdir()
-    try:
-        _write(source, config, staged, max_shard_size)
-        for name in COMPANIONS if companions is not None else ():
-            if (companions / name).is_file():  # type: ignore[operator]
-                shutil.copyfile(companions / name, staged / name)  # type: ignore[operator]
-        os.rename(staged, folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    return sorted(path.name for path in folder.iterdir())
+    with staged(folder) as hidden:
+        _write(source, config, hidden, max_shard_size)
+        if companions is not None:
+            copy_companions(companions, hidden)
+    return files_in(folder)
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the tokenizer and its like."""
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int) -> None:

@@ -19,6 +19,7 @@ Optimizer state and generators are not taken over.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -215,23 +216,39 @@ def as_theirs(ours: Source, config: TransformerConfig) -> View:
             copies.append(Copy(Rows(name, 0, shape[0]), Rows(name, 0, shape[0])))
             continue
         n = int(found[1])
-        theirs = f"decoder.layers.{'' if alike else f'{n}.'}{_their_name(found[2], config.has_experts(n))}"
         stack = (n,) if alike else ()
-        tensors[theirs] = Described(dtype, ((config.num_layers, *shape) if alike else shape))
-        experts = range(shape[0]) if len(shape) == 3 else [-1]
-        for e in experts:
-            inner = () if e < 0 else (e,)
-            height = shape[len(inner)]
-            copies.append(Copy(Rows(theirs, 0, height, (*stack, *inner)), Rows(name, 0, height, inner)))
+        matrices = [(e,) for e in range(shape[0])] if len(shape) == 3 else [()]
+        for rest in _their_names(found[2], config.has_experts(n)):
+            theirs = f"decoder.layers.{'' if alike else f'{n}.'}{rest}"
+            tensors[theirs] = Described(dtype, ((config.num_layers, *shape) if alike else shape))
+            for inner in matrices:
+                height = shape[len(inner)]
+                copies.append(Copy(Rows(theirs, 0, height, (*stack, *inner)), Rows(name, 0, height, inner)))
     return View(ours, tensors, copies)
 
 
-def _their_name(rest: str, with_experts: bool) -> str:
+def extra_states(theirs: View) -> Iterator[str]:
+    """Names of the `_extra_state` of linear layers and core attention: FP8's, empty without it, and asked for."""
+    for name, (_, shape) in theirs.tensors.items():
+        found = _LAYER.fullmatch(name)
+        if found is None or ".linear_" not in name or not name.endswith(".weight"):
+            continue
+        sizes = shape[: len(shape) - 2] if found[1] is None or len(shape) == 3 else (1,)
+        modules = [name.removesuffix(".weight")]
+        if name.endswith("self_attention.linear_proj.weight"):
+            modules.append(name.replace("linear_proj.weight", "core_attention"))
+        for at in itertools.product(*map(range, sizes)):
+            where = f"{'.'.join(map(str, at))}_{'.'.join(map(str, sizes))}"
+            yield from (f"{module}._extra_state/shard_{where}" for module in modules)
+
+
+def _their_names(rest: str, with_experts: bool) -> list[str]:
+    """In a layer. The norm before experts has two names, by the layer's specification: both are written."""
     for fc, weight in _EXPERTS.items():
         if rest == f"mlp.experts.{weight}":
-            return f"mlp.experts.experts.{fc}"
-    fused = ["input_layernorm.", *([] if with_experts else ["pre_mlp_layernorm."])]
+            return [f"mlp.experts.experts.{fc}"]
     for theirs, ours in _NORMS.items():
-        if ours in fused and rest.startswith(ours):
-            return theirs + rest.removeprefix(ours)
-    return rest
+        if ours in ("input_layernorm.", "pre_mlp_layernorm.") and rest.startswith(ours):
+            fused = theirs + rest.removeprefix(ours)
+            return [fused, rest] if with_experts and ours == "pre_mlp_layernorm." else [fused]
+    return [rest]

@@ -11,13 +11,10 @@ a new optimizer, as if `--finetune` were given.
     folder/
       iter_0000000/      manifest.json, shard-00000-of-00003.safetensors, ...
       huggingface/       config.json and the tokenizer of the model that it came from, for the way back
-
-The folder is written under another name and renamed, so it is there whole or not at all.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from pathlib import Path
@@ -25,11 +22,12 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint.commit import complete, folder_of, verify, write_durable
-from minimegatron.checkpoint.folder import COMPANIONS, in_files
+from minimegatron.checkpoint.folder import copy_companions, in_files
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, write_shard
 from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
+from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
@@ -125,23 +123,13 @@ def write_checkpoint(
     Raises:
         CheckpointError: the folder is there.
     """
-    if root.exists():
-        raise CheckpointError("there is something here already", where=str(root), fix="give a --save that is new")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    staged = root.parent / f".{root.name}.{secrets.token_hex(4)}"
-    staged.mkdir()
-    try:
-        _write(source, config, folder_of(staged, 0), max_shard_size)
+    with staged(root) as hidden:
+        _write(source, config, folder_of(hidden, 0), max_shard_size)
         if origin is not None:
-            (staged / ORIGIN).mkdir()
-            for name in ("config.json", *COMPANIONS):
-                if (origin / name).is_file():
-                    shutil.copyfile(origin / name, staged / ORIGIN / name)
-        os.rename(staged, root)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+            (hidden / ORIGIN).mkdir()
+            shutil.copyfile(origin / "config.json", hidden / ORIGIN / "config.json")
+            copy_companions(origin, hidden / ORIGIN)
+    return files_in(root)
 
 
 def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_size: int) -> None:

@@ -18,19 +18,17 @@ import argparse
 import io
 import json
 import math
-import os
 import pickle
 import re
-import secrets
-import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -42,6 +40,7 @@ from minimegatron.checkpoint.pickled import Built, read_pickle
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
+from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -57,7 +56,7 @@ _KNOWN = {
 }  # fmt: skip
 _DTYPES = {
     f"torch.{n}": getattr(torch, n)
-    for n in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split()
+    for n in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2".split()
 }
 _STORAGES = {
     "torch.FloatStorage": torch.float32,
@@ -129,19 +128,20 @@ class TorchDist:
                 if not _FILE.fullmatch(file) or outside or info.state.get("transform_descriptors"):
                     raise ValueError(f"a chunk of {name}")
                 chunks[offsets] = sizes, self.folder / file, int(info["offset"]), int(info["length"])
-            if sum(math.prod(sizes) for sizes, *_ in chunks.values()) != math.prod(shape):
-                raise ValueError(f"chunks of {name} do not fill it")
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:
         dtype, shape = self.tensors[name]
         box = whole(shape) if box is None else box
-        made = torch.empty([b - a for a, b in box], dtype=dtype)
+        made, filled = torch.empty([b - a for a, b in box], dtype=dtype), 0
         for offsets, (sizes, path, _, _) in self._chunks[name].items():
             met = intersection([(o, o + n) for o, n in zip(offsets, sizes, strict=True)], box)
             if met is not None:
                 inner = tuple((a - o, b - o) for (a, b), o in zip(met, offsets, strict=True))
                 part = read_box(path, self._entry(name, offsets), inner)
                 made[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(met, box, strict=True))] = part
+                filled += part.numel()
+        if filled != made.numel():
+            raise CheckpointError(f"the chunks of {name} do not fill it", where=str(self.folder / ".metadata"))
         return made
 
     def _entry(self, name: str, offsets: tuple[int, ...]) -> Entry:
@@ -249,33 +249,25 @@ def read_args(folder: Path) -> dict[str, Any] | None:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def write_release(source: Source, args: Mapping[str, Any], root: Path) -> list[str]:
+def write_release(source: Source, args: Mapping[str, Any], objects: Iterable[str], root: Path) -> list[str]:
     """Write what `--load ROOT` of Megatron finds: weights only, no iteration; returns the names of the files.
 
     Raises:
         CheckpointError: the folder is there.
     """
-    if root.exists():
-        raise CheckpointError("there is something here already", where=str(root), fix="give a --save that is new")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    staged = root.parent / f".{root.name}.{secrets.token_hex(4)}"
-    staged.mkdir()
-    try:
-        write_torch_dist(source, args, staged / "release")
-        (staged / LATEST).write_text("release")
-        os.rename(staged, root)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    with staged(root) as hidden:
+        write_torch_dist(source, args, objects, hidden / "release")
+        (hidden / LATEST).write_text("release")
+    return files_in(root)
 
 
-def write_torch_dist(source: Source, args: Mapping[str, Any], folder: Path) -> None:
+def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[str], folder: Path) -> None:
     """Write a checkpoint that Megatron loads; a tensor of a stack is a chunk.
 
     Args:
         source: tensors under Megatron's names.
         args: of `common.pt`.
+        objects: names under which Megatron wants an object, which is None.
         folder: `iter_0000010` or `release`; its parent exists.
     """
     folder.mkdir()
@@ -291,6 +283,11 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], folder: Path) -> N
                 where[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
                 chunks.append(ChunkStorageMetadata(offsets, sizes))
             state[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+        for name in objects:
+            start = file.tell()
+            torch.save(None, file)
+            where[MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+            state[name] = BytesStorageMetadata()
     with (folder / ".metadata").open("xb") as file:
         pickle.dump(Metadata(state, planner_data=None, storage_data=where), file)
     torch.save({"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import random
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from minimegatron.checkpoint.conversion import open_model
-from minimegatron.checkpoint.megatron import args_of, as_theirs, config_from_args
+from minimegatron.checkpoint.megatron import args_of, as_theirs, config_from_args, extra_states
 from minimegatron.checkpoint.pickled import read_pickle
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.checkpoint.torch_dist import TorchDist, read_args, write_release
@@ -29,7 +32,7 @@ from tests.thorough import THOROUGH
 
 FROZEN = (
     HERE / "torch_dist"
-)  # `python -m tests.oracle.torch_dist checkpoint llama 2 1`: Megatron-Core 0.16.1 on two ranks
+)  # `python -m tests.oracle.torch_dist write checkpoint llama 2 1`: Megatron-Core 0.16.1 on two ranks
 
 
 def same(weights: Any, wanted: dict[str, torch.Tensor]) -> None:
@@ -170,7 +173,7 @@ def test_torch_reads_what_is_written_and_so_do_we(family, tmp_path):
     config = family_config(family, vocab_size=99, num_layers=3, hidden_size=32, **MODELS[family])
     state = drawn(config)
     theirs = as_theirs(InMemory(state), config)
-    write_release(theirs, args_of(config), tmp_path / "written")
+    write_release(theirs, args_of(config), extra_states(theirs), tmp_path / "written")
     model = open_model(tmp_path / "written")
     same(model.weights, state)
     assert model.config.expert_layers == config.expert_layers and model.config.activation == config.activation
@@ -197,6 +200,12 @@ def test_arguments_without_a_counterpart_are_refused():
         args_of(family_config("llama", rope_scaling_type="linear"))
 
 
+def megatron(*words: Any) -> str:
+    """Megatron, in processes of its own."""
+    line = [sys.executable, "-m", "tests.oracle.torch_dist", *map(str, words)]
+    return subprocess.run(line, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
 @THOROUGH
 @pytest.mark.parametrize(
     ("name", "tp", "pp", "homogeneous"),
@@ -204,7 +213,7 @@ def test_arguments_without_a_counterpart_are_refused():
 )
 def test_megatron_writes_and_we_read(name, tp, pp, homogeneous, tmp_path):
     pytest.importorskip("megatron.core", reason="pip install --no-deps megatron-core==0.16.1")
-    torch_dist.write(str(tmp_path), name, tp, pp, homogeneous)
+    megatron("write", tmp_path, name, tp, pp, "stacked" if homogeneous else "numbered")
     same(open_model(tmp_path).weights, torch_dist.seeded(name))
 
 
@@ -217,7 +226,7 @@ def test_we_write_and_megatron_reads(name, tp, pp, tmp_path):
     state = torch_dist.seeded(name)
     config = config_from_args(vars(torch_dist.arguments(torch_dist.MODELS[name])), None)
     theirs = as_theirs(InMemory(state), config.replace(make_vocab_size_divisible_by=64))
-    write_release(theirs, args_of(config), tmp_path / "written")
-    strays = torch_dist.read(str(tmp_path / "written" / "release"), name, tp, pp)
+    write_release(theirs, args_of(config), extra_states(theirs), tmp_path / "written")
+    strays = json.loads(megatron("read", tmp_path / "written" / "release", name, tp, pp))
     padded = ("embedding.word_embeddings.weight", "output_layer.weight")  # their padding is drawn, ours is 0
     assert len(strays) > 10 and all(stray == 0.0 for key, stray in strays.items() if key not in padded), strays

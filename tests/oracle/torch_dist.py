@@ -4,12 +4,16 @@ What a training of Megatron-LM puts into one is a dictionary with `args`, `itera
 (`generate_state_dict` in `megatron/training/checkpointing.py`); Megatron-Core writes it. The weights are those that
 `tests/golden/megatron_names.py` draws from their names, so that a reader knows every number.
 
-    python -m tests.oracle.torch_dist FOLDER qwen 2 1      the frozen one of tests/golden: a model, tp and pp
+    python -m tests.oracle.torch_dist write FOLDER llama 2 1      the frozen one of tests/golden: a model, tp and pp
+    python -m tests.oracle.torch_dist read FOLDER llama 1 2       how far each tensor is from what it should be
+
+Megatron starts processes that outlive a test, so tests call this as a program.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 
@@ -119,5 +123,8 @@ def seeded(name: str) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    folder, name, tp, pp = sys.argv[1:]
-    write(folder, name, int(tp), int(pp))
+    what, folder, name, tp, pp, *layers = sys.argv[1:]
+    if what == "write":
+        write(folder, name, int(tp), int(pp), homogeneous="numbered" not in layers)
+    else:
+        print(json.dumps(read(folder, name, int(tp), int(pp))))
