@@ -285,7 +285,7 @@ def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[
             state[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
         for name in objects:
             start = file.tell()
-            torch.save(None, file)
+            torch.save([None], file)  # a list of the objects with this name
             where[MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
             state[name] = BytesStorageMetadata()
     with (folder / ".metadata").open("xb") as file:
