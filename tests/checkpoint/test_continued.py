@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,15 @@ import torch
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.regions import Logical
 from minimegatron.commands.convert import main
+from minimegatron.data.corpus import prepare_corpus
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.saving import model_tensors
 from minimegatron.training.trainer import Trainer
 from tests.checkpoint.test_convert import change_config, publish, tensors_of
 from tests.mock_data import small_trainer
+from tests.models.test_huggingface import SIZES
+from tests.thorough import THOROUGH
 
 transformers = pytest.importorskip("transformers")
 
@@ -148,3 +155,25 @@ def test_the_path_of_a_folder_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match="model_type 'bert' is not supported"):
         parse_args(shlex.split(f"{LINE} --load {tmp_path}"))
+
+
+@THOROUGH
+def test_the_example_does_its_four_steps(docs_corpus, tmp_path):
+    corpus = prepare_corpus(docs_corpus, 512, "docs")
+    config = transformers.Qwen2Config(**{**SIZES, "vocab_size": 520})  # as published: more rows than tokens
+    torch.manual_seed(0)
+    published = tmp_path / "published"
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(published)
+    shutil.copytree(corpus.tokenizer_model, published, dirs_exist_ok=True)
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(Path(corpus.jsonl).read_text().splitlines(keepends=True)[:40]))
+    root = Path(__file__).parents[2]
+    sizes = {"NPROC": "2", "TP": "2", "ITERS": "2", "SEQ": "32", "BATCH": "2", "PYTHONPATH": str(root)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    line = ["bash", root / "examples" / "continue_qwen.sh", published, text, tmp_path / "out"]
+    subprocess.run(line, check=True, timeout=300, env={**os.environ, **sizes, "PATH": path})
+    before, after = tensors_of(published), tensors_of(tmp_path / "out" / "hf")
+    assert before.keys() == after.keys() and all(after[k].shape == before[k].shape for k in before)
+    assert any(not torch.equal(after[k], before[k]) for k in before)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "hf")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "out" / "hf")
