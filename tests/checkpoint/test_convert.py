@@ -132,7 +132,7 @@ def test_no_more_than_one_and_a_half_files_are_in_memory(name, kind, tmp_path, m
     with tracker:
         write_model(kind, _Seen(tensors, tracker), config, keys, tmp_path / "written", 30_000, model.origin)
     files = [file.stat().st_size for file in (tmp_path / "written").rglob("*.safetensors")]
-    assert 24_000 < tracker.peak.total < 1.5 * max(files) < total / 4
+    assert 24_000 < tracker.peak.total < 1.25 * max(files) < total / 4  # 1.5 is promised; this sees a second tensor
 
 
 # ------------------------------------------------------------------------------------------------- refused

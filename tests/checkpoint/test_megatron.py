@@ -229,4 +229,4 @@ def test_we_write_and_megatron_reads(name, tp, pp, tmp_path):
     write_release(theirs, args_of(config), extra_states(theirs), tmp_path / "written")
     strays = json.loads(megatron("read", tmp_path / "written" / "release", name, tp, pp))
     padded = ("embedding.word_embeddings.weight", "output_layer.weight")  # their padding is drawn, ours is 0
-    assert len(strays) > 10 and all(stray == 0.0 for key, stray in strays.items() if key not in padded), strays
+    assert len(strays) > 6 and all(stray == 0.0 for key, stray in strays.items() if key not in padded), strays
