@@ -32,6 +32,7 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,18 +100,17 @@ def write_shard(
     text += b" " * (-len(text) % 8)
     digest, length = hashlib.sha256(), 0
     numbers = (_bytes(tensor if read is None else read(name)) for name, tensor in tensors.items())
-    for block in itertools.chain([struct.pack("<Q", len(text)) + text], numbers):
+    for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], numbers):
         file.write(block)
         digest.update(block)
         length += len(block)
-        del block  # before the next one is read
     assert length == 8 + len(text) + at, "a tensor was read that is not as large as was said"
     return length, digest.hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -190,7 +190,7 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
 
 
-def read_tensor(file: BinaryIO, entry: Entry) -> torch.Tensor:
+def read_tensor(file: BufferedReader, entry: Entry) -> torch.Tensor:
     """A tensor of an open file, in memory of its own."""
     buffer = bytearray(entry.stop - entry.start)
     file.seek(entry.start)

@@ -374,8 +374,8 @@ MUTANTS = (
         "tests/checkpoint/test_megatron.py -k planted",
     ),
     Mutant(
-        "a tensor that is written is kept while the next is read", "minimegatron/checkpoint/shard_file.py",
-        "        del block  # before the next one is read\n", "",
+        "what is put together is copied whole", "minimegatron/checkpoint/sources.py",
+        "for block in blocks(met, dtype.itemsize):", "for block in [met]:",
         "tests/checkpoint/test_convert.py -k memory",
     ),
 )  # fmt: skip
