@@ -1,7 +1,7 @@
 """Tensors that are somewhere, by name, of which any box can be read; and the same numbers under other names.
 
-The problem in a sentence: a model of 140 GB is converted on a machine with 16 GB, so nothing may hold more than the part
-that is being written.
+The problem in a sentence: a model of 140 GB is converted on a machine with 16 GB, so nothing may hold more than the
+part that is being written.
 
 A `Source` says the dtype and shape of each of its tensors and reads boxes of them. A published folder is one, a
 checkpoint of ours, one of Megatron's, and a table in memory. A `View` is one too: its tensors have other names and are

@@ -1,12 +1,12 @@
 """`minimegatron generate`: continue a prompt with a published model, or with a checkpoint of a run.
 
     minimegatron generate FOLDER "Once upon a time" --max-new-tokens 50 --temperature 0.8 --top-p 0.95
-    torchrun --standalone --nproc-per-node 2 -m minimegatron generate FOLDER "Once upon a time"       2 ranks (tp2)
+    torchrun --standalone --nproc-per-node 2 -m minimegatron generate FOLDER "Once upon a time"     2 ranks (tp2)
 
-FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and `tokenizer.json`), or what `--save` of a
-run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model. Nothing
-is downloaded here. Each rank reads its part of every matrix. Without `--temperature`, `--top-k` and `--top-p` every word
-is the most likely one.
+FOLDER is a downloaded model (`config.json`, its weights in `*.safetensors`, and `tokenizer.json`), or what `--save` of
+a run named: then `--tokenizer-model` says where the tokenizer is, unless the folder came from a published model.
+Nothing is downloaded here. Each rank reads its part of every matrix. Without `--temperature`, `--top-k` and `--top-p`
+every word is the most likely one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `--load` says that the model is, so that no flag has to; read without torch where the folder is a published one."""
+"""What `--load` says that the model is, so that no flag has to; of a published folder it is read without torch."""
 
 from __future__ import annotations
 

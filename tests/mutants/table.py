@@ -350,7 +350,8 @@ MUTANTS = (
     ),
     Mutant(
         "a head beside a tied embedding is dropped", "minimegatron/checkpoint/huggingface.py",
-        "        _check_tied(theirs, matches(config, family))\n", "        pass\n", "tests/models/test_huggingface_config.py -k tied",
+        "        _check_tied(theirs, matches(config, family))\n", "        pass\n",
+        "tests/models/test_huggingface_config.py -k tied",
     ),
     Mutant(
         "unknown keys of a configuration are ignored", "minimegatron/checkpoint/hf_config.py",
@@ -359,7 +360,8 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- conversion
     Mutant(
         "a config.json is written and not read back", "minimegatron/checkpoint/hf_export.py",
-        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n", "            tried[name] = []\n",
+        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n",
+        "            tried[name] = []\n",
         "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
