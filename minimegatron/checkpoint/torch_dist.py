@@ -3,7 +3,7 @@
     iter_0000010/
       metadata.json          {"sharded_backend": "torch_dist", ...}
       .metadata              a pickle: every tensor, its chunks, and where each lies      -> `pickled`, known names only
-      __0_0.distcp, ...      one `torch.save` archive a chunk, one after the other       -> a zip of a pickle and numbers
+      __0_0.distcp, ...      one `torch.save` archive a chunk, one after the other   -> a zip: a pickle and numbers
       common.pt              what all ranks share: `args`, `iteration`                    -> a pickle; `args` are read
 
 A chunk's archive is a zip without compression, so its numbers lie in the file as they are: a small pickle says dtype,

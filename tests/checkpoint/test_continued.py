@@ -24,7 +24,7 @@ from minimegatron.training.trainer import Trainer
 from tests.checkpoint.test_convert import change_config, publish, tensors_of
 from tests.mock_data import small_trainer
 from tests.models.test_huggingface import SIZES
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, mostly_thorough
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,10 +59,13 @@ LAYOUTS = [
     ("qwen2.5-tied-mqa", 2, "--tensor-model-parallel-size 2 --sequence-parallel"),
     ("gpt2", 2, "--data-parallel-sharding-strategy optim_grads_params --use-distributed-optimizer"),
     ("qwen3_moe", 2, "--expert-model-parallel-size 2"),
+    ("qwen2.5-tied-mqa", 4, "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"),
+    ("llama2", 2, "--use-torch-fsdp2"),
+    ("deepseek_v3", 2, "--tensor-model-parallel-size 2 --sequence-parallel"),
 ]
 
 
-@pytest.mark.parametrize(("name", "world", "layout"), LAYOUTS, ids=[name for name, *_ in LAYOUTS])
+@pytest.mark.parametrize(("name", "world", "layout"), mostly_thorough(LAYOUTS, range(3)))
 def test_a_published_model_goes_on_in_any_layout(ranks, tmp_path, name, world, layout):
     published = publish(name, tmp_path / "published")
     serial = losses_of(0, 1, f"--load {published}")
