@@ -25,7 +25,7 @@ from minimegatron.checkpoint.commit import write_durable
 from minimegatron.checkpoint.hf_config import read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
 from minimegatron.checkpoint.shard_file import write_shard
-from minimegatron.checkpoint.sources import Described, SafetensorsFiles, Source, View
+from minimegatron.checkpoint.sources import Described, Prefixed, SafetensorsFiles, Source, View
 from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
@@ -46,7 +46,10 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
         ConfigError: a model that is not supported.
     """
     family, config = read_config(folder)
-    return family, config, as_ours(SafetensorsFiles(_weight_files(folder)), config, family)
+    weights: Source = SafetensorsFiles(_weight_files(folder))
+    if family == "gpt2" and "wte.weight" in weights.tensors:  # as OpenAI's is published: saved without its head
+        weights = Prefixed(weights, "transformer.")
+    return family, config, as_ours(weights, config, family)
 
 
 def _weight_files(folder: Path) -> list[Path]:

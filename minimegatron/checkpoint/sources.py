@@ -131,6 +131,18 @@ class SafetensorsFiles:
         return found
 
 
+class Prefixed:
+    """The tensors of a source with a word before their names, but for those that have it, and a head."""
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self.source = source
+        self._names = {n if n.startswith((prefix, "lm_head.")) else prefix + n: n for n in source.tensors}
+        self.tensors = {name: source.tensors[there] for name, there in self._names.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        return self.source.read(self._names[name], box)
+
+
 def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
     """A box of a tensor of a safetensors file; of the file only the rows that the box needs are read."""
     with path.open("rb") as file:

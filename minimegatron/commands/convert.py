@@ -71,7 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--save", "--save-dir", type=Path, metavar="FOLDER", help="which is not there yet")
     add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
     add("--dry-run", action="store_true", help="say what each tensor would be made of, and write nothing")
-    add("--max-shard-size", type=_size, default=5 * 10**9, metavar="5GB", help="of a file; default 5GB")
+    add("--max-shard-size", type=_size, metavar="5GB", help="of a file; default 5GB")
     add("--family", metavar="NAME", help="to hf: which model_type; default the first that can say what the model is")
     add("--hf-model", metavar="FOLDER|none", help="to hf: whose config.json and tokenizer; default the model's origin")
     add("--true-vocab-size", type=int, metavar="N", help="tokens of a checkpoint of Megatron's that only has padding")
@@ -121,6 +121,17 @@ def _say_what_changes_nothing(options: argparse.Namespace) -> None:
         )
 
 
+def _refuse_what_means_nothing(options: argparse.Namespace, source: str, target: str) -> None:
+    given = {
+        "--true-vocab-size": options.true_vocab_size is not None and source != "torch_dist",
+        "--family": options.family is not None and target != "hf",
+        "--max-shard-size": options.max_shard_size is not None and target == "torch_dist",
+    }
+    for flag, useless in given.items():
+        if useless:
+            raise ConfigError(f"{flag} means nothing from {source} to {target}", fix=f"drop {flag}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert.
 
@@ -135,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = conversion.open_model(options.load, options.source, options.ckpt_step, options.true_vocab_size, like)
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
     origin = _origin(options, model, kind)
+    _refuse_what_means_nothing(options, model.kind, kind)
+    most = options.max_shard_size or 5 * 10**9
     config, weights = conversion.checked(model, logical_tensors, options.dtype)
     tensors, keys = conversion.target(kind, config, weights, origin, options.family)
     if options.dry_run:
@@ -142,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.save is None:
         raise ConfigError("where to?", fix="--save FOLDER, or --dry-run")
-    files = conversion.write_model(kind, tensors, config, keys, options.save, options.max_shard_size, origin)
+    files = conversion.write_model(kind, tensors, config, keys, options.save, most, origin)
     total = sum(described.nbytes for described in tensors.tensors.values())
     what = f"{len(tensors.tensors)} tensors, {total:,} bytes, {config.params_dtype}"
     print(f"{what}: {len(files)} files in {options.save}")

@@ -307,6 +307,11 @@ FLAGS = {
     "--tokenizer-model /elsewhere": "lies outside of --load",
     "--ckpt-step 3": "has no steps",
     "--from ours": "no complete checkpoint",
+    "--from torch_dist": "no checkpoint of Megatron's",
+    "--true-vocab-size 90": "--true-vocab-size means nothing from hf to ours",
+    "--family llama": "--family means nothing from hf to ours",
+    "--to torch_dist --max-shard-size 5MB": "--max-shard-size means nothing from hf to torch_dist",
+    "--hf-model none": "--hf-model with --to ours",
 }
 
 

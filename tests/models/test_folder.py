@@ -94,6 +94,17 @@ def test_weights_that_are_no_numbers(folder):
         read(folder)
 
 
+def test_gpt2_as_it_was_first_published(tmp_path):
+    """Without the name of the whole model before each tensor, with buffers among them."""
+    hf_model("gpt2").save_pretrained(tmp_path)
+    before = {name: tensor.clone() for name, tensor in read(tmp_path).items()}
+    file = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor.clone() for name, tensor in load_file(file).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, file)
+    after = read(tmp_path)
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+
+
 def test_an_empty_folder(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no \\*.safetensors"):
