@@ -34,6 +34,7 @@ RUNS_CODE = {
     ("launch/warm_server.py", "import pickle"): OWN_PROCESSES,
     ("launch/warm_client.py", "import pickle"): OWN_PROCESSES,
     ("launch/workers.py", "import pickle"): OWN_PROCESSES,
+    ("checkpoint/torch_dist.py", "import pickle"): "writes what Megatron reads; reading is `checkpoint/pickled`",
     ("labkit/magics.py", "exec"): LEARNERS_CODE,
     ("labkit/player.py", "exec"): LEARNERS_CODE,
     ("labkit/warm.py", "exec"): LEARNERS_CODE,

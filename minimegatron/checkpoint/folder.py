@@ -1,4 +1,4 @@
-"""The folder of a model that Hugging Face has published: its configuration and its weights, or what is wrong with them.
+"""The folder of a model as Hugging Face publishes it: opened, with what is wrong with it; and written.
 
 | file                           | read                                                                          |
 |--------------------------------|-------------------------------------------------------------------------------|
@@ -7,61 +7,60 @@
 | `model*.safetensors`           | else; not `consolidated*.safetensors`, the same weights in the author's names |
 
 A download that broke off, an edit that broke the JSON, a weight that is not a number: each is an error that names the
-file, before a model exists.
+file. Opening reads headers only; the numbers are read as they are asked for.
+
+What is written has files as large as `max_shard_size` allows, in the order of the model, and no more than one tensor is
+in memory.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from minimegatron.checkpoint.hf_config import config_from_huggingface
-from minimegatron.checkpoint.huggingface import state_from_huggingface
+from minimegatron.checkpoint.disk import write_durable
+from minimegatron.checkpoint.hf_config import read_config, read_json
+from minimegatron.checkpoint.huggingface import as_ours
+from minimegatron.checkpoint.shard_file import write_shard
+from minimegatron.checkpoint.sources import Described, Prefixed, SafetensorsFiles, Source, View
+from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
+INDEX = "model.safetensors.index.json"
+# What belongs to a published model beside its weights and config.json.
+COMPANIONS = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt "
+    "tokenizer.model chat_template.jinja chat_template.json generation_config.json"
+).split()
 
-def read_folder(folder: Path) -> tuple[str, TransformerConfig, dict[str, torch.Tensor]]:
-    """(family, config, logical tensors of ours) of a published model.
 
-    Args:
-        folder: with `config.json` and `*.safetensors`.
+def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
+    """(family, config, its tensors under our names).
 
     Raises:
-        CheckpointError: a file is missing, cut short or not what its name says, or a weight is not finite.
+        CheckpointError: a file is missing, cut short or not what its name says; a tensor is missing or left over.
         ConfigError: a model that is not supported.
     """
-    family, config = config_from_huggingface(_json(folder / "config.json", "a folder with config.json"))
-    tensors: dict[str, torch.Tensor] = {}
-    for file in _weight_files(folder):
-        try:
-            tensors.update(load_file(file))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{file} cannot be read ({file.stat().st_size:,} bytes): {error}" if file.exists() else f"no {file}",
-                fix="download the file again; it is cut short or damaged",
-            ) from error
-    state = state_from_huggingface(tensors, config, family)
-    broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
-    if broken:
-        raise CheckpointError(
-            f"{folder}: {len(broken)} tensors hold numbers that are not finite, the first is {broken[0]}",
-            fix="download the files again; the model cannot say anything but NaN",
-        )
-    return family, config, state
+    family, config = read_config(folder)
+    weights: Source = SafetensorsFiles(_weight_files(folder))
+    if family == "gpt2" and "wte.weight" in weights.tensors:  # as OpenAI's is published: saved without its head
+        weights = Prefixed(weights, "transformer.")
+    return family, config, as_ours(weights, config, family)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.exists():
-        said = _json(index, "an index with a weight_map").get("weight_map")
-        if isinstance(said, dict) and said:
-            return [folder / name for name in sorted(set(said.values()))]
+        said = read_json(index, "an index with a weight_map").get("weight_map")
+        if isinstance(said, dict) and said and all(isinstance(name, str) for name in said.values()):
+            names = sorted(set(said.values()))
+            if any(Path(name).name != name for name in names):
+                raise CheckpointError(f"{index} names files outside of its folder", fix="download the file again")
+            return [folder / name for name in names]
         raise CheckpointError(f"{index} has no weight_map", fix="download the file again")
     files = sorted(f for f in folder.glob("*.safetensors") if not f.name.startswith("consolidated"))
     if not files:
@@ -69,13 +68,74 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _json(file: Path, wanted: str) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"no {file}", fix=f"give {wanted}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}", fix="download the file again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} holds a {type(found).__name__}", fix="download the file again")
-    return found
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def in_files(tensors: Iterable[tuple[str, Described]], most: int) -> Iterator[list[tuple[str, Described]]]:
+    """Tensors in their order, as many to a file as `most` bytes allow; one that is larger has a file of its own."""
+    file: list[tuple[str, Described]] = []
+    filled = 0
+    for name, described in tensors:
+        if file and filled + described.nbytes > most:
+            yield file
+            file, filled = [], 0
+        file.append((name, described))
+        filled += described.nbytes
+    if file:
+        yield file
+
+
+def write_published(
+    source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int, companions: Path | None = None
+) -> list[str]:
+    """Write a model's folder.
+
+    Args:
+        source: tensors under their names.
+        config: of `config.json`.
+        folder: which is not there yet.
+        max_shard_size: bytes of a file.
+        companions: folder whose tokenizer and other small files are copied.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        CheckpointError: the folder is there.
+    """
+    with staged(folder) as hidden:
+        _write(source, config, hidden, max_shard_size)
+        if companions is not None:
+            copy_companions(companions, hidden)
+    return files_in(folder)
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the tokenizer and its like."""
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int) -> None:
+    files = list(in_files(source.tensors.items(), max_shard_size))
+    weight_map: dict[str, str] = {}
+    for i, tensors in enumerate(files):
+        name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
+        described = dict(tensors)
+        write_durable(
+            folder / name,
+            sum(one.nbytes for one in described.values()),
+            lambda file, of=described: write_shard(file, of, {"format": "pt"}, source.read),  # type: ignore[misc]
+        )
+        weight_map |= dict.fromkeys(described, name)
+    if len(files) > 1:
+        total = sum(d.nbytes for d in source.tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / INDEX, index)
+    _write_json(folder / "config.json", config)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    text = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+    write_durable(path, len(text), lambda file: file.write(text))

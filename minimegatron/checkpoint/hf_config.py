@@ -16,15 +16,17 @@ A key that is not read and is not known to be harmless is refused by its name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minimegatron.checkpoint.hf_keys import DEFAULTS, Keys
 from minimegatron.checkpoint.mixtures import MIXTURES
 from minimegatron.config import TransformerConfig
-from minimegatron.errors import ConfigError
+from minimegatron.errors import CheckpointError, ConfigError
 
-_COMMON = {
+COMMON = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_attention_heads",
     "num_key_value_heads": "num_query_groups",
@@ -35,7 +37,7 @@ _COMMON = {
     "rms_norm_eps": "layernorm_epsilon",
     "head_dim": "kv_channels",
 }
-_GPT2 = {
+GPT2 = {
     "n_layer": "num_layers",
     "n_head": "num_attention_heads",
     "n_embd": "hidden_size",
@@ -44,14 +46,78 @@ _GPT2 = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layernorm_epsilon",
 }
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu": "gelu",
     "relu": "relu",
     "silu": "silu",
 }
-_GATES = {"silu": "swiglu", "gelu": "geglu"}
+GATES = {"silu": "swiglu", "gelu": "geglu"}
+
+
+def read_json(file: Path, wanted: str) -> dict[str, Any]:
+    """A JSON file that holds a table; `wanted` says in the error what the folder should be.
+
+    Raises:
+        CheckpointError: there is no such file, or it is something else.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"no {file}", fix=f"give {wanted}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}", fix="download the file again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} holds a {type(found).__name__}", fix="download the file again")
+    return found
+
+
+def is_published(folder: Path) -> bool:
+    """Whether this is the folder of a published model."""
+    return (folder / "config.json").is_file()
+
+
+def read_config(folder: Path) -> tuple[str, TransformerConfig]:
+    """(family, config) of a published model's folder.
+
+    Raises:
+        CheckpointError: `config.json` is missing or no table.
+        ConfigError: see `config_from_huggingface`; or a pad token outside of the vocabulary.
+    """
+    hf = read_json(folder / "config.json", "a folder with config.json")
+    family, config = config_from_huggingface(hf)
+    check_pad_token(hf, config.vocab_size, folder)
+    return family, config
+
+
+def check_pad_token(hf: Mapping[str, Any], vocab_size: int, folder: Path) -> None:
+    """The pad token, and every token that was added to the tokenizer, has a row in the embedding.
+
+    A tokenizer that was given a new pad token, `add_special_tokens({"pad_token": "[PAD]"})`, has an id more than the
+    model has rows; transformers cannot build such a model, and a batch that is padded with it reads outside of the
+    matrix.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    pad, ids = hf.get("pad_token_id"), f"the vocabulary has the ids 0 to {vocab_size - 1}"
+    if isinstance(pad, int) and not -1 <= pad < vocab_size:
+        raise ConfigError(
+            f"pad_token_id is {pad}, and {ids}",
+            where=str(folder / "config.json"),
+            fix="set pad_token_id to an id that the model has (Qwen2.5: that of <|endoftext|>), or to null",
+        )
+    path = folder / "tokenizer.json"
+    added = read_json(path, "a tokenizer").get("added_tokens") if path.is_file() else None
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and isinstance(token.get("id"), int) and token["id"] >= vocab_size:
+            raise ConfigError(
+                f"the token {str(token.get('content'))[:40]!r} has the id {token['id']}, and {ids}",
+                where=str(path),
+                fix="take the tokenizer as it was published, and for padding a token that it has "
+                "(Qwen2.5: <|endoftext|>)",
+            )
 
 
 def config_from_huggingface(hf: Mapping[str, Any]) -> tuple[str, TransformerConfig]:
@@ -79,10 +145,10 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
     keys.only("scale_attn_weights", True)
     keys.only("reorder_and_upcast_attn", False)
     return {
-        **_named(keys, _GPT2),
+        **_named(keys, GPT2),
         "normalization": "LayerNorm",
         "position_embedding_type": "learned_absolute",
-        "activation": _activation(keys["activation_function"], _ACTIVATIONS, "the MLP of GPT-2"),
+        "activation": _activation(keys["activation_function"], ACTIVATIONS, "the MLP of GPT-2"),
     }
 
 
@@ -90,10 +156,10 @@ def _gated(keys: Keys) -> dict[str, Any]:
     """Everything but GPT-2: RMSNorm, RoPE, a gated MLP."""
     family = keys.family
     fields = {
-        **_named(keys, _COMMON),
+        **_named(keys, COMMON),
         "normalization": "RMSNorm",
         "position_embedding_type": "rope",
-        "activation": _activation(keys["hidden_act"], _GATES, "a gated MLP"),
+        "activation": _activation(keys["hidden_act"], GATES, "a gated MLP"),
         "add_bias_linear": _bias(keys),
         "add_qkv_bias": family == "qwen2" or (family == "qwen2_moe" and bool(keys["qkv_bias"])),
         "qk_layernorm": family in ("qwen3", "qwen3_moe"),

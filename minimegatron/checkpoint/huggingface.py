@@ -1,19 +1,18 @@
-"""Hugging Face models as ours, and ours as theirs: a table for each family and six reversible transforms.
+"""Hugging Face models as ours, and ours as theirs: a table for each family, and four ways in which theirs lie in ours.
 
 The problem in a sentence: the same mathematics is stored under other names, in other pieces, sometimes transposed.
 
 Each row of a table (`checkpoint/tables.py`) pairs one logical tensor of ours with the tensors of theirs that hold the
-same numbers, and names the transform between them. A transform is a pair of functions that undo each other, so import
-and export cannot disagree.
+same numbers, and says how they lie in it. From that a list of `Copy` is made: these rows of ours are those rows of
+theirs (`checkpoint/sources.py`). Read from right to left it imports, from left to right it exports, so the two cannot
+disagree; and a rank that holds a part of ours reads that part of theirs.
 
-| transform  | theirs -> ours                                                                                     |
-|------------|----------------------------------------------------------------------------------------------------|
-| same       | unchanged                                                                                          |
-| transpose  | GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                                            |
-| pack       | q [a d, h], k [g d, h], v [g d, h] -> per group: its query heads, its key head, its value head     |
-| conv_pack  | GPT-2's `[h, 3h]` of all q, all k, all v, transposed and packed                                    |
-| stack      | gate [f, h] and up [f, h] -> [2 f, h]                                                              |
-| experts    | gate, up of every expert -> [E, 2 f, h]; down of every expert -> [E, h, f]                         |
+| how         | our rows are                                                                                     |
+|-------------|--------------------------------------------------------------------------------------------------|
+| `stack`     | theirs, one after the other: gate [f, h] above up [f, h] is [2 f, h]; one alone is itself         |
+| `pack`      | per group of q [a d, h], k [g d, h], v [g d, h]: its query heads, its key head, its value head    |
+| `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
+| `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
 
 The packing is what makes tensor parallelism a plain cut (`layers/attention.py`). Hugging Face's Llama weights are
 already in RoPE's half-split convention, so no permutation of rows is needed.
@@ -23,125 +22,179 @@ Megatron's counterpart lives outside Megatron-LM, in Megatron-Bridge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from minimegatron.checkpoint.tables import published, rows
+from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, whole
+from minimegatron.checkpoint.tables import Match, matches, published
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
-Tensors = list[torch.Tensor]
+_WITHOUT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # buffers that old files have
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-# -------------------------------------------------------------------------------------------------- transforms
+def _packed(config: TransformerConfig, at_k: int, at_v: int) -> Iterator[tuple[int, int, int]]:
+    """(which of q, k and v, its first row, rows) in the order in which we store them; k and v begin at these rows."""
+    d, queries = config.kv_channels, config.queries_per_group * config.kv_channels
+    for group in range(config.num_query_groups):
+        yield from ((0, group * queries, queries), (1, at_k + group * d, d), (2, at_v + group * d, d))
 
 
-def pack_qkv(qkv: Sequence[torch.Tensor], config: TransformerConfig) -> torch.Tensor:
-    """q [a d, ...], k and v [g d, ...] -> [g (a/g + 2) d, ...], per group its queries, its key, its value."""
-    g, d = config.num_query_groups, config.kv_channels
-    q, k, v = qkv
-    rest = q.shape[1:]
-    parts = [q.reshape(g, config.queries_per_group * d, *rest), k.reshape(g, d, *rest), v.reshape(g, d, *rest)]
-    return torch.cat(parts, 1).flatten(0, 1)
+def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[int, int, int]]:
+    """(which of theirs, its first row, how many rows), one after the other in our tensor of so many rows."""
+    if match.how == "pack":
+        return list(_packed(config, 0, 0))
+    if match.how == "conv_pack":
+        q, k = (n * config.kv_channels for n in (config.num_attention_heads, config.num_query_groups))
+        return [(0, start, length) for _, start, length in _packed(config, q, q + k)]
+    each = rows // len(match.theirs)
+    return [(i, 0, each) for i in range(len(match.theirs))]
 
 
-def unpack_qkv(packed: torch.Tensor, config: TransformerConfig) -> Tensors:
-    """The inverse of `pack_qkv`."""
-    g, d = config.num_query_groups, config.kv_channels
-    grouped = packed.unflatten(0, (g, -1))
-    return [t.flatten(0, 1).contiguous() for t in grouped.split([config.queries_per_group * d, d, d], 1)]
+def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[Copy]:
+    """Which rows of ours are which of theirs.
+
+    Args:
+        match: a row of the table.
+        shape: of our tensor.
+    """
+    stack = () if match.expert is None else (match.expert,)
+    dims, at = shape[len(stack) :], 0
+    columns = match.how in ("transpose", "conv_pack") and len(dims) == 2
+    for which, start, length in _pieces(match, dims[0], config):
+        theirs = Rows(match.theirs[which], start, start + length, columns=columns)
+        yield Copy(Rows(match.ours, at, at + length, stack), theirs)
+        at += length
 
 
-def _import(transform: str, tensors: Tensors, config: TransformerConfig) -> torch.Tensor:
-    match transform:
-        case "same":
-            return tensors[0]
-        case "transpose":
-            return tensors[0].t().contiguous()
-        case "pack":
-            return pack_qkv(tensors, config)
-        case "conv_pack":
-            matrix = tensors[0].t() if tensors[0].dim() == 2 else tensors[0]
-            return pack_qkv(matrix.chunk(3), config)
-        case "stack":
-            return torch.cat(tensors)
-        case "experts":
-            each = len(tensors) // (config.num_experts or 1)
-            return torch.stack([torch.cat(tensors[i : i + each]) for i in range(0, len(tensors), each)])
-    raise AssertionError(f"unknown transform {transform}")
+def _their_shapes(made: Iterable[Copy], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """What theirs must be for these copies to be all of them."""
+    found: dict[str, list[int]] = {}
+    for ours, theirs in made:
+        dims = list(shape[len(ours.matrix) :])
+        dims[0] = max(theirs.stop, found.get(theirs.name, [0])[-1 if theirs.columns else 0])
+        found[theirs.name] = dims[::-1] if theirs.columns else dims
+    return {name: tuple(dims) for name, dims in found.items()}
 
 
-def _export(transform: str, tensor: torch.Tensor, config: TransformerConfig, count: int) -> Tensors:
-    """`count`: how many tensors of theirs this is."""
-    match transform:
-        case "same":
-            return [tensor]
-        case "transpose":
-            return [tensor.t().contiguous()]
-        case "pack":
-            return unpack_qkv(tensor, config)
-        case "conv_pack":
-            joined = torch.cat(unpack_qkv(tensor, config))
-            return [joined.t().contiguous() if joined.dim() == 2 else joined]
-        case "stack":
-            return [t.contiguous() for t in tensor.chunk(2)]
-        case "experts":
-            return [t.contiguous() for expert in tensor for t in expert.chunk(count // len(tensor))]
-    raise AssertionError(f"unknown transform {transform}")
+def _our_shape(match: Match, source: Source, config: TransformerConfig) -> tuple[int, ...]:
+    """Of the tensor that theirs make, by what the first of theirs is and how many rows all have."""
+    dims = list(source.tensors[match.theirs[0]].shape)
+    if match.how in ("transpose", "conv_pack"):
+        dims.reverse()
+    if len(match.theirs) > 1:
+        dims[0] = sum(source.tensors[name].shape[0] for name in match.theirs)
+    return tuple(dims) if match.expert is None else (config.num_experts or 0, *dims)
 
 
-# -------------------------------------------------------------------------------------------------- conversion
-
-
-def state_from_huggingface(
-    state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
-) -> dict[str, torch.Tensor]:
-    """Logical tensors of ours from a Hugging Face state dict.
+def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
+    """Their tensors under our names.
 
     Raises:
-        CheckpointError: listing every missing tensor and every one left over.
+        CheckpointError: listing every tensor that is missing, left over, of a shape that does not fit the others, or
+            of a dtype that is no weight's.
     """
-    ours, used, missing = {}, set(), []
-    if config.num_experts is not None:
-        state = published(state, family)
-    for name, theirs, transform in rows(config, family):
-        absent = [t for t in theirs if t not in state]
-        missing += absent
-        if not absent:
-            ours[name] = _import(transform, [state[t] for t in theirs], config)
-            used.update(theirs)
+    tensors: dict[str, Described] = {}
+    found: list[Copy] = []
+    problems: list[str] = []
+    used: set[str] = set()
+    for match in matches(config, family):
+        absent = [name for name in match.theirs if name not in theirs.tensors or not theirs.tensors[name].shape]
+        problems += [f"missing {name}" for name in absent]  # what is a single number is none of these tensors
+        used.update(match.theirs)
+        if absent:
+            continue
+        shape = _our_shape(match, theirs, config)
+        made = list(copies(match, shape, config))
+        for name, wanted in _their_shapes(made, shape).items():
+            dtype, there = theirs.tensors[name]
+            if there != wanted:
+                problems.append(f"{name} has shape {there}, and {wanted} fits the others and the configuration")
+            if dtype not in _FLOATS:
+                problems.append(f"{name} is {dtype}: quantised weights are not supported")
+        dtypes = {theirs.tensors[name].dtype for name in match.theirs}
+        if len(dtypes) > 1:
+            problems.append(f"{', '.join(match.theirs)} have different dtypes")
+        described = Described(dtypes.pop(), shape)
+        if tensors.setdefault(match.ours, described) != described:
+            problems.append(f"{match.theirs[0]} is not like the same matrix of expert 0")
+        found += made
     tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
-    if tied:
-        _check_tied(state, ours)
-    buffers = {t for t in state if t.endswith((".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"))}
-    extra = sorted(set(state) - used - tied - buffers)
-    if missing or extra:
-        lines = [f"missing {t}" for t in missing] + [f"left over {t}" for t in extra]
+    extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
+    problems += [f"left over {name}" for name in sorted(extra)]
+    if problems:
+        shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise CheckpointError(
-            f"this is not a {family} model of the given config:\n  " + "\n  ".join(lines),
+            f"this is not a {family} model of the given config:\n  " + "\n  ".join(shown),
             fix="check model_type and config",
         )
-    return ours
+    if tied:
+        _check_tied(theirs, matches(config, family))
+    return View(theirs, tensors, found)
 
 
-def _check_tied(state: Mapping[str, torch.Tensor], ours: Mapping[str, torch.Tensor]) -> None:
+def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
     """A head that lies beside a tied embedding must be equal to it: else it is unknown which model was meant."""
-    head, words = state.get("lm_head.weight"), ours.get("embedding.word_embeddings.weight")
-    if head is not None and words is not None and not torch.equal(head, words):
+    words = next(match.theirs[0] for match in table if match.ours == "embedding.word_embeddings.weight")
+    head = theirs.tensors.get("lm_head.weight")
+    if head is None:
+        return
+    boxes = [tuple(box) for box in blocks(whole(head.shape), head.dtype.itemsize)]
+    if head.shape != theirs.tensors[words].shape or not all(
+        torch.equal(theirs.read("lm_head.weight", box), theirs.read(words, box)) for box in boxes
+    ):
         raise CheckpointError(
             "tie_word_embeddings is true, and lm_head.weight differs from the embedding",
             fix="remove lm_head.weight from the file, or set tie_word_embeddings to false in config.json",
         )
 
 
+def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
+    """Our logical tensors under their names; a tied output layer is written once, as they do.
+
+    Raises:
+        CheckpointError: naming every tensor that is missing, or that the family has no place for.
+    """
+    tensors: dict[str, Described] = {}
+    found: list[Copy] = []
+    table = list(matches(config, family))
+    known = {match.ours for match in table}
+    problems = [f"missing {name}" for name in sorted(known - ours.tensors.keys())]
+    problems += [f"{name}: a {family} model has no place for it" for name in sorted(ours.tensors.keys() - known)]
+    if problems:
+        raise CheckpointError(
+            f"these tensors are not a {family} model:\n  " + "\n  ".join(problems[:20]),
+            fix="give all logical tensors of the model, and the configuration that it was trained with",
+        )
+    for match in table:
+        dtype, shape = ours.tensors[match.ours]
+        made = list(copies(match, shape, config))
+        tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(made, shape).items()}
+        found += [copy.turned() for copy in made]
+    return View(ours, tensors, found)
+
+
+def state_from_huggingface(
+    state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
+) -> dict[str, torch.Tensor]:
+    """Logical tensors of ours from a Hugging Face state dict, also one of a model in memory.
+
+    Raises:
+        CheckpointError: see `as_ours`.
+    """
+    view = as_ours(InMemory(published(state, family) if config.num_experts is not None else state), config, family)
+    return {name: view.read(name) for name in view.tensors}
+
+
 def state_to_huggingface(
     state: Mapping[str, torch.Tensor], config: TransformerConfig, family: str
 ) -> dict[str, torch.Tensor]:
-    """A Hugging Face state dict from our logical tensors; a tied output layer is written once, as they do."""
-    theirs: dict[str, torch.Tensor] = {}
-    for name, names, transform in rows(config, family):
-        if name not in state:
-            raise CheckpointError(f"missing {name}", fix="gather the logical tensors of all ranks first")
-        theirs.update(zip(names, _export(transform, state[name], config, len(names)), strict=True))
-    return theirs
+    """A Hugging Face state dict from our logical tensors.
+
+    Raises:
+        CheckpointError: see `as_theirs`.
+    """
+    view = as_theirs(InMemory(state), config, family)
+    return {name: view.read(name).contiguous() for name in view.tensors}

@@ -31,7 +31,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,13 +69,20 @@ class Entry:
     stop: int
 
 
-def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
+def write_shard(
+    file: BinaryIO,
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str],
+    read: Callable[[str], torch.Tensor] | None = None,
+) -> tuple[int, str]:
     """Write a safetensors file.
 
     Args:
         file: open for writing, at its start.
         tensors: by name; each is copied to the CPU as it is written.
         metadata: for the header.
+        read: the numbers of a tensor by its name, asked for as they are written; then of `tensors` only dtype and
+            shape are read.
 
     Returns:
         Its length in bytes and its SHA-256.
@@ -83,7 +90,7 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -99,12 +106,14 @@ def write_shard(file: BinaryIO, tensors: Mapping[str, torch.Tensor], metadata: M
             fix=f"more ranks: a file holds {MAX_TENSORS} tensors and {MAX_HEADER >> 20} MiB of header",
         )
     digest, length = hashlib.sha256(), 0
-    for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], map(_bytes, tensors.values())):
+    numbers = (_bytes(tensor if read is None else read(name)) for name, tensor in tensors.items())
+    for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], numbers):
         for start in range(0, len(block), CHUNK):
             piece = block[start : start + CHUNK]
             file.write(piece)
             digest.update(piece)
         length += len(block)
+    assert length == 8 + len(text) + at, "a tensor was read that is not as large as was said"
     return length, digest.hexdigest()
 
 

@@ -1,6 +1,6 @@
 """Which tensors of Hugging Face's hold the numbers of which tensor of ours, family by family.
 
-A row pairs one logical tensor of ours with tensors of theirs and names the transform between them
+A row pairs one logical tensor of ours with tensors of theirs and names how they lie in it
 (`checkpoint/huggingface.py`). `{}` stands for the layer's number. `{e}` stands for the number of an expert, over all
 of which a row runs: published checkpoints store every expert by itself, we stack them.
 
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    transform: str = "same"
+    how: str = "stack"
     when: Callable[[TransformerConfig], bool] = lambda config: True
     on: str = "all"
 
@@ -86,8 +86,8 @@ _LATENT = (
 )
 
 _MLP = (
-    Row(_L + "mlp.linear_fc1.weight", (_T + "mlp.gate_proj.weight", _T + "mlp.up_proj.weight"), "stack", on="dense"),
-    Row(_L + "mlp.linear_fc1.bias", (_T + "mlp.gate_proj.bias", _T + "mlp.up_proj.bias"), "stack", _bias, "dense"),
+    Row(_L + "mlp.linear_fc1.weight", (_T + "mlp.gate_proj.weight", _T + "mlp.up_proj.weight"), on="dense"),
+    Row(_L + "mlp.linear_fc1.bias", (_T + "mlp.gate_proj.bias", _T + "mlp.up_proj.bias"), when=_bias, on="dense"),
     Row(_L + "mlp.linear_fc2.weight", (_T + "mlp.down_proj.weight",), on="dense"),
     Row(_L + "mlp.linear_fc2.bias", (_T + "mlp.down_proj.bias",), when=_bias, on="dense"),
 )
@@ -99,8 +99,8 @@ def _experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]
     fc1 = (f"{one}{gate}.weight", f"{one}{up}.weight")
     return (
         Row(_L + "mlp.router.weight", (_T + their_layer + ".gate.weight",), on="experts"),
-        Row(_L + "mlp.experts.weight1", fc1, "experts", on="experts"),
-        Row(_L + "mlp.experts.weight2", (f"{one}{down}.weight",), "experts", on="experts"),
+        Row(_L + "mlp.experts.weight1", fc1, on="experts"),
+        Row(_L + "mlp.experts.weight2", (f"{one}{down}.weight",), on="experts"),
     )
 
 
@@ -169,18 +169,30 @@ TABLES = {
 }
 
 
-def rows(config: TransformerConfig, family: str) -> Iterator[tuple[str, list[str], str]]:
-    """(our tensor, theirs, transform) for every layer that has them; of experts first all matrices of expert 0."""
-    experts = config.num_experts or 0
-    for row in TABLES[family]:
-        if not row.when(config):
-            continue
-        for n in range(config.num_layers) if "{}" in row.ours else (0,):
+class Match(NamedTuple):
+    """A row of the table for one layer, and of a stack for one expert."""
+
+    ours: str
+    expert: int | None
+    theirs: tuple[str, ...]
+    how: str
+
+
+def matches(config: TransformerConfig, family: str) -> Iterator[Match]:
+    """The family's table for this model: every layer that has a row, every expert."""
+    layers = config.num_layers
+    table = [row for row in TABLES[family] if row.when(config)]
+    of_layers = [row for row in table if "{}" in row.ours]
+    words = [row for row in table if row.ours.startswith("embedding.")]
+    rest = [row for row in table if row not in of_layers and row not in words]
+    for n, rows in ((-1, words), *((n, of_layers) for n in range(layers)), (layers, rest)):
+        for row in rows:
             if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
                 continue
-            numbers = range(experts) if "{e}" in row.theirs[0] else (0,)
-            names = [t.replace("{e}", str(e)).replace("{}", str(n)) for e in numbers for t in row.theirs]
-            yield row.ours.format(n), names, row.transform
+            theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
+            experts = range(config.num_experts or 0) if "{e}" in theirs[0] else (None,)
+            for e in experts:
+                yield Match(row.ours.format(n), e, tuple(name.replace("{e}", str(e)) for name in theirs), row.how)
 
 
 _STACKED = re.compile(r"(model\.layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")

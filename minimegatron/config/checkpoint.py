@@ -24,6 +24,7 @@ class CheckpointConfig(Config):
     save_optim: bool = opt(True, "the optimizer's state is part of a checkpoint")
     save_rng: bool = opt(True, "so are random streams")
     load: str | None = opt(None, "folder of checkpoints to continue from, any layout; the newest complete one")
+    use_checkpoint_args: bool = opt(False, "the model is that of the checkpoint; a published folder always says it")
     ckpt_step: int | None = opt(None, "continue from this step instead of the newest", least=0)
     load_optim: bool = opt(True, "continue with the optimizer's state")
     load_rng: bool = opt(True, "continue with the random streams")
@@ -40,7 +41,7 @@ class CheckpointConfig(Config):
                 f"{field}={getattr(self, field)} without a folder to save into",
                 "--save FOLDER",
             )
-        for field in ("ckpt_step", "finetune", "exit_on_missing_checkpoint"):
+        for field in ("ckpt_step", "finetune", "exit_on_missing_checkpoint", "use_checkpoint_args"):
             require(
                 self.load is not None or getattr(self, field) in (None, False),
                 f"{field} without a folder to load from",

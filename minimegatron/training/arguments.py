@@ -16,8 +16,9 @@ Megatron's other spellings, what is already so here and what is not here yet are
 is ever ignored: a flag works, or says that it changes nothing, or ends the command with status 2 before any rank talks
 to another.
 
-Values come from four places; the later one wins: defaults, `--preset NAME` (models/zoo.py), `--config FILE.json` (the
-shape that the log file's first line has), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where
+Values come from five places; the later one wins: defaults, the folder of `--load` where it is a published model or
+`--use-checkpoint-args` is given, `--preset NAME` (models/zoo.py), `--config FILE.json` (the shape that the log file's
+first line has), flags. Defaults are those of `config/`, except the few of `DEFAULTS`, where
 Megatron's command line has another value and the result of a training would differ.
 
 Megatron-LM: `megatron/training/arguments.py`.
@@ -77,13 +78,14 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
     defaults = {**DEFAULTS, "model": {**DEFAULTS["model"], **_dependent_defaults(flags, found.notes)}}
 
     from_file = _read_config(found.config) if found.config else {}
+    saved = _of_checkpoint({**from_file.get("checkpoint", {}), **flags})
     values: dict[str, dict[str, Any]] = {}
     given: set[str] = set()
     for name, cls in SECTIONS.items():
         fields = {f.name for f in dataclasses.fields(cls)}
-        chosen = preset(found.preset) if name == "model" and found.preset else {}
+        chosen = {**saved, **(preset(found.preset) if found.preset else {})} if name == "model" else {}
         chosen = {**chosen, **from_file.get(name, {}), **{k: v for k, v in flags.items() if k in fields}}
-        use_defaults = name != "model" or not (found.preset or name in from_file)
+        use_defaults = name != "model" or not (saved or found.preset or name in from_file)
         values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
     spec = found.spec or from_file.get("spec")
@@ -100,6 +102,15 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
     check_run(run, world_size)
     here = set(flags).union(*(values for name, values in from_file.items() if name in SECTIONS))
     return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
+
+
+def _of_checkpoint(flags: dict[str, Any]) -> dict[str, Any]:
+    """The model's fields, where `--load` says what the model is."""
+    if flags.get("load") is None:
+        return {}
+    from minimegatron.training.saved_model import model_fields
+
+    return model_fields(flags["load"], flags.get("use_checkpoint_args", False), flags.get("ckpt_step"))
 
 
 def _group_query_attention(flags: dict[str, Any], notes: list[str]) -> None:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.checkpoint import commit
+from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import Manifest
 from minimegatron.checkpoint.planning import read_tensors
@@ -38,8 +39,9 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import BadStep, CheckpointError, DeadlineError
+from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError
 from minimegatron.training import saving
+from minimegatron.training.published import load_published
 from minimegatron.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -163,6 +165,14 @@ class Checkpoints:
         """
         assert self.config.load is not None
         root = Path(self.config.load)
+        if is_published(root):
+            if self.config.ckpt_step is not None or root.resolve() == (self.root or Path()).resolve():
+                raise ConfigError(
+                    f"--load {root} is a published model: it has no steps, and checkpoints go elsewhere",
+                    fix="drop --ckpt-step, and give --save a folder of its own",
+                )
+            self.say(load_published(trainer, root))
+            return True
         steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
         step = self._chosen(root, steps)
         if step is None:
@@ -193,8 +203,9 @@ class Checkpoints:
         manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
         saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
         same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
-        optim = config.load_optim and not config.finetune
-        rng = config.load_rng and not config.finetune and same_layout
+        fresh = config.finetune or "counters" not in manifest.state  # as `convert` writes it: weights only
+        optim = config.load_optim and not fresh
+        rng = config.load_rng and not fresh and same_layout
         for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
             if there and not any(name.startswith(prefix) for name in manifest.tensors):
                 raise CheckpointError(
@@ -215,15 +226,15 @@ class Checkpoints:
             saving.take_rounded(trainer.model, wanted)
             trainer.optimizer.reload_model_params()
             trainer.model.start_param_gather()
-        if not config.finetune:
+        if not fresh:
             self._take_counters(trainer, manifest, config)
         if rng:
             self._take_rng(trainer, wanted)
-        elif config.load_rng and not config.finetune:
+        elif config.load_rng and not fresh:
             seed = trainer.run.training.seed + trainer.state.iteration
             trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
             self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
-        what = "weights of the checkpoint" if config.finetune else "checkpoint"
+        what = "weights of the checkpoint" if fresh else "checkpoint"
         self.say(f"loaded {what} of iteration {step} from {root}")
 
     def _manifest(self, root: Path, step: int) -> Manifest:

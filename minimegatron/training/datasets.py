@@ -137,7 +137,7 @@ def _vocab_size(tokenizer: Tokenizer, chosen: int | None) -> int:
     if chosen < tokenizer.vocab_size:
         raise ConfigError(
             f"vocab_size is {chosen}, but the tokenizer has {tokenizer.vocab_size} ids",
-            fix=f"drop --vocab-size, or choose at least {tokenizer.vocab_size}",
+            fix=f"drop --vocab-size, or choose at least {tokenizer.vocab_size}; a published model has its own",
         )
     return chosen
 

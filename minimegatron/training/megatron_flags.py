@@ -108,7 +108,7 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
 REFUSED: dict[str, str] = {
     "other options of checkpoints": (
         "load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy "
-        "async-ckpt-* dist-ckpt-* ckpt-* pretrained-checkpoint use-checkpoint-args use-mp-args-* "
+        "async-ckpt-* dist-ckpt-* ckpt-* pretrained-checkpoint use-mp-args-* "
         "*-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k replication* strict-fsdp-*"
     ),
     "other options of experts": "moe-* enable-gpt-oss",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.generate import Continuation, StaticEngine, generate
@@ -22,7 +21,6 @@ from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
 from tests.recorder import OnACpu
 
-ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 99
 PROMPTS = [[5, 9, 3, 7, 7], [1, 2], [50, 60, 70, 80, 90, 11, 13]]  # with what follows, longer than a window of 7
 PIECES = (11, 1, 1, 5, 1, 3, 1, 1)  # a prompt, then single tokens, and now and then several
@@ -99,14 +97,10 @@ def unrecordable(rank: int, world: int, model: Weights) -> str:
 
 
 def example(rank: int, world: int, lines: list[list[str]]) -> list[str]:
-    """What `examples/generate.py` prints for each command line, or the error it ends with."""
-    spec = importlib.util.spec_from_file_location("example", ROOT / "examples" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """What `minimegatron generate` prints for each command line, or the error it ends with."""
     said = []
     for line in lines:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
-            error = error_of(lambda line=line: module.main(line))  # type: ignore[misc]
+            error = error_of(lambda line=line: continue_prompt(parse(line)))  # type: ignore[misc]
         said.append(out.getvalue() if error == "nothing happened" else error)
     return said

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import shutil
 
 import pytest
 import tokenizers
 import torch
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.commands.convert import main as convert
 from minimegatron.errors import ConfigError, DataError, NumericsError
 from minimegatron.inference.generate import StaticEngine, generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
@@ -181,7 +183,7 @@ def test_what_is_no_number_is_not_a_word():
 
 
 @pytest.mark.parametrize("tp", mostly_thorough([1, 2], [1]))
-def test_the_example_continues_with_a_published_model(ranks, tmp_path, tp):
+def test_the_command_continues_with_a_published_model(ranks, tmp_path, tp):
     """Its whole way: folder, tokenizer, this rank's part of the weights, words, text."""
     theirs("llama2").save_pretrained(tmp_path)
     words = [*map(chr, range(32, 127)), "<eos>", "<1>", "<2>", "<3>"]  # 99, as many as the model has
@@ -195,7 +197,15 @@ def test_the_example_continues_with_a_published_model(ranks, tmp_path, tp):
     tokens = torch.tensor([[ids[character] for character in prompt]])
     options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 9, "do_sample": False}
     want = "".join(words[i] for i in theirs("llama2").generate(tokens, **options)[0])
-    lines = [[str(tmp_path), prompt, "--max-new-tokens", "9", *more] for more in ([], ["--temperature", "0"])]
-    (first, refused), *others = ranks(tp).run(example, lines)
-    assert first == want.split("<eos>")[0] + "\n"
-    assert refused.startswith("ConfigError: temperature is 0.0") and all(other == ["", refused] for other in others)
+    assert convert(["--load", str(tmp_path), "--save", str(tmp_path / "ours"), "--max-shard-size", "50KB"]) == 0
+    shutil.copytree(tmp_path / "ours", tmp_path / "moved", ignore=shutil.ignore_patterns("huggingface"))
+    asked = [str(tmp_path), str(tmp_path / "ours"), str(tmp_path / "moved")]
+    lines = [[folder, prompt, "--max-new-tokens", "9"] for folder in asked]
+    lines.insert(2, [*lines[2], "--tokenizer-model", str(tmp_path)])
+    lines.append([*lines[0], "--temperature", "0"])
+    (*made, without, refused), *others = ranks(tp).run(example, lines)
+    assert made == [want.split("<eos>")[0] + "\n"] * 3
+    assert without.startswith("CheckpointError: there is no tokenizer in it") and "--tokenizer-model" in without
+    assert refused.startswith("ConfigError: temperature is 0.0") and all(
+        other == ["", "", "", without, refused] for other in others
+    )

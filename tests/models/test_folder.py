@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minimegatron.checkpoint.folder import read_folder
+from minimegatron.checkpoint.folder import open_published
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.errors import CheckpointError
 from tests.models.test_huggingface import hf_model
@@ -30,11 +30,13 @@ def folder(published, tmp_path) -> Path:
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    return read_folder(folder)[2]
+    weights = open_published(folder)[2]
+    return {name: weights.read(name) for name in weights.tensors}
 
 
 def test_weights_are_those_of_the_file(folder):
-    family, config, state = read_folder(folder)
+    family, config, _ = open_published(folder)
+    state = read(folder)
     wanted = state_from_huggingface(load_file(folder / "model.safetensors"), config, family)
     assert state.keys() == wanted.keys() and all(torch.equal(state[k], wanted[k]) for k in wanted)
 
@@ -69,7 +71,7 @@ def test_a_download_that_broke_off(folder):
     whole = file.read_bytes()
     for length in (0, 5, 100, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match="model.safetensors cannot be read") as caught:
+        with pytest.raises(CheckpointError, match="model.safetensors") as caught:
             read(folder)
         assert caught.value.exit_code == CheckpointError("", fix="").exit_code and "download" in str(caught.value)
 
@@ -88,8 +90,19 @@ def test_weights_that_are_no_numbers(folder):
     tensors = {n: t.clone() for n, t in load_file(folder / "model.safetensors").items()}  # not the file's own pages
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="decoder.final_layernorm.weight"):
+    with pytest.raises(CheckpointError, match="model.norm.weight"):
         read(folder)
+
+
+def test_gpt2_as_it_was_first_published(tmp_path):
+    """Without the name of the whole model before each tensor, with buffers among them."""
+    hf_model("gpt2").save_pretrained(tmp_path)
+    before = {name: tensor.clone() for name, tensor in read(tmp_path).items()}
+    file = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor.clone() for name, tensor in load_file(file).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, file)
+    after = read(tmp_path)
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
 
 
 def test_an_empty_folder(folder):

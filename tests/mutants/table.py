@@ -357,10 +357,34 @@ MUTANTS = (
     ),
     Mutant(
         "a head beside a tied embedding is dropped", "minimegatron/checkpoint/huggingface.py",
-        "        _check_tied(state, ours)\n", "        pass\n", "tests/models/test_huggingface_config.py -k tied",
+        "        _check_tied(theirs, matches(config, family))\n", "        pass\n",
+        "tests/models/test_huggingface_config.py -k tied",
     ),
     Mutant(
         "unknown keys of a configuration are ignored", "minimegatron/checkpoint/hf_config.py",
         "    keys.finish()\n", "", "tests/models/test_huggingface_config.py -k unknown",
+    ),
+    # -------------------------------------------------------------------------------------- conversion
+    Mutant(
+        "a config.json is written and not read back", "minimegatron/checkpoint/hf_export.py",
+        "            tried[name] = differing(config, config_from_huggingface(made)[1])\n",
+        "            tried[name] = []\n",
+        "tests/checkpoint/test_convert.py -k family",
+    ),
+    Mutant(
+        "keys of all groups before their queries", "minimegatron/checkpoint/huggingface.py",
+        "yield from ((0, group * queries, queries), (1, at_k + group * d, d), (2, at_v + group * d, d))",
+        "yield from ((1, at_k + group * d, d), (0, group * queries, queries), (2, at_v + group * d, d))",
+        "tests/inference/test_generate.py -k greedy",
+    ),
+    Mutant(
+        "any name may be in Megatron's metadata", "minimegatron/checkpoint/torch_dist.py",
+        "lambda name: name in _KNOWN or name in _DTYPES", "lambda name: True",
+        "tests/checkpoint/test_megatron.py -k planted",
+    ),
+    Mutant(
+        "what is put together is copied whole", "minimegatron/checkpoint/sources.py",
+        "for block in blocks(met, dtype.itemsize):", "for block in [met]:",
+        "tests/checkpoint/test_convert.py -k memory",
     ),
 )  # fmt: skip

@@ -102,14 +102,10 @@ def _layer(rank: int, world: int, fields: dict[str, Any]) -> list[float]:
     return [round(value, 6) for value in (*sums.tolist(), router.norm().item())]
 
 
-def _train() -> list[list[float]]:
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+def experts() -> tuple[Any, torch.nn.Module]:
+    """A model of two layers with experts, and its configuration."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
-
-    from tests.oracle.gpt import _forward_step
 
     config = _config(num_layers=2, moe_router_load_balancing_type="none")
     spec = get_gpt_layer_local_spec(num_experts=4, moe_grouped_gemm=False)
@@ -122,6 +118,17 @@ def _train() -> list[list[float]]:
         share_embeddings_and_output_weights=False,
     )
     fill(model)
+    return config, model
+
+
+def _train() -> list[list[float]]:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from tests.oracle.gpt import _forward_step
+
+    config, model = experts()
     ddp = DistributedDataParallel(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), model)
     config.finalize_model_grads_func = finalize_model_grads
     optimizer = get_megatron_optimizer(

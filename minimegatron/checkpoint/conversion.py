@@ -1,0 +1,225 @@
+"""A folder with a model in it, whatever wrote it: opened as weights under our names, and written as another.
+
+| kind         | known by                                     | read by                  | written by                |
+|--------------|----------------------------------------------|--------------------------|---------------------------|
+| `hf`         | `config.json`                                | `folder.open_published`  | `folder.write_published`  |
+| `ours`       | `iter_0000020/manifest.json`                 | `ours.Checkpoint`        | `ours.write_checkpoint`   |
+| `torch_dist` | `.metadata`, or a file that says where       | `torch_dist.TorchDist`   | `torch_dist.write_...`    |
+
+Every one is a `Source` (`checkpoint/sources.py`), so a conversion is a source that is read tensor by tensor while the
+other folder is written, and its memory is that of a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint.folder import open_published, write_published
+from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
+from minimegatron.checkpoint.hf_export import config_to_huggingface
+from minimegatron.checkpoint.huggingface import as_theirs
+from minimegatron.checkpoint.ours import ORIGIN, Checkpoint, write_checkpoint
+from minimegatron.checkpoint.sources import Cast, Described, Source, View
+from minimegatron.config import TransformerConfig
+from minimegatron.errors import CheckpointError, ConfigError
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model in a folder.
+
+    Attributes:
+        kind: what wrote it.
+        config: with `params_dtype` as the weights have it.
+        weights: under our names.
+        origin: folder with the `config.json` and the tokenizer that it was published with, where there is one.
+    """
+
+    kind: str
+    config: TransformerConfig
+    weights: Source
+    origin: Path | None
+
+
+def kind_of(folder: Path) -> str:
+    """What wrote a folder.
+
+    Raises:
+        CheckpointError: nothing that is known.
+    """
+    if is_published(folder):
+        return "hf"
+    if any(folder.glob("iter_*/manifest.json")):
+        return "ours"
+    if torch_dist.find(folder) is not None:
+        return "torch_dist"
+    raise CheckpointError(
+        "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
+        where=str(folder),
+        fix="give the folder that holds config.json, or the one that --save named",
+    )
+
+
+def open_model(
+    folder: Path, kind: str | None = None, step: int | None = None, vocab_size: int | None = None,
+    origin: Path | None = None,
+) -> Model:  # fmt: skip
+    """The model in a folder; its numbers are read when they are asked for.
+
+    Args:
+        folder: what was downloaded or saved.
+        kind: default what lies in it.
+        step: of a checkpoint; default the newest.
+        vocab_size: tokens of a checkpoint of Megatron's, where it does not say it.
+        origin: the folder that a checkpoint of Megatron's came from, which says what it is where no `args` do.
+
+    Raises:
+        CheckpointError, ConfigError: it is not there, not whole, or not supported.
+    """
+    kind = kind_of(folder) if kind is None else kind
+    if kind == "ours":
+        checkpoint = Checkpoint(folder, step)
+        origin = folder / ORIGIN
+        return Model(kind, checkpoint.config, checkpoint, origin if is_published(origin) else None)
+    if kind == "torch_dist":
+        return _open_megatrons(folder, step, vocab_size, origin)
+    if step is not None:
+        raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
+    _, config, weights = open_published(folder)
+    words = weights.tensors["embedding.word_embeddings.weight"].dtype
+    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder)
+
+
+def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
+    found = torch_dist.find(folder, step)
+    if found is None:
+        raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
+    args, theirs = torch_dist.read_args(found), torch_dist.TorchDist(found)
+    if args is not None:
+        config = megatron.config_from_args(args, vocab_size)
+    elif origin is not None:
+        config = read_config(origin)[1]
+    else:
+        raise CheckpointError(
+            "common.pt has no args: it does not say what the model is",
+            where=str(found),
+            fix="--hf-model FOLDER: a config.json that does",
+        )
+    weights = megatron.as_ours(theirs, config)
+    words = weights.tensors.get("embedding.word_embeddings.weight")
+    dtype = _DTYPES.get(words.dtype) if words is not None else None
+    return Model("torch_dist", config.replace(params_dtype=dtype or config.params_dtype), weights, origin)
+
+
+def checked(
+    model: Model, expected: Callable[[TransformerConfig], Mapping[str, Described]], dtype: str | None
+) -> tuple[TransformerConfig, Source]:
+    """The model's configuration and weights, in the shapes and dtypes that a run of it has.
+
+    Args:
+        model: to be converted.
+        expected: the logical tensors of a configuration.
+        dtype: that was asked for; default the dtype of the weights.
+
+    Raises:
+        CheckpointError: a tensor is missing or misshapen, or would lose digits without having been asked to.
+    """
+    config = model.config.replace(params_dtype=dtype or model.config.params_dtype)
+    wanted, there = expected(config), model.weights.tensors
+    problems = [f"missing {name}" for name in wanted.keys() - there.keys()]
+    problems += [f"{name}: the configuration has none" for name in there.keys() - wanted.keys()]
+    for name in wanted.keys() & there.keys():
+        if wanted[name].shape != there[name].shape:
+            problems.append(f"{name} has shape {there[name].shape}, by the configuration it is {wanted[name].shape}")
+        elif dtype is None and torch.promote_types(wanted[name].dtype, there[name].dtype) != wanted[name].dtype:
+            problems.append(
+                f"{name} is {there[name].dtype} and a {config.params_dtype} model has {wanted[name].dtype}: "
+                f"say --{config.params_dtype} to round it"
+            )
+    if problems:
+        raise CheckpointError(
+            "the weights are not those of the configuration:\n  " + "\n  ".join(sorted(problems)[:20]),
+            fix="a vocabulary that was padded after training: cut the embedding to vocab_size, or set vocab_size to "
+            "its rows"
+            if any("embeddings" in p and "shape" in p for p in problems)
+            else "check the configuration",
+        )
+    changed = {name: d.dtype for name, d in wanted.items() if d.dtype != there[name].dtype}
+    return config, Cast(model.weights, changed) if changed else model.weights
+
+
+def target(
+    kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None
+) -> tuple[Source, dict[str, object]]:
+    """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
+
+    Raises:
+        ConfigError: the model cannot be said in the target's terms.
+    """
+    if kind == "ours":
+        return weights, {}
+    if kind == "torch_dist":
+        return megatron.as_theirs(weights, config), megatron.args_of(config)
+    like = None if origin is None else read_json(origin / "config.json", "a folder with config.json")
+    found, keys = config_to_huggingface(config, family, like)
+    if origin is not None:
+        check_pad_token(keys, config.vocab_size, origin)
+    return as_theirs(weights, config, found), keys
+
+
+def write_model(
+    kind: str, tensors: Source, config: TransformerConfig, keys: dict[str, object], folder: Path, most: int,
+    origin: Path | None,
+) -> list[str]:  # fmt: skip
+    """Write a folder of this kind; returns the names of its files.
+
+    Raises:
+        CheckpointError: the folder is there, or there is no room for it.
+    """
+    total = sum(described.nbytes for described in tensors.tensors.values())
+    there = next(parent for parent in folder.absolute().parents if parent.exists())
+    if (free := shutil.disk_usage(there).free) < total:
+        raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
+    if kind == "ours":
+        return write_checkpoint(tensors, config, folder, most, origin)
+    if kind == "torch_dist":
+        assert isinstance(tensors, View)
+        return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
+    return write_published(tensors, keys, folder, most, origin)
+
+
+def explain(tensors: Source) -> list[str]:
+    """A line for each tensor that would be written: dtype, shape, and which rows of what it is."""
+    lines = []
+    for name, (dtype, shape) in tensors.tensors.items():
+        size = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+        lines.append(f"{name}  {size}  <-  {_origin(tensors, name)}")
+    return lines
+
+
+def _origin(tensors: Source, name: str) -> str:
+    if isinstance(tensors, Cast):
+        return f"{_origin(tensors.source, name)}, as {tensors.source.tensors[name].dtype}".replace("torch.", "")
+    if not isinstance(tensors, View):
+        return name
+    parts: dict[str, list[str]] = {}
+    for ours, theirs in tensors.copies[name]:
+        whole = theirs.stop - theirs.start == tensors.source.tensors[theirs.name].shape[theirs.dim]
+        stack = "".join(f"[{i}]" for i in theirs.matrix)
+        turned = " transposed" if ours.columns != theirs.columns else ""
+        rows = [] if whole else [f"{theirs.start}:{theirs.stop}"]
+        parts.setdefault(f"{theirs.name}{stack}{turned}", []).extend(rows)
+    said = [f"{part} {_short(rows)}".rstrip() for part, rows in parts.items()]
+    return " + ".join(said[:4]) + (f" + {len(said) - 4} more" if len(said) > 4 else "")
+
+
+def _short(rows: list[str]) -> str:
+    return ("rows " if rows else "") + ", ".join(rows[:4]) + (", ..." if len(rows) > 4 else "")

@@ -1,0 +1,267 @@
+"""Tensors that are somewhere, by name, of which any box can be read; and the same numbers under other names.
+
+The problem in a sentence: a model of 140 GB is converted on a machine with 16 GB, so nothing may hold more than the
+part that is being written.
+
+A `Source` says the dtype and shape of each of its tensors and reads boxes of them. A published folder is one, a
+checkpoint of ours, one of Megatron's, and a table in memory. A `View` is one too: its tensors have other names and are
+cut otherwise, and it asks another source for what it is asked for. So
+
+    theirs -> View -> our names    is what a run loads, each rank its own boxes
+    ours   -> View -> their names  is what an export writes, one tensor after the other
+
+and both are made from the same list of `Copy`, read from left to right or from right to left.
+
+    Copy(Rows("decoder.layers.0.mlp.linear_fc1.weight", start=96, stop=192),           the lower half of ours
+         Rows("model.layers.0.mlp.up_proj.weight",      start=0,  stop=96))            is all of theirs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from minimegatron.checkpoint.regions import Box
+from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor
+from minimegatron.errors import CheckpointError
+
+BLOCK = 1 << 26  # bytes that are copied at once
+
+
+class Described(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Source(Protocol):
+    """See the module docstring."""
+
+    @property
+    def tensors(self) -> Mapping[str, Described]:
+        """What there is, by name."""
+        ...
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        """A box of a tensor, default all of it; the caller does not write into it."""
+        ...
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """The box that is all of it."""
+    return tuple((0, n) for n in shape)
+
+
+def blocks(box: Sequence[tuple[int, int]], itemsize: int) -> Iterator[list[tuple[int, int]]]:
+    """A box by rows, so that no block is larger than `BLOCK`: what is copied into place is small beside the place."""
+    dim = next((i for i, (a, b) in enumerate(box) if b - a > 1), 0)
+    (first, last), inner = box[dim], math.prod(b - a for a, b in box[dim + 1 :])
+    step = max(1, BLOCK // max(1, inner * itemsize))
+    for start in range(first, last, step):
+        yield [*box[:dim], (start, min(start + step, last)), *box[dim + 1 :]]
+
+
+def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Where two boxes meet, None where they do not."""
+    met = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)]
+    return met if all(a < b for a, b in met) else None
+
+
+class InMemory:
+    """Tensors of a table."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._state = state
+        self.tensors = {name: Described(t.dtype, tuple(t.shape)) for name, t in state.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        tensor = self._state[name].detach()
+        return tensor if box is None else tensor[tuple(slice(a, b) for a, b in box)]
+
+
+class SafetensorsFiles:
+    """Tensors of safetensors files, whose headers are read now.
+
+    Args:
+        files: each tensor is in one of them.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or two files hold a tensor of the same name.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._where: dict[str, tuple[Path, Entry]] = {}
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(f"no {file}", fix="download the file again")
+            try:
+                entries, _ = read_header(file)
+            except CheckpointError as error:
+                fix = "download the file again; it is cut short or damaged"
+                raise CheckpointError(error.what, where=error.where, fix=fix) from error
+            for name, entry in entries.items():
+                if name in self._where:
+                    raise CheckpointError(f"{self._where[name][0].name} and {file.name} both hold {name}")
+                self._where[name] = file, entry
+        self.tensors = {name: Described(entry.dtype, entry.shape) for name, (_, entry) in self._where.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        """See `Source`.
+
+        Raises:
+            CheckpointError: a number is not finite.
+        """
+        file, entry = self._where[name]
+        found = read_box(file, entry, box)
+        if found.is_floating_point() and found.numel() and not all(end.isfinite() for end in found.aminmax()):
+            raise CheckpointError(
+                f"{name} holds numbers that are not finite",
+                where=str(file),
+                fix="download the file again; the model cannot say anything but NaN",
+            )
+        return found
+
+
+class Prefixed:
+    """The tensors of a source with a word before their names, but for those that have it, and a head."""
+
+    def __init__(self, source: Source, prefix: str) -> None:
+        self.source = source
+        self._names = {n if n.startswith((prefix, "lm_head.")) else prefix + n: n for n in source.tensors}
+        self.tensors = {name: source.tensors[there] for name, there in self._names.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        return self.source.read(self._names[name], box)
+
+
+def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
+    """A box of a tensor of a safetensors file; of the file only the rows that the box needs are read."""
+    with path.open("rb") as file:
+        if box is None or not box:
+            return read_tensor(file, entry)
+        (first, last), *rest = box
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        rows = Entry(entry.dtype, (last - first, *entry.shape[1:]), entry.start + first * row, entry.start + last * row)
+        if last - first == 1 and len(rest) > 1:  # one expert of a stack: go on inside of it
+            inner = Entry(entry.dtype, entry.shape[1:], rows.start, rows.stop)
+            return read_box(path, inner, tuple(rest))[None]
+        return read_tensor(file, rows)[(slice(None), *(slice(a, b) for a, b in rest))]
+
+
+# ------------------------------------------------------------------------------------------------ other names
+
+
+class Rows(NamedTuple):
+    """Rows of a matrix, or elements of a vector.
+
+    Attributes:
+        name: of the tensor.
+        start, stop: the rows.
+        matrix: which one, where the tensor is a stack of them.
+        columns: columns instead of rows: the matrix lies transposed.
+    """
+
+    name: str
+    start: int
+    stop: int
+    matrix: tuple[int, ...] = ()
+    columns: bool = False
+
+    def box(self, shape: Sequence[int]) -> list[tuple[int, int]]:
+        found = [*((i, i + 1) for i in self.matrix), *((0, n) for n in shape[len(self.matrix) :])]
+        found[self.dim] = (self.start, self.stop)
+        return found
+
+    @property
+    def dim(self) -> int:
+        return len(self.matrix) + self.columns
+
+
+class Copy(NamedTuple):
+    """The same numbers in two places."""
+
+    ours: Rows
+    theirs: Rows
+
+    def turned(self) -> Copy:
+        return Copy(self.theirs, self.ours)
+
+
+class Cast:
+    """The tensors of a source in other dtypes.
+
+    Args:
+        source: where the numbers are.
+        dtypes: of the tensors that change.
+    """
+
+    def __init__(self, source: Source, dtypes: Mapping[str, torch.dtype]) -> None:
+        self.source = source
+        self.tensors = {n: Described(dtypes.get(n, d.dtype), d.shape) for n, d in source.tensors.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        return self.source.read(name, box).to(self.tensors[name].dtype)
+
+
+class View:
+    """The tensors of a source under other names.
+
+    Args:
+        source: where the numbers are.
+        tensors: what the view has; elements that no copy covers are 0 (padding of a vocabulary).
+        copies: from where each part of them comes, `ours` being the view's side.
+    """
+
+    def __init__(self, source: Source, tensors: Mapping[str, Described], copies: Iterable[Copy]) -> None:
+        self.source, self.tensors = source, dict(tensors)
+        self.copies: dict[str, list[Copy]] = {name: [] for name in self.tensors}
+        for copy in copies:
+            self.copies[copy.ours.name].append(copy)
+        self._read_last: tuple[str, torch.Tensor] | None = None
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        dtype, shape = self.tensors[name]
+        box = whole(shape) if box is None else box
+        sizes = [b - a for a, b in box]
+        made: torch.Tensor | None = None
+        for copy in self.copies[name]:
+            met = intersection(copy.ours.box(shape), box)
+            if met is None:
+                continue
+            if met == list(box):
+                return self._fetch(copy, met)  # nothing else lies in this box
+            if made is None:
+                made = torch.zeros(sizes, dtype=dtype)
+            for block in blocks(met, dtype.itemsize):
+                where = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(block, box, strict=True))
+                made[where] = self._fetch(copy, block)
+        return torch.zeros(sizes, dtype=dtype) if made is None else made
+
+    def _fetch(self, copy: Copy, met: list[tuple[int, int]]) -> torch.Tensor:
+        """The part of a copy that lies in this box of ours, from the source, in our shape."""
+        ours, theirs = copy
+        inner = met[len(ours.matrix) :]
+        at = int(ours.columns)
+        inner[at] = (inner[at][0] - ours.start + theirs.start, inner[at][1] - ours.start + theirs.start)
+        turned = ours.columns != theirs.columns
+        if turned:
+            inner.reverse()
+        stack = [(i, i + 1) for i in theirs.matrix]
+        if theirs.columns:  # no file can be read by columns: read it once, for all groups of heads
+            if self._read_last is None or self._read_last[0] != theirs.name:
+                self._read_last = None
+                self._read_last = theirs.name, self.source.read(theirs.name)
+            found = self._read_last[1][tuple(slice(a, b) for a, b in inner)]
+        else:
+            found = self.source.read(theirs.name, (*stack, *inner))[(0,) * len(stack)]
+        found = found.t() if turned else found
+        return found[(None,) * len(ours.matrix)]

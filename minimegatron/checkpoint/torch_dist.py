@@ -1,0 +1,306 @@
+"""Megatron's own checkpoints, `torch_dist`: read without executing anything of them, and written.
+
+    iter_0000010/
+      metadata.json          {"sharded_backend": "torch_dist", ...}
+      .metadata              a pickle: every tensor, its chunks, and where each lies      -> `pickled`, known names only
+      __0_0.distcp, ...      one `torch.save` archive a chunk, one after the other   -> a zip: a pickle and numbers
+      common.pt              what all ranks share: `args`, `iteration`                    -> a pickle; `args` are read
+
+A chunk's archive is a zip without compression, so its numbers lie in the file as they are: a small pickle says dtype,
+shape and strides, and from then on a chunk is read like a tensor of a safetensors file, any box of it.
+
+The format is torch.distributed.checkpoint's. Megatron-LM: `megatron/core/dist_checkpointing/strategies/torch.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from minimegatron.checkpoint.pickled import Built, read_pickle
+from minimegatron.checkpoint.regions import Box
+from minimegatron.checkpoint.shard_file import Entry
+from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
+from minimegatron.checkpoint.staged import files_in, staged
+from minimegatron.errors import CheckpointError
+
+LATEST = "latest_checkpointed_iteration.txt"
+_FILE = re.compile(r"[A-Za-z0-9_]+\.distcp")
+_MOST = 1 << 30  # bytes of a pickle
+_DCP = "torch.distributed.checkpoint."
+_KNOWN = {
+    *(f"{_DCP}metadata.{name}" for name in "Metadata TensorStorageMetadata BytesStorageMetadata TensorProperties "
+      "ChunkStorageMetadata MetadataIndex StorageMeta _MEM_FORMAT_ENCODING".split()),
+    *(f"{_DCP}planner.{name}" for name in "SavePlan WriteItem WriteItemType TensorWriteData".split()),
+    f"{_DCP}filesystem._StorageInfo", "torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath",
+    "collections.OrderedDict",
+}  # fmt: skip
+_DTYPES = {
+    f"torch.{n}": getattr(torch, n)
+    for n in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2".split()
+}
+_STORAGES = {
+    "torch.FloatStorage": torch.float32,
+    "torch.DoubleStorage": torch.float64,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+}
+_IN_CHUNK = {*_STORAGES, "torch._utils._rebuild_tensor_v2", "collections.OrderedDict"}
+
+
+def find(folder: Path, step: int | None = None) -> Path | None:
+    """The folder of a checkpoint of Megatron's: this one, or one of those that are in it; None where there is none."""
+    if (folder / ".metadata").is_file():
+        return folder
+    latest = folder / LATEST
+    if not latest.is_file():
+        return None
+    said = f"{step}" if step is not None else latest.read_text()[:40].strip()
+    named = folder / (said if said == "release" else f"iter_{int(said):07d}" if said.isdigit() else "")
+    return named if named != folder and (named / ".metadata").is_file() else None
+
+
+class TorchDist:
+    """The tensors of a checkpoint of Megatron's, by its names.
+
+    Args:
+        folder: with `.metadata`.
+
+    Attributes:
+        objects: names of what is stored as bytes (`_extra_state`): never read.
+
+    Raises:
+        CheckpointError: it is broken, or its metadata name what does not belong there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = folder / ".metadata"
+        if path.stat().st_size > _MOST:
+            raise CheckpointError(f"has {path.stat().st_size:,} bytes", where=str(path))
+        found = read_pickle(path.read_bytes(), str(path), lambda name: name in _KNOWN or name in _DTYPES)
+        try:
+            self._take(found)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise CheckpointError(f"the metadata lack something: {error}", where=str(path)) from None
+        self._entries: dict[tuple[str, tuple[int, ...]], Entry] = {}
+
+    def _take(self, found: Any) -> None:
+        where = {
+            (index["fqn"], _offset(index.state.get("offset"))): info for index, info in found["storage_data"].items()
+        }
+        self.tensors: dict[str, Described] = {}
+        self.objects: list[str] = []
+        self._chunks: dict[str, dict[tuple[int, ...], tuple[tuple[int, ...], Path, int, int]]] = {}
+        for name, stored in found["state_dict_metadata"].items():
+            if stored.name.endswith("BytesStorageMetadata"):
+                self.objects.append(name)
+                continue
+            properties = stored["properties"].state  # written by __getstate__: a tuple, or a table of fields
+            dtype = _DTYPES[str(properties["dtype"] if isinstance(properties, dict) else properties[0])]
+            shape = _size(stored["size"])
+            self.tensors[name] = Described(dtype, shape)
+            chunks = self._chunks[name] = {}
+            for chunk in stored["chunks"]:
+                offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
+                info = where[name, offsets]
+                file = str(info["relative_path"])
+                outside = any(o + n > whole for o, n, whole in zip(offsets, sizes, shape, strict=True))
+                if not _FILE.fullmatch(file) or outside or info.state.get("transform_descriptors"):
+                    raise ValueError(f"a chunk of {name}")
+                chunks[offsets] = sizes, self.folder / file, int(info["offset"]), int(info["length"])
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        dtype, shape = self.tensors[name]
+        box = whole(shape) if box is None else box
+        made, filled = torch.empty([b - a for a, b in box], dtype=dtype), 0
+        for offsets, (sizes, path, _, _) in self._chunks[name].items():
+            met = intersection([(o, o + n) for o, n in zip(offsets, sizes, strict=True)], box)
+            if met is not None:
+                inner = tuple((a - o, b - o) for (a, b), o in zip(met, offsets, strict=True))
+                part = read_box(path, self._entry(name, offsets), inner)
+                made[tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(met, box, strict=True))] = part
+                filled += part.numel()
+        if filled != made.numel():
+            raise CheckpointError(f"the chunks of {name} do not fill it", where=str(self.folder / ".metadata"))
+        return made
+
+    def _entry(self, name: str, offsets: tuple[int, ...]) -> Entry:
+        """Where the numbers of a chunk lie."""
+        if (name, offsets) not in self._entries:
+            sizes, path, start, length = self._chunks[name][offsets]
+            try:
+                self._entries[name, offsets] = _open_chunk(path, start, length, self.tensors[name].dtype, sizes)
+            except (OSError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile) as error:
+                raise CheckpointError(
+                    f"the chunk of {name} at byte {start} is not what the metadata say: {error}",
+                    where=str(path),
+                    fix="take another copy of the checkpoint",
+                ) from None
+        return self._entries[name, offsets]
+
+
+def _size(built: Any) -> tuple[int, ...]:
+    """Of a `torch.Size`."""
+    if not isinstance(built, Built) or built.name != "torch.Size":
+        raise ValueError("a size is none")
+    numbers = tuple(built.args[0])
+    if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
+        raise ValueError("a size has no whole numbers")
+    return numbers
+
+
+def _offset(built: Any) -> tuple[int, ...]:
+    return () if built is None else _size(built)
+
+
+class _Part(io.RawIOBase):
+    """Bytes [start, start + length) of a file, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self._length)[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        self._file.seek(self._start + self._at)
+        found = self._file.read(left if size < 0 else min(size, left))
+        self._at += len(found)
+        return found
+
+
+def _open_chunk(path: Path, start: int, length: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> Entry:
+    """Read the pickle of an archive and find its numbers."""
+    with path.open("rb") as file, zipfile.ZipFile(_Part(file, start, length)) as archive:  # type: ignore[arg-type]
+        by_name = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if by_name["data.pkl"].file_size > 1 << 16 or archive.read(by_name["byteorder"]) != b"little":
+            raise ValueError("it is no archive of one tensor, written here")
+        built = read_pickle(archive.read(by_name["data.pkl"]), str(path), lambda name: name in _IN_CHUNK)
+        if built.name != "torch._utils._rebuild_tensor_v2":
+            raise ValueError("it holds no tensor")
+        storage, at, shape, strides = built.args[:4]
+        kind, key = storage.args[0][1:3]
+        numbers = by_name[f"data/{key}"]
+        if numbers.compress_type != zipfile.ZIP_STORED or _STORAGES[str(kind)] != dtype or tuple(shape) != sizes:
+            raise ValueError(f"it holds {kind} {shape}")
+        if tuple(strides) != torch.empty(shape, device="meta").stride() and math.prod(shape) > 1:
+            raise ValueError(f"its strides are {strides}")
+        file.seek(start + numbers.header_offset + 26)
+        names, extra = int.from_bytes(file.read(2), "little"), int.from_bytes(file.read(2), "little")
+        begin = start + numbers.header_offset + 30 + names + extra + at * dtype.itemsize
+        end = begin + math.prod(shape) * dtype.itemsize
+        if (
+            type(at) is not int
+            or at < 0
+            or end > start + numbers.header_offset + 30 + names + extra + numbers.file_size
+        ):
+            raise ValueError("its numbers lie outside of it")
+        return Entry(dtype, sizes, begin, end)
+
+
+def read_args(folder: Path) -> dict[str, Any] | None:
+    """`args` of `common.pt`; None where there are none. Values that are no plain data are names, or notes of calls."""
+    path = folder / "common.pt"
+    if not path.is_file():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            info = next(info for info in archive.infolist() if info.filename.endswith("/data.pkl"))
+            if info.file_size > _MOST or info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"its pickle has {info.file_size:,} bytes")
+            found = read_pickle(archive.read(info), str(path))
+    except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=str(path)) from None
+    args = found.get("args") if isinstance(found, dict) else None
+    return args.state if isinstance(args, Built) and isinstance(args.state, dict) else None
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def write_release(source: Source, args: Mapping[str, Any], objects: Iterable[str], root: Path) -> list[str]:
+    """Write what `--load ROOT` of Megatron finds: weights only, no iteration; returns the names of the files.
+
+    Raises:
+        CheckpointError: the folder is there.
+    """
+    with staged(root) as hidden:
+        write_torch_dist(source, args, objects, hidden / "release")
+        (hidden / LATEST).write_text("release")
+    return files_in(root)
+
+
+def write_torch_dist(source: Source, args: Mapping[str, Any], objects: Iterable[str], folder: Path) -> None:
+    """Write a checkpoint that Megatron loads; a tensor of a stack is a chunk.
+
+    Args:
+        source: tensors under Megatron's names.
+        args: of `common.pt`.
+        objects: names under which Megatron wants an object, which is None.
+        folder: `iter_0000010` or `release`; its parent exists.
+    """
+    folder.mkdir()
+    state: dict[str, Any] = {}
+    where: dict[MetadataIndex, _StorageInfo] = {}
+    with (folder / "__0_0.distcp").open("xb") as file:
+        for name, (dtype, shape) in source.tensors.items():
+            chunks = []
+            for box in _matrices(shape):
+                offsets, sizes = torch.Size(a for a, _ in box), torch.Size(b - a for a, b in box)
+                start = file.tell()
+                torch.save(source.read(name, box).contiguous().clone(), file)
+                where[MetadataIndex(name, offsets)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+                chunks.append(ChunkStorageMetadata(offsets, sizes))
+            state[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
+        for name in objects:
+            start = file.tell()
+            torch.save([None], file)  # a list of the objects with this name
+            where[MetadataIndex(name)] = _StorageInfo("__0_0.distcp", start, file.tell() - start)
+            state[name] = BytesStorageMetadata()
+    with (folder / ".metadata").open("xb") as file:
+        pickle.dump(Metadata(state, planner_data=None, storage_data=where), file)
+    torch.save({"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": 0}, folder / "common.pt")
+    backend = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    text = json.dumps({**backend, "common_backend": "torch", "common_backend_version": 1})
+    (folder / "metadata.json").write_text(text)
+
+
+def _matrices(shape: tuple[int, ...]) -> Iterator[Box]:
+    """A tensor whole, a stack matrix by matrix."""
+    if len(shape) < 3:
+        yield whole(shape)
+        return
+    for i in range(shape[0]):
+        for rest in _matrices(shape[1:]):
+            yield ((i, i + 1), *rest)

@@ -1,0 +1,191 @@
+"""`minimegatron convert`: a published model becomes a checkpoint, a checkpoint becomes a model that can be published.
+
+    minimegatron convert --load Qwen2.5-0.5B --save ckpt                    from Hugging Face, for any layout
+    minimegatron convert --load ckpt --save out --to hf                     and back
+    minimegatron convert --load ckpt --save out --to hf --dry-run           every tensor: what it is made of
+    minimegatron convert --load megatron --save ckpt --to ours              from Megatron's torch_dist; --to it as well
+
+Nothing is downloaded, nothing that is read is executed, and no more than a tensor is in memory. A target folder is
+there whole or not at all. (`minimegatron train --load Qwen2.5-0.5B` continues a published model without this.)
+
+The names of Megatron-LM's `tools/checkpoint/convert.py` are understood:
+
+| given                                          | means                                                             |
+|------------------------------------------------|-------------------------------------------------------------------|
+| `--load-dir`, `--save-dir`                     | `--load`, `--save`                                                |
+| `--loader llama_mistral`, `mixtral_hf`, `core` | `--from hf`, `torch_dist`                                         |
+| `--saver core`, `mcore`                        | `--to ours`                                                       |
+| `--bf16`, `--fp16`                             | dtype of the weights that are written                             |
+| `--true-vocab-size`                            | the vocabulary without padding                                    |
+| `--target-tensor-parallel-size` and the like   | nothing: any layout loads the checkpoint                          |
+| `--model-type GPT`, `--checkpoint-type hf`, `--model-size`, `--tokenizer-model` | nothing: the folder says it      |
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from minimegatron.errors import ConfigError, did_you_mean
+
+LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
+SAVERS = {"core": "ours", "mcore": "ours", "hf": "hf"}
+# Accepted from Megatron's tool, with the values it may have here and why it changes nothing.
+ALREADY: dict[str, tuple[tuple[str, ...], str]] = {
+    "--model-type": (("GPT",), "all models here are"),
+    "--checkpoint-type": (("hf",), "the folder says it"),
+    "--model-size": ((), "sizes are those of config.json"),
+    "--megatron-path": ((), "Megatron-LM is not used"),
+    "--target-tensor-parallel-size": ((), "any layout loads the checkpoint"),
+    "--target-pipeline-parallel-size": ((), "any layout loads the checkpoint"),
+    "--target-expert-parallel-size": ((), "any layout loads the checkpoint"),
+    "--make-vocab-size-divisible-by": ((), "padding of the vocabulary is not stored"),
+}
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, fix="see minimegatron convert --help")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        ConfigError: an unknown flag or value.
+    """
+    parser = _Parser(
+        prog="minimegatron convert",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--from", dest="source", choices=["hf", "ours", "torch_dist"], help="what --load is; default: what lies in it")
+    add("--to", choices=["hf", "ours", "torch_dist"], help="what to write; default hf, and ours of what is hf")
+    add("--load", "--load-dir", type=Path, required=True, metavar="FOLDER")
+    add("--save", "--save-dir", type=Path, metavar="FOLDER", help="which is not there yet")
+    add("--ckpt-step", type=int, metavar="N", help="of a checkpoint; default the newest")
+    add("--dry-run", action="store_true", help="say what each tensor would be made of, and write nothing")
+    add("--max-shard-size", type=_size, metavar="5GB", help="of a file; default 5GB")
+    add("--family", metavar="NAME", help="to hf: which model_type; default the first that can say what the model is")
+    add("--hf-model", metavar="FOLDER|none", help="to hf: whose config.json and tokenizer; default the model's origin")
+    add("--true-vocab-size", type=int, metavar="N", help="tokens of a checkpoint of Megatron's that only has padding")
+    dtype = parser.add_mutually_exclusive_group()
+    for name in ("fp32", "bf16", "fp16"):
+        dtype.add_argument(f"--{name}", dest="dtype", action="store_const", const=name, help=f"write weights in {name}")
+    add("--loader", choices=LOADERS, help=argparse.SUPPRESS)
+    add("--saver", choices=SAVERS, help=argparse.SUPPRESS)
+    add("--tokenizer-model", type=Path, help=argparse.SUPPRESS)
+    for flag in ALREADY:
+        add(flag, dest=flag, help=argparse.SUPPRESS)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [name for action in parser._actions for name in action.option_strings]
+        hint = did_you_mean(unknown[0].split("=")[0], flags)
+        raise ConfigError(f"there is no flag {unknown[0]}", fix=hint or "see minimegatron convert --help")
+    options.source = _one(options.source, LOADERS.get(options.loader), "--from", "--loader")
+    options.to = _one(options.to, SAVERS.get(options.saver), "--to", "--saver")
+    return options
+
+
+def _one(value: str | None, other: str | None, flag: str, other_flag: str) -> str | None:
+    if value is not None and other is not None and value != other:
+        raise ConfigError(f"{flag} {value} and {other_flag} mean different things", fix="give one of them")
+    return value or other
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; for example 5GB or 500MB")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def _say_what_changes_nothing(options: argparse.Namespace) -> None:
+    for flag, (allowed, why) in ALREADY.items():
+        value = getattr(options, flag)
+        if value is None:
+            continue
+        if allowed and value not in allowed:
+            raise ConfigError(f"{flag} {value} is not supported", fix=f"{flag} {' or '.join(allowed)}")
+        print(f"{flag} changes nothing: {why}")
+    path = options.tokenizer_model
+    if path is not None and options.load.resolve() not in (path.resolve(), *path.resolve().parents):
+        raise ConfigError(
+            f"--tokenizer-model {path} lies outside of --load", fix="copy the tokenizer's files next to config.json"
+        )
+
+
+def _refuse_what_means_nothing(options: argparse.Namespace, source: str, target: str) -> None:
+    given = {
+        "--true-vocab-size": options.true_vocab_size is not None and source != "torch_dist",
+        "--family": options.family is not None and target != "hf",
+        "--max-shard-size": options.max_shard_size is not None and target == "torch_dist",
+    }
+    for flag, useless in given.items():
+        if useless:
+            raise ConfigError(f"{flag} means nothing from {source} to {target}", fix=f"drop {flag}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Convert.
+
+    Raises:
+        ConfigError, CheckpointError: before anything is written, or nothing is left of it.
+    """
+    options = parse(argv)
+    from minimegatron.checkpoint import conversion  # torch, which --help does not need
+
+    _say_what_changes_nothing(options)
+    like = None if options.hf_model in (None, "none") else Path(options.hf_model)
+    model = conversion.open_model(options.load, options.source, options.ckpt_step, options.true_vocab_size, like)
+    kind = options.to or ("ours" if model.kind == "hf" else "hf")
+    origin = _origin(options, model, kind)
+    _refuse_what_means_nothing(options, model.kind, kind)
+    most = options.max_shard_size or 5 * 10**9
+    config, weights = conversion.checked(model, logical_tensors, options.dtype)
+    tensors, keys = conversion.target(kind, config, weights, origin, options.family)
+    if options.dry_run:
+        print("\n".join(conversion.explain(tensors)))
+        return 0
+    if options.save is None:
+        raise ConfigError("where to?", fix="--save FOLDER, or --dry-run")
+    files = conversion.write_model(kind, tensors, config, keys, options.save, most, origin)
+    total = sum(described.nbytes for described in tensors.tensors.values())
+    what = f"{len(tensors.tensors)} tensors, {total:,} bytes, {config.params_dtype}"
+    print(f"{what}: {len(files)} files in {options.save}")
+    if kind == "hf" and origin is None:
+        print(
+            "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
+        )
+    return 0
+
+
+def _origin(options: argparse.Namespace, model: Any, kind: str) -> Path | None:
+    if options.hf_model is None:
+        return model.origin  # type: ignore[no-any-return]
+    if kind != "hf" and model.kind != "torch_dist":
+        raise ConfigError(f"--hf-model with --to {kind}", fix="drop it: it says what a published folder looks like")
+    return None if options.hf_model == "none" else Path(options.hf_model)
+
+
+def logical_tensors(config: Any) -> dict[str, Any]:
+    """Names, shapes and dtypes of a model's weights, without padding."""
+    import torch
+
+    from minimegatron.checkpoint.regions import logical_shape
+    from minimegatron.checkpoint.sources import Described
+    from minimegatron.comm.mesh import Mesh
+    from minimegatron.config import ParallelConfig
+    from minimegatron.layers.param import layout_of, logical_parameters
+    from minimegatron.models.decoder import GPTModel
+
+    mesh = Mesh.build(ParallelConfig())
+    with torch.device("meta"):
+        model = GPTModel(config, mesh)
+    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
