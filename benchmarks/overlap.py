@@ -38,7 +38,7 @@ from minimegatron.comm.collectives import barrier
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.launch.workers import WarmPool
-from minimegatron.optim.optimizer import build_optimizer
+from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.gather_on_use import GatherOnUse
 
