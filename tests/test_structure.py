@@ -22,11 +22,7 @@ PACKAGES = ("minimegatron", "labkit", "course")
 
 # file -> (files, lines, why so much)
 CLOSURES = {
-    "minimegatron.comm.collectives": (
-        5,
-        820,
-        "the axis, the announcement of calls, the record of events, errors; on gloo an exchange of parts",
-    ),
+    "minimegatron.comm.collectives": (5, 820, "axis, announced calls, events, errors; an exchange of parts on gloo"),
     "minimegatron.layers.linear": (8, 1420, "collectives, and what a parameter is"),
     "minimegatron.parallel.schedules": (4, 730, "lists of actions and their check"),
     "minimegatron.parallel.pipeline": (6, 1000, "schedules, and what every executor does"),

@@ -45,8 +45,10 @@ object that is passed to what needs it, and nothing is global.
 from __future__ import annotations
 
 import datetime
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -120,13 +122,11 @@ def rank_groups(parallel: ParallelConfig, world_size: int, axes: str, grid: str 
     if unknown:
         raise ConfigError(f"unknown axis {unknown[0]!r} in {axes!r}", fix=f"choose among {', '.join(sizes)}")
     slow_to_fast = list(reversed(sizes))
-    ranks = torch.arange(world_size, device="cpu").view([sizes[a] for a in slow_to_fast])
+    ranks = np.arange(world_size).reshape([sizes[a] for a in slow_to_fast])
     fixed = [i for i, a in enumerate(slow_to_fast) if a not in wanted]
     free = [i for i, a in enumerate(slow_to_fast) if a in wanted]
-    members = 1
-    for i in free:
-        members *= ranks.shape[i]
-    return ranks.permute(*fixed, *free).reshape(-1, members).tolist()
+    members = math.prod(ranks.shape[i] for i in free)
+    return [[int(r) for r in group] for group in ranks.transpose(*fixed, *free).reshape(-1, members)]
 
 
 def context_groups(parallel: ParallelConfig, world_size: int) -> dict[str, list[list[int]]]:
