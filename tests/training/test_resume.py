@@ -41,6 +41,10 @@ SAME = [
     (2, "--tensor-model-parallel-size 2 --sequence-parallel --bf16 --fp8-format hybrid --fp8-recipe delayed "
         "--fp8-amax-history-len 4 --fp8-amax-compute-algo max"),
     (2, "--use-torch-fsdp2 --bf16"),
+    (2, "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype fp8 "
+        "--exp-avg-sq-dtype bf16"),
+    (2, "--bf16 --optimizer-cpu-offload --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d"),
+    (2, "--optimizer dist_muon"),
     (4, "--num-layers 4 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
         "--use-distributed-optimizer --data-parallel-sharding-strategy optim_grads --overlap-param-gather "
         "--overlap-grad-reduce"),
