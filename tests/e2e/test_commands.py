@@ -140,7 +140,7 @@ def test_the_loop_on_one_page_prints_the_same_on_two_ranks(tmp_path, alone):
 @pytest.mark.thorough
 def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
     status, out, err = python(f"{TORCHRUN} {PRETRAIN} {TINY} --train-iters 4 --init-method-std 1e30", tmp_path)
-    assert status != 0 and err.count("failed: NumericsError: lm loss is") == 1 and " iteration" not in out, err
+    assert status != 0 and err.count("failed: BadStep: lm loss is") == 1 and " iteration" not in out, err
     assert re.search(r"exitcode +: 6 ", err), err
 
 
@@ -149,7 +149,7 @@ def test_a_nan_under_torchrun_is_one_message_and_no_rank_goes_on(tmp_path):
     [
         ("config", 2, "did you mean `--train-iters`?"),
         ("data", 4, "DataError"),
-        ("numerics", 6, "NumericsError: lm loss is"),
+        ("numerics", 6, "BadStep: lm loss is"),
         ("backend", 2, "ConfigError: NCCL needs a GPU for each rank, and rank 0"),
     ],
 )

@@ -220,7 +220,7 @@ def snapshot(trainer: Trainer) -> list[torch.Tensor]:
 def overflow_on_one(rank: int, world: int, line: str) -> tuple[list[tuple[bool, float]], bool, bool]:
     """(skipped, loss scale) of three steps, of which rank 1 overflows in the second; what the last two have changed."""
     trainer = trainer_of(line, world)
-    batches = trainer._batches(trainer.train_set, 0)
+    trainer.batches = trainer._batches(trainer.train_set, 0)
     seen = []
     for step in range(3):
         seen.append(snapshot(trainer))
@@ -228,7 +228,7 @@ def overflow_on_one(rank: int, world: int, line: str) -> tuple[list[tuple[bool, 
         if step == rank == 1:
             norm = [p for n, p in logical_parameters(trainer.model) if "layernorm.weight" in n][-1]
             planted.append(norm.register_hook(lambda grad: torch.full_like(grad, math.inf)))
-        trainer._step(batches, False)
+        trainer._step(False)
         for hook in planted:
             hook.remove()
     seen.append(snapshot(trainer))

@@ -96,7 +96,7 @@ def poisoned(rank: int, world: int) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_last_stage(ranks):
-    with pytest.raises(RankError, match=r"(?s)ranks 0-1 raised NumericsError: lm loss is nan.*rank 1"):
+    with pytest.raises(RankError, match=r"(?s)ranks 0-1 raised BadStep: lm loss is nan.*rank 1"):
         ranks(2).run(poisoned)
 
 
