@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minimegatron.training.saving import tensors_of
+from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 
 BASE = (
@@ -51,8 +52,12 @@ SAME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("world", "layout"), SAME)
-@pytest.mark.parametrize("background", ["", "--async-save"])
+# In the background: main parameters, sharded weights, experts, FSDP2, whose memory the next passes change.
+CASES = [(*case, background) for background in ("", "--async-save") for case in SAME]
+ORDINARY = [*range(len(SAME)), *(len(SAME) + i for i in (2, 3, 4, 6))]
+
+
+@pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY))
 def test_resumed_is_uninterrupted_bit_for_bit(ranks, tmp_path, world, layout, background):
     line = f"{BASE.format(dropout=0.1)} {layout}"
     whole = ranks(world).run(on_rank, line)
@@ -78,7 +83,10 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "target"), [(a, (a * 3 + 1) % 8) for a in range(8)] + [(a, 0) for a in range(1, 8)])
+PAIRS = [(a, (a * 3 + 1) % 8) for a in range(8)] + [(a, 0) for a in range(1, 8)]
+
+
+@pytest.mark.parametrize(("source", "target"), mostly_thorough(PAIRS, [0, 2, 4, 6]))  # every layout in one of them
 def test_any_layout_goes_on_in_any_other(ranks, tmp_path, source, target):
     line = f"{BASE.format(dropout=0)} --num-layers 4 --swiglu --num-attention-heads 4 --vocab-size 70"
     (wa, a), (wb, b) = LAYOUTS[source], LAYOUTS[target]
