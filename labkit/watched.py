@@ -138,14 +138,14 @@ def travels(rank: int, axis: str) -> Iterator[Run]:
         return begin
 
     group = dist.ProcessGroup
-    real = {method: getattr(group, method) for method in _STARTS if hasattr(group, method)}
-    for method, function in real.items():
-        setattr(group, method, timed(_STARTS[method], function))
+    as_they_were = {method: vars(group)[method] for method in _STARTS if hasattr(group, method)}
+    for method in as_they_were:  # `getattr(group, method)` takes the group as an argument; put back, it would not bind
+        setattr(group, method, timed(_STARTS[method], getattr(group, method)))
     try:
         with _Functional(arrived):
             yield events
     finally:
-        for method, function in real.items():
+        for method, function in as_they_were.items():
             setattr(group, method, function)
 
 

@@ -7,6 +7,8 @@ of `minimegatron.errors`: a user's mistake prints its message, never a traceback
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _status(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        return 141  # 128 + SIGPIPE, as a shell says it
+    except KeyboardInterrupt:
+        return 130
+
+
+def _status(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
@@ -54,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MinimegatronError as error:
         print(f"minimegatron {words[0]}: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def run(name: str, argv: list[str]) -> int:
@@ -68,6 +82,17 @@ def run(name: str, argv: list[str]) -> int:
         raise ConfigError("no such command", fix=did_you_mean(name, COMMANDS) or f"one of {', '.join(COMMANDS)}")
     status = importlib.import_module(COMMANDS[name][0]).main(argv)
     return int(status or 0)
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output any more, as after `| head`; nothing is written to it from then on."""
+    output = sys.stdout.fileno()
+    asked = select.poll()
+    asked.register(output, 0)
+    if not any(said & (select.POLLERR | select.POLLHUP) for _, said in asked.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True
 
 
 def usage() -> str:

@@ -17,7 +17,7 @@ The class decides the exit status of every command (`minimegatron ...`, `python 
 | `NumericsError`   | 6    | a number that is not finite reached a place where it may not   |
 | `DeadlineError`   | 7    | a wait took longer than allowed; the message says for which rank |
 
-0 is success and 130 is Ctrl-C, as everywhere.
+0 is success, 130 is Ctrl-C and 141 an output that nobody reads any more, as everywhere.
 """
 
 from __future__ import annotations

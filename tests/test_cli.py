@@ -102,6 +102,24 @@ def test_control_c_is_130(command):
     assert main(["try"]) == 130
 
 
+@pytest.mark.parametrize(("words", "buffered"), [("--help", "1"), ("--help", ""), ("doctor -h", "")])
+def test_an_output_that_nobody_reads_ends_quietly(words, buffered, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", buffered)  # with "1" the words fail when they are printed, not at the end
+    late = f'read line; exec "{sys.executable}" -m minimegatron {words}'
+    running = subprocess.Popen(["sh", "-c", late], **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
+    running.stdout.close()
+    assert running.communicate(b"\n", timeout=60)[1] == b"" and running.returncode == 141
+
+
+def test_a_broken_pipe_elsewhere_is_a_defect(command):
+    def broken(argv):
+        raise BrokenPipeError("a rank's own")
+
+    command(broken)
+    with pytest.raises(BrokenPipeError, match="a rank's own"):
+        main(["try"])
+
+
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "minimegatron", "nothing-like-it"], capture_output=True, text=True, timeout=60

@@ -1,15 +1,15 @@
 """`minimegatron memory`: what each rank of a run will hold, by name, before anything runs.
 
-    minimegatron memory --world-size 8 --tensor-model-parallel-size 2 --preset laptop-10m --micro-batch-size 4 ...
+    minimegatron memory --world-size 8 --tensor-model-parallel-size 2 --preset laptop-10m --micro-batch-size 4
 
 The flags are those of `minimegatron train` (its --help lists them), and
 
     --world-size N       how many ranks there are to be (1)
     --device cuda|cpu    what they compute on (cuda)
 
-Nothing is allocated and nothing is read, so a layout of a thousand GPUs is asked about on a laptop; the vocabulary is
-that of the flags. A row is the first rank of a pipeline stage: the others of that stage hold the same, up to the
-padding of a buffer. Under the table stands what fills the fullest rank.
+Nothing is allocated and nothing is read: no data need be named, and a layout of a thousand GPUs is asked about on a
+laptop. The vocabulary is that of the flags. A row is the first rank of a pipeline stage: the others of that stage hold
+the same, up to the padding of a buffer. Under the table stands what fills the fullest rank.
 
 `minimegatron train ... --log-memory-interval 10` prints the same table with what was counted below each row.
 """
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     world = chosen.world_size
     if world < 1:
         raise ConfigError(f"--world-size {world}", fix="1 rank or more")
-    run = parse_args(flags, world_size=world)
+    run = parse_args(flags, world_size=world, reads=False)
 
     from minimegatron.comm.mesh import rank_groups  # torch, which the flags do not need
     from minimegatron.training.memory_report import explain, predict_run, predicted_row, spans, table

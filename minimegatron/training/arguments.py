@@ -58,12 +58,13 @@ BESIDE = {
 }
 
 
-def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
+def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) -> RunConfig:
     """A command line as configuration, checked against every rule; no process group is needed.
 
     Args:
         argv: the words after the program's name.
         world_size: ranks that the launcher started.
+        reads: whether the run reads data, and so needs some.
 
     Raises:
         ConfigError: an unknown flag (with the nearest one), a flag of Megatron's that is not supported yet, a bad
@@ -99,7 +100,7 @@ def parse_args(argv: Sequence[str], world_size: int = 1) -> RunConfig:
     )
     from minimegatron.training.rules import check_run
 
-    check_run(run, world_size)
+    check_run(run, world_size, reads=reads)
     here = set(flags).union(*(values for name, values in from_file.items() if name in SECTIONS))
     return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
 

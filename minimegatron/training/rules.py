@@ -22,8 +22,13 @@ from minimegatron.training.run import RunConfig
 TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
 
-def check_run(run: RunConfig, world_size: int) -> None:
+def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
     """Every rule between the five configurations and the number of ranks.
+
+    Args:
+        run: the configurations.
+        world_size: how many ranks there are.
+        reads: whether the run reads data, and so needs some.
 
     Raises:
         ConfigError: the first rule that is broken.
@@ -56,7 +61,7 @@ def check_run(run: RunConfig, world_size: int) -> None:
     if run.training.wandb_project and importlib.util.find_spec("wandb") is None:
         raise ConfigError("--wandb-project needs the wandb package", fix="pip install wandb, or drop the flag")
     data = run.data
-    if not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
+    if reads and not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
         raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
 
 

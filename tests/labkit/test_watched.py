@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -108,14 +108,26 @@ def many_ways(rank: int, world: int) -> dict[str, Any]:
         work.wait()
         work.wait()
     seen["twice, late"] = [("late", e.seconds >= 0.02) for e in events]
+    seen["afterwards"] = _in_every_form(ways)
     dist.barrier()
     return seen
+
+
+def _in_every_form(ways: Mapping[str, Callable[[], Any]]) -> list[str]:
+    """Run them with nothing watching: a method put back wrongly is called without its group."""
+    before = dict(vars(dist.ProcessGroup))
+    for way in ways.values():
+        way()
+    with travels(0, "dp"):
+        pass
+    return [name for name, method in vars(dist.ProcessGroup).items() if method is not before[name]]
 
 
 def test_every_form_of_a_gather_is_seen_until_it_has_been_waited_for(ranks: Callable[..., WarmPool]) -> None:
     for seen in ranks(2, fingerprints=False).run(many_ways):
         assert seen.pop("never waited for") == []
         assert seen.pop("twice, late") == [("late", True)]
+        assert seen.pop("afterwards") == []
         for name, events in seen.items():
             what = "reduce_scatter" if "sums" in name else "all_gather"
             assert events == [(what, "comm", "dp", True)], name

@@ -122,6 +122,13 @@ def test_the_command_says_what_it_does_not_predict(capsys: Any) -> None:
         memory.main(["--world-size", "0"])
 
 
+def test_the_example_of_the_help_runs(capsys: Any) -> None:
+    assert memory.main(["--help"]) == 0
+    example = capsys.readouterr().out.split("minimegatron memory ")[1].splitlines()[0]
+    assert memory.main(example.split()) == 0
+    assert "rank 0 is fullest" in capsys.readouterr().out
+
+
 def test_the_command_says_what_loads_of_experts_are_assumed(capsys: Any) -> None:
     experts = "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --micro-batch-size 8"
     layout = "--expert-model-parallel-size 2 --world-size 2"
