@@ -45,6 +45,7 @@ GROUPS_TIMEOUT = "a collective under way: its process group was made with a time
 # (file, call) -> why it needs no deadline of its own. Nothing waits for ever.
 WAITS = {
     ("comm/collectives.py", "wait"): GROUPS_TIMEOUT,
+    ("comm/pending.py", "wait"): GROUPS_TIMEOUT,
     ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,

@@ -48,7 +48,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending
+from minimegatron.comm.pending import Pending
 from minimegatron.errors import require
 from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product

@@ -115,7 +115,9 @@ def require_output(
         raise ConfigError(
             f"stage {stage} made {list(output.shape)} in {output.dtype} at {action}, the next expects "
             f"{list(hidden.shape)} in {hidden.dtype}",
-            fix="equal sequence lengths, or variable_seq_lengths=True",
+            fix="equal sequence lengths, or variable_seq_lengths=True"
+            if output.dtype == hidden.dtype
+            else "return the dtype that the stages were told of, e.g. x.to(dtype)",
         )
     return output
 

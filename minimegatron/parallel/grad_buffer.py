@@ -42,7 +42,8 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.comm.collectives import Pending, all_reduce, all_reduce_start, reduce_scatter_start
+from minimegatron.comm.collectives import all_reduce
+from minimegatron.comm.pending import Pending, all_reduce_start, reduce_scatter_start
 from minimegatron.memory import owned
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout, Span, gaps
 

@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending, all_gather_start
+from minimegatron.comm.pending import Pending, all_gather_start
 from minimegatron.parallel.buckets import BucketSpan, BufferLayout
 
 

@@ -112,14 +112,14 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
         "every reduction is a sum",
-        "minimegatron/comm/collectives.py",
+        "minimegatron/comm/pending.py",
         "dist.all_reduce(x, op=_OPS[op], group=axis.group, **k)",
         'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, **k)',
         "tests/comm/test_collectives.py",
     ),
     Mutant(
         "broadcast from rank 0 of the axis, whatever was asked",
-        "minimegatron/comm/collectives.py",
+        "minimegatron/comm/pending.py",
         "src=axis.ranks[src]",
         "src=axis.ranks[0]",
         "tests/comm/test_collectives.py",

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from minimegatron.comm.collectives import Pending
+from minimegatron.comm.pending import Pending
 from minimegatron.parallel import finalize, grad_buffer
 from tests import twin
 from tests.thorough import mostly_thorough

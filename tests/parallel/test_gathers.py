@@ -11,8 +11,8 @@ from torch import nn
 
 from minimegatron import trace
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Pending
 from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.pending import Pending
 from minimegatron.config import OptimizerConfig, ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate

@@ -135,15 +135,18 @@ def test_microbatches_of_different_lengths(ranks, name, run):
             assert grad == pytest.approx(want, rel=1e-6)
 
 
-def wrong_shape(rank: int, world: int, run: Run) -> None:
+def another(rank: int, world: int, run: Run, length: int, dtype: torch.dtype) -> None:
     stage = FunctionStage(lambda i, x: torch.zeros(4))
-    run(forward_only(world, 2), [stage], p2p_of(world), Hidden(torch.Size([5]), torch.float32))
+    run(forward_only(world, 2), [stage], p2p_of(world), Hidden(torch.Size([length]), dtype))
 
 
 @both_executors
-def test_an_output_of_another_shape_is_refused_where_it_is_made(ranks, run):
-    with pytest.raises(RankError, match=r"(?s)stage 0 made \[4\].*variable_seq_lengths"):
-        ranks(2).run(wrong_shape, run, timeout=20)
+@pytest.mark.parametrize(
+    ("length", "dtype", "fix"), [(5, torch.float32, "variable_seq_lengths"), (4, torch.bfloat16, "return the dtype")]
+)
+def test_an_output_of_another_shape_or_dtype_is_refused_where_it_is_made(ranks, run, length, dtype, fix):
+    with pytest.raises(RankError, match=rf"(?s)stage 0 made \[4\] in torch.float32.*{fix}"):
+        ranks(2).run(another, run, length, dtype, timeout=20)
 
 
 def no_gradient(rank: int, world: int, run: Run) -> None:
