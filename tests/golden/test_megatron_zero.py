@@ -25,6 +25,7 @@ from minimegatron.parallel.wrapping import data_parallel
 from tests import golden
 from tests.golden import megatron_names
 from tests.oracle.zero import probe
+from tests.thorough import mostly_thorough
 
 FROZEN = golden.load("zero")
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -72,7 +73,7 @@ def train(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
         return {"trace": trace, "last": {n: [v.double().norm().item(), probe(n, v)] for n, v in held.items()}}
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", mostly_thorough(STRATEGIES, [1, -1]))
 def test_twenty_steps_are_megatrons(ranks: Any, strategy: str) -> None:
     first, second = ranks(2).run(train, STRATEGIES[strategy], timeout=120)
     assert first == second, "both ranks must hold the same bits"

@@ -32,6 +32,12 @@ TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_we
 Run = Callable[..., None]
 RUNS = [pytest.param(pipeline.run, id="plain"), pytest.param(overlapped.run, id="overlapped")]
 both_executors = pytest.mark.parametrize("run", RUNS)
+# An ordinary run takes each executor once: the plain one on two ranks, the overlapped one on four.
+executors_and_ranks = pytest.mark.parametrize(
+    "run, p",
+    mostly_thorough([(run, p) for run in (pipeline.run, overlapped.run) for p in (2, 4)], [0, 3]),
+    ids=["plain-2", "plain-4", "overlapped-2", "overlapped-4"],
+)
 
 
 def case_of(schedule: str | None, p: int, m: int, layout: dict[str, Any] | None = None, **fields: Any) -> Case:
@@ -63,8 +69,7 @@ def same_as_serial(ranks: Any, world: int, cases: list[Case], run: Run = overlap
             assert problems(report, 1e-10 if case.double else 1e-5) == [], case
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@both_executors
+@executors_and_ranks
 def test_every_schedule_and_number_of_microbatches(ranks, run, p):
     cases = []
     for m in sorted({p, 2 * p, 3 * p - 1, 8}):
@@ -117,8 +122,7 @@ UNEVEN: list[tuple[int, int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@both_executors
+@executors_and_ranks
 def test_uneven_stages(ranks, run, p):
     chosen = [(layers, layout) for layers, ranks_of, layout in UNEVEN if ranks_of == p]
     cases = [

@@ -21,8 +21,7 @@ TP, SP = "tensor_model_parallel_size", "sequence_parallel"
 LAYOUTS: list[dict[str, Any]] = [{}, {TP: 2}, {TP: 2, SP: True}, {TP: 4}, {TP: 4, SP: True}]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize(("accumulation", "dp"), mostly_thorough([(1, 1), (1, 2), (4, 1), (4, 2)], [0, 3]))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_layouts(assert_same_as_serial, layout, dp, accumulation):
     assert_same_as_serial(Case(layout, accumulation=accumulation, double=True, seed=accumulation), dp)

@@ -75,7 +75,7 @@ FEATURES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "etp, ep, cp": (4, {CP: 2, ETP: 2, EP: 2}, {**EXPERTS, **PENALTIES}, {}),
     "a rank without counted tokens": (2, {}, TIED, {"empty_rank": 1}),
 }  # fmt: skip
-ORDINARY = ("frozen, unused, experts", "mtp, pp", "recompute", "documents, cp", "dualpipe_v", "etp below tp")
+ORDINARY = ("frozen, unused, experts", "mtp, pp", "documents, cp", "dualpipe_v")
 
 
 @pytest.mark.parametrize("name", mostly_thorough(FEATURES, lambda name: name in ORDINARY))

@@ -103,7 +103,7 @@ def assert_bits(got: Tensors, want: Tensors) -> None:
     assert [name for name in want if not torch.equal(got[name], want[name])] == []
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", mostly_thorough(["bf16", "fp32"], [0]))
 def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) -> None:
     """Weights, main parameters and moments after 20 steps; of ZeRO-1 with several microbatches as well, whose sums over
     ranks are the last ones, as those of plain replicas are.
@@ -157,7 +157,7 @@ def exact_steps(case: Case, dp: int, lr: float = ADAM.lr) -> tuple[Tensors, Tens
     return begins, {n: p.detach() for n, p in logical_parameters(twin)}
 
 
-@pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [1, 3]))
+@pytest.mark.parametrize("sharding", mostly_thorough(STAGES, [3]))
 def test_bf16_with_main_parameters_goes_the_exact_way(ranks: Any, sharding: str) -> None:
     """Four replicas; where rounded weights are all there is, no weight moves: a step is below half a unit."""
     case = Case({}, BF16, accumulation=2, sharding=sharding)
@@ -278,7 +278,7 @@ def fp8_on_rank(rank: int, world: int, lines: list[str]) -> list[tuple[list[floa
 
 @pytest.mark.parametrize(
     "recipe, layout",
-    mostly_thorough([(r, layout) for layout in ("dp2", "tp2 sp dp2") for r in RECIPES], [0, 2]),
+    mostly_thorough([(r, layout) for layout in ("dp2", "tp2 sp dp2") for r in RECIPES], [0]),
 )
 def test_fp8_has_the_same_bits_in_every_stage(ranks: Any, recipe: str, layout: str) -> None:
     """Weights are quantised from what has been gathered; histories and scales are those of all ranks."""

@@ -108,7 +108,8 @@ COVERED = {
     *(f"stage {n}{what}" for n in (1, 2) for what in (", recompute", ", bf16")), "stage 0, recompute", "stage 0, bf16",
     "tp2", "tp2 sp", "pp2", "pp2, bf16", "dualpipe-v, bf16", "cp2 ring", "cp2, stage 1, recompute", "ep2", "etp2",
     "latent", "fp16", "block", "sgd", "muon", "own kernels, tp2 sp, recompute", "a wide vocabulary, bf16",
-    "documents, latent, bf16", "two more tokens, pp2", "norms of queries", "fp8",
+    "documents, latent, bf16", "two more tokens, pp2", "norms of queries", "fp8", "tp2 sp, stage 1", "ep2, bf16",
+    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "stage 3, bf16", "stage 3",
 }
 # fmt: on
 

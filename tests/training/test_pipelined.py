@@ -54,6 +54,7 @@ def corpus(docs_corpus) -> str:
     return f"--corpus stdlib-docs --corpus-path {docs_corpus} --vocab-size 512 --eod-mask-loss --reset-attention-mask "
 
 
+@pytest.mark.thorough
 def test_real_text_gives_one_curve(ranks, corpus):
     line = f"{corpus} {PLAIN} --train-iters 5 --eval-interval 5 --eval-iters 2 --reset-position-ids"
     same(ranks, 2, line, [PP2, f"{PP2} --num-layers-per-virtual-pipeline-stage 1"])
