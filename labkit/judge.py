@@ -18,6 +18,8 @@ It fails closed. No answer, a late answer, half an answer, an answer that cannot
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import secrets
 import sys
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ from labkit.deciding import NOT_TRIED, conduct, decide
 from labkit.exercises import load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
+from labkit.player import STUB
 from labkit.playing import compiled, play
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
@@ -79,7 +82,28 @@ def judge(
         again = {index: played([trial])[0] for index, trial in decided["again"].items()}
         [reply] = nursery.call(decide, [{**job, "outcomes": outcomes, "again": again}], _OWN, path=sys.path)
         decided = _result(reply, exercise)
-    return Verdict.from_plain(decided["verdict"])
+    verdict = Verdict.from_plain(decided["verdict"])
+    if verdict.state == "todo" and not verdict.note:
+        return dataclasses.replace(verdict, note=_left_over(sources[exercise]))
+    return verdict
+
+
+def _left_over(source: str) -> str:
+    """Where a stub's own line still stands beside code: who has written an answer above it must be told."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # CUDA
+        return ""
+    for block in ast.walk(tree):
+        body = [s for s in getattr(block, "body", None) or [] if not _is_text(s)] if hasattr(block, "name") else []
+        stub = next((s for s in body if isinstance(s, ast.Raise) and STUB in ast.unparse(s)), None)
+        if stub is not None and len(body) > 1:
+            return f"line {stub.lineno} is still `{ast.unparse(stub)}`"
+    return ""
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _result(reply: Reply, exercise: str) -> Any:

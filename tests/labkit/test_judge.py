@@ -100,6 +100,14 @@ def test_a_stub_is_not_done(nursery: Nursery) -> None:
         )
 
 
+def test_a_stubs_line_that_is_left_below_an_answer_is_shown(nursery: Nursery) -> None:
+    line = "raise NotImplementedError('your code here')"
+    verdict = check(nursery, "double", f'def double(x):\n    "Twice x."\n    y = 2 * x\n    {line}\n    return y')
+    assert (verdict.state, verdict.note) == ("todo", f"line 4 is still `{line}`")
+    verdict = check(nursery, "double", f'def double(x):\n    "Twice x."\n    {line}')
+    assert (verdict.state, verdict.note) == ("todo", "")
+
+
 def test_a_cell_that_was_not_run_is_not_done(nursery: Nursery) -> None:
     verdict = judge(nursery, COURSE, "bubble", {})
     assert verdict.state == "todo" and "%%exercise bubble" in repr(verdict)
