@@ -61,6 +61,7 @@ TOY = {r"--seq-length \d+": "--seq-length 32", r"--global-batch-size \d+": "--gl
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_the_commands_run_one_after_the_other(docs_corpus, tmp_path):
     transformers = pytest.importorskip("transformers")
     corpus = prepare_corpus(docs_corpus, 512, "docs")
@@ -76,7 +77,7 @@ def test_the_commands_run_one_after_the_other(docs_corpus, tmp_path):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        ["bash", "-euo", "pipefail"], input=commands, text=True, cwd=tmp_path, env=env, check=True, timeout=300
+        ["bash", "-euo", "pipefail"], input=commands, text=True, cwd=tmp_path, env=env, check=True, timeout=800
     )
     before, after = tensors_of(published), tensors_of(tmp_path / "runs" / "qwen" / "hf")
     assert {name: t.shape for name, t in before.items()} == {name: t.shape for name, t in after.items()}

@@ -126,6 +126,7 @@ def launch(host: Host, head: Host, script: Path, *args: str) -> Any:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_a_job_that_loses_a_host_ends_with_the_weights_of_one_that_did_not(ranks, hosts, tmp_path, capsys):
     first, second = hosts
     script, root, frozen = tmp_path / "victim.py", tmp_path / "faults" / "a", tmp_path / "frozen"
