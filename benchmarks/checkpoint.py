@@ -12,7 +12,8 @@ bits of the model) and saves it again and again:
 |           | forward and backward are over, what is left of the copy                                                  |
 | stock     | `torch.distributed.checkpoint.save` with its own writer, which fsyncs too and hashes nothing             |
 | raw       | one file of the same bytes: write, fsync                                                                 |
-| load      | verify every hash, then read; the same without the hashes; torch's `load`; `readinto`                    |
+| load      | every file is hashed while it is read; the same without the hashes; torch's `load`; `readinto`           |
+| hash      | SHA-256 of the same bytes in memory: what a save and a load cannot do without                            |
 
 Reads come from the page cache, for all of them.
 """
@@ -21,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -35,10 +38,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from benchmarks.paired import Ratio, paired
-from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest, verify
+from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest
 from minimegatron.checkpoint.planning import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region
 from minimegatron.checkpoint.save import Flight, Staging, save
+from minimegatron.checkpoint.shard_file import bytes_of
 from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.comm.axis import ALONE
 
@@ -98,24 +102,29 @@ class Contenders:
     def raw(self) -> None:
         with (self.folder / "raw").open("wb") as file:
             for tensor in self.tensors.values():
-                file.write(memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+                file.write(bytes_of(tensor))
             file.flush()
             os.fsync(file.fileno())
 
     def load(self, hashed: bool = True) -> None:
         root = self.folder / "ours"
         manifest = read_manifest(root, self.step)
-        if hashed:
-            verify(folder_of(root, self.step), manifest)
-        read_tensors(logical(self.tensors), ShardReader(folder_of(root, self.step), manifest), ALONE)
+        reader = ShardReader(folder_of(root, self.step), manifest, manifest.files if hashed else ())
+        read_tensors(logical(self.tensors), reader, ALONE)
 
     def load_stock(self) -> None:
         dcp.load(dict(self.tensors), checkpoint_id=self.folder / "stock", no_dist=True)
 
+    def hash(self) -> None:
+        """SHA-256 of what is in memory."""
+        digest = hashlib.sha256()
+        for tensor in self.tensors.values():
+            digest.update(bytes_of(tensor))
+
     def read_raw(self) -> None:
         with (self.folder / "raw").open("rb") as file:
             for tensor in self.tensors.values():
-                file.readinto(memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+                file.readinto(bytes_of(tensor))
 
 
 @contextlib.contextmanager
@@ -138,6 +147,14 @@ def seconds(fn: Callable[[], object], clock: Callable[[], float]) -> Callable[[]
         return clock() - begun
 
     return run
+
+
+def spent(fn: Callable[[], object]) -> tuple[float, float, float]:
+    """Wall, user and system seconds of a run of it."""
+    before, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    fn()
+    wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF)
+    return wall, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
 
 
 def size_of(folder: Path) -> int:
@@ -173,9 +190,13 @@ def main(argv: list[str] | None = None) -> None:
         compare("load over a raw read, wall", seconds(c.load, wall), seconds(c.read_raw, wall))
         ours, stock = size_of(c.folder / "ours"), size_of(c.folder / "stock")
         print(f"bytes: {ours} against torch's {stock} ({ours / stock:.4f}), the tensors {c.bytes}")
-        for what, fn in (("save", c.ours), ("raw write", c.raw), ("load", c.load), ("raw read", c.read_raw)):
-            took = statistics.median(seconds(fn, wall)() for _ in range(args.pairs))
-            print(f"{what}: {megabytes / took:.0f} MB/s")
+        fns = {"save": c.ours, "torch's save": c.stock, "raw write": c.raw, "hash": c.hash,
+               "load": c.load, "torch's load": c.load_stock,
+               "load, not hashed": lambda: c.load(False), "raw read": c.read_raw}  # fmt: skip
+        for what, fn in fns.items():
+            took, user, system = zip(*(spent(fn) for _ in range(args.pairs)), strict=True)
+            split = f"{statistics.median(user):.3f} s user, {statistics.median(system):.3f} s system"
+            print(f"{what:<20} {megabytes / statistics.median(took):5.0f} MB/s, {split}")
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def verify_names(folder: Path, manifest: Manifest) -> None:
 
 
 def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None) -> None:
-    """Hold files against the manifest: lengths, hashes, and the step and run in their headers.
+    """Hold files against the manifest, all their bytes.
 
     Args:
         files: which; default all.
@@ -174,20 +174,37 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
         CheckpointError: names the file that is missing or not what was written.
     """
     for name in manifest.files if files is None else files:
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
-        size, digest = manifest.files[name]
-        with disk(path, "cannot be read"):
-            if (now := path.stat().st_size) != size:
-                raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
-            if sha256_of(path) != (size, digest):
-                raise CheckpointError("is not what was written: its SHA-256 differs", where=str(path), fix=OLDER)
-        said = read_header(path)[1]
-        if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
-            raise CheckpointError(
-                f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
-                f"the manifest to step {manifest.step} of run {manifest.run_id}",
-                where=str(path),
-                fix=OLDER,
-            )
+        verify_header(folder, manifest, name)
+        with disk(folder / name, "cannot be read"):
+            verify_hash(folder, manifest, name, sha256_of(folder / name))
+
+
+def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
+    """A file is there, as long as it was, and of this step and run by its own words.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    path = folder / name
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
+    if (now := path.stat().st_size) != (size := manifest.files[name][0]):
+        raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
+    said = read_header(path)[1]
+    if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):
+        raise CheckpointError(
+            f"belongs to step {said.get('step')} of run {said.get('run_id')}, "
+            f"the manifest to step {manifest.step} of run {manifest.run_id}",
+            where=str(path),
+            fix=OLDER,
+        )
+
+
+def verify_hash(folder: Path, manifest: Manifest, name: str, found: tuple[int, str]) -> None:
+    """What was read of a file, its length and hash, is what was written.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if found != manifest.files[name]:
+        raise CheckpointError("is not what was written: its SHA-256 differs", where=str(folder / name), fix=OLDER)

@@ -41,12 +41,14 @@ class Model:
         config: with `params_dtype` as the weights have it.
         weights: under our names.
         origin: folder with the `config.json` and the tokenizer that it was published with, where there is one.
+        beside: what lies there and is not read, in words.
     """
 
     kind: str
     config: TransformerConfig
     weights: Source
     origin: Path | None
+    beside: str = ""
 
 
 def kind_of(folder: Path) -> str:
@@ -88,7 +90,7 @@ def open_model(
     if kind == "ours":
         checkpoint = Checkpoint(folder, step)
         origin = folder / ORIGIN
-        return Model(kind, checkpoint.config, checkpoint, origin if is_published(origin) else None)
+        return Model(kind, checkpoint.config, checkpoint, origin if is_published(origin) else None, checkpoint.beside)
     if kind == "torch_dist":
         return _open_megatrons(folder, step, vocab_size, origin)
     if step is not None:
@@ -116,7 +118,8 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     weights = megatron.as_ours(theirs, config)
     words = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(words.dtype) if words is not None else None
-    return Model("torch_dist", config.replace(params_dtype=dtype or config.params_dtype), weights, origin)
+    config = config.replace(params_dtype=dtype or config.params_dtype)
+    return Model("torch_dist", config, weights, origin, megatron.beside_the_model(theirs.tensors))
 
 
 def checked(

@@ -14,14 +14,21 @@ stacked into one tensor, the vocabulary padded.
 
 What the model is, `args` in `common.pt` says. They have some nine hundred fields; read are those that have a
 counterpart here, and `ONLY` are those that would change the mathematics and have none: another value is refused.
-Optimizer state and generators are not taken over.
+What lies beside the weights (`beside_the_model`) is not read:
+
+| tensors                                                         | written with               | hold            |
+|-----------------------------------------------------------------|----------------------------|-----------------|
+| `optimizer.state.exp_avg.decoder.layers....`                    | `fully_reshardable`        | its moments     |
+| `optimizer.distributed.dp_group_idx_0....bucket_idx_0.exp_avg`  | `dp_reshardable` (default) | a bucket's      |
+
+A bucket is flat, of one tp and pp rank, and nothing in the file says which tensors it is made of.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minimegatron.checkpoint.hf_export import differing
@@ -142,6 +149,15 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
             fix="the fields above are not converted",
         )
     return args
+
+
+def beside_the_model(names: Iterable[str]) -> str:
+    """What a checkpoint of Megatron's holds of an optimizer, in words; "" for nothing."""
+    there = [name for name in names if name.startswith(("optimizer.", "chained_"))]
+    if not there:
+        return ""
+    kind = "dp_reshardable" if any(".dp_group_idx_" in name for name in there) else "fully_reshardable"
+    return f"the state of an optimizer ({len(there)} tensors, {kind}, the first is {min(there)})"
 
 
 def _our_name(rest: str) -> tuple[str, int | None, bool]:

@@ -65,6 +65,7 @@ class Checkpoint:
 
     Attributes:
         config: of the model.
+        beside: what is there of an optimizer, in words.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -80,6 +81,8 @@ class Checkpoint:
             if name.startswith(_PREFIX) and not name.endswith(SCALES)
         }
         self.tensors = {name: Described(DTYPES[t.dtype], t.shape) for name, t in self._stored.items()}
+        moments = sum(name.startswith("optimizer.") for name in manifest.tensors)
+        self.beside = f"the state of an optimizer ({moments} tensors)" if moments else ""
         files = sorted({region.file for tensor in self._stored.values() for region in tensor.regions})
         verify(self.folder, manifest, files)
         self._entries: dict[str, dict[str, Entry]] = {file: read_header(self.folder / file)[0] for file in files}

@@ -106,7 +106,7 @@ def write_shard(
             fix=f"more ranks: a file holds {MAX_TENSORS} tensors and {MAX_HEADER >> 20} MiB of header",
         )
     digest, length = hashlib.sha256(), 0
-    numbers = (_bytes(tensor if read is None else read(name)) for name, tensor in tensors.items())
+    numbers = (bytes_of(tensor if read is None else read(name)) for name, tensor in tensors.items())
     for block in itertools.chain([memoryview(struct.pack("<Q", len(text)) + text)], numbers):
         for start in range(0, len(block), CHUNK):
             piece = block[start : start + CHUNK]
@@ -117,7 +117,13 @@ def write_shard(
     return length, digest.hexdigest()
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers lie one after the other in memory of the host."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Its memory, if it is plain; else a copy."""
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
@@ -199,7 +205,44 @@ def _entry(name: str, value: Any, data_starts: int) -> Entry:
     return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
 
 
-def read_tensor(file: BufferedReader, entry: Entry, memory: bytearray | None = None) -> torch.Tensor:
+class HashedFile:
+    """A file that is read once from its beginning to its end, and hashed meanwhile.
+
+    Args:
+        file: open, at its beginning.
+
+    Attributes:
+        at: bytes that were read.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        self.name, self.at = str(file.name), 0
+        self._file, self._digest = file, hashlib.sha256()
+        self._skipped = memoryview(bytearray(CHUNK))
+
+    def seek(self, to: int) -> None:
+        """Go on there; what lies between is read for its hash."""
+        assert to >= self.at, "a file is hashed from its beginning to its end"
+        while self.at < to and self.readinto(self._skipped[: to - self.at]):
+            pass
+
+    def readinto(self, memory: memoryview) -> int:
+        """Fill memory; fewer bytes than it has only at the end of the file."""
+        done = 0
+        while count := self._file.readinto(memory[done : done + CHUNK]):
+            self._digest.update(memory[done : done + count])
+            done += count
+        self.at += done
+        return done
+
+    def sha256(self) -> str:
+        """Of what was read."""
+        return self._digest.hexdigest()
+
+
+def read_tensor(
+    file: BufferedReader | HashedFile, entry: Entry, memory: bytearray | memoryview | None = None
+) -> torch.Tensor:
     """A tensor of an open file, in memory of its own, or in the first bytes of `memory`."""
     size = entry.stop - entry.start
     buffer = memoryview(bytearray(size) if memory is None else memory)[:size]
@@ -213,9 +256,7 @@ def read_tensor(file: BufferedReader, entry: Entry, memory: bytearray | None = N
 
 def sha256_of(path: Path) -> tuple[int, str]:
     """Length and SHA-256 of a file."""
-    digest, length, memory = hashlib.sha256(), 0, memoryview(bytearray(CHUNK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(memory):
-            digest.update(memory[:count])
-            length += count
-    return length, digest.hexdigest()
+    with path.open("rb") as file:
+        hashed = HashedFile(file)
+        hashed.seek(os.fstat(file.fileno()).st_size)
+    return hashed.at, hashed.sha256()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,27 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from minimegatron.checkpoint.commit import OLDER, publish
+from minimegatron.checkpoint.commit import OLDER, publish, verify_hash, verify_header
 from minimegatron.checkpoint.disk import disk, write_durable
 from minimegatron.checkpoint.manifest import Manifest, Stored, StoredTensor
-from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, read_tensor, write_shard
+from minimegatron.checkpoint.shard_file import (
+    DTYPES,
+    Entry,
+    HashedFile,
+    bytes_of,
+    is_plain,
+    read_header,
+    read_tensor,
+    write_shard,
+)
 from minimegatron.errors import CheckpointError
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_Wanted = list[tuple[ReadItem, Stored]]  # of one stored region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,15 +130,16 @@ class ShardWriter(StorageWriter):
 
 
 class ShardReader(StorageReader):
-    """Regions from files that have been verified.
+    """Regions from the files of a checkpoint.
 
     Args:
         folder: of a checkpoint.
         manifest: what is in it.
+        hashed: names of files that are held against their hashes while they are read, wanted or not.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Path, manifest: Manifest, hashed: Collection[str] = ()) -> None:
+        self.folder, self.manifest, self.hashed = folder, manifest, hashed
         self._headers: dict[str, dict[str, Entry]] = {}
         self._memory = bytearray()  # what is read lies here until it is copied: new pages cost more than the reading
 
@@ -156,26 +167,45 @@ class ShardReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[str, dict[str, list[Any]]] = {}  # file -> key -> items: each region is read once
+        wanted: dict[str, dict[str, _Wanted]] = {}  # by file and key: a region is read once
         for item in plan.items:
             assert item.storage_index.offset is not None
             stored = self._stored[item.storage_index.fqn, tuple(item.storage_index.offset)]
             wanted.setdefault(stored.file, {}).setdefault(stored.key, []).append((item, stored))
-        for name, by_key in wanted.items():
-            path = self.folder / name
-            with disk(path, "cannot be read"), path.open("rb") as file:
-                for items in by_key.values():
-                    tensor = self._region(file, items[0][0].storage_index.fqn, items[0][1])
-                    for item, _ in items:
-                        part = tensor
-                        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                            part = part.narrow(dim, start, length)
-                        target = planner.resolve_tensor(item)
-                        target.detach().copy_(part)
-                        planner.commit_tensor(item, target)
+        for name in dict.fromkeys([*self.hashed, *wanted]):
+            self._read(name, list(wanted.get(name, {}).values()), planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _read(self, name: str, wanted: list[_Wanted], planner: LoadPlanner) -> None:
+        """Read what is wanted of a file; from its beginning to its end if it is to be hashed."""
+        path, hashed = self.folder / name, name in self.hashed
+        if hashed:
+            verify_header(self.folder, self.manifest, name)
+        with disk(path, "cannot be read"), path.open("rb") as opened:
+            file = HashedFile(opened) if hashed else opened
+            for entry, items in sorted(((self._entry(*of[0]), of) for of in wanted), key=lambda pair: pair[0].start):
+                self._fill(file, entry, items, planner)
+            if isinstance(file, HashedFile):
+                file.seek(self.manifest.files[name][0])
+                verify_hash(self.folder, self.manifest, name, (file.at, file.sha256()))
+
+    def _fill(self, file: BufferedReader | HashedFile, entry: Entry, items: _Wanted, planner: LoadPlanner) -> None:
+        """Read one stored region, and put it where it is wanted."""
+        targets = [planner.resolve_tensor(item).detach() for item, _ in items]
+        as_it_is = len(items) == 1 and targets[0].shape == entry.shape and targets[0].dtype == entry.dtype
+        if as_it_is and is_plain(targets[0]):
+            read_tensor(file, entry, bytes_of(targets[0]))
+        else:
+            tensor = self._region(file, entry)
+            for (item, _), target in zip(items, targets, strict=True):
+                part = tensor
+                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    part = part.narrow(dim, start, length)
+                target.copy_(part)
+        for (item, _), target in zip(items, targets, strict=True):
+            planner.commit_tensor(item, target)
 
     def whole(self, name: str) -> torch.Tensor:
         """A logical tensor, put together from its regions."""
@@ -185,11 +215,14 @@ class ShardReader(StorageReader):
             path = self.folder / stored.file
             with disk(path, "cannot be read"), path.open("rb") as file:
                 where = tuple(slice(o, o + n) for o, n in zip(stored.offsets, stored.sizes, strict=True))
-                found[where] = self._region(file, name, stored)
+                found[where] = self._region(file, self._entry_of(name, stored))
         return found
 
-    def _region(self, file: BufferedReader, name: str, stored: Stored) -> torch.Tensor:
-        """What an open file has under the key of a region, if that is what the manifest says; until the next call."""
+    def _entry(self, item: ReadItem, stored: Stored) -> Entry:
+        return self._entry_of(item.storage_index.fqn, stored)
+
+    def _entry_of(self, name: str, stored: Stored) -> Entry:
+        """What a file has under the key of a region, if that is what the manifest says."""
         if stored.file not in self._headers:
             self._headers[stored.file] = read_header(self.folder / stored.file)[0]
         entry = self._headers[stored.file].get(stored.key)
@@ -201,6 +234,10 @@ class ShardReader(StorageReader):
                 where=str(self.folder / stored.file),
                 fix=OLDER,
             )
+        return entry
+
+    def _region(self, file: BufferedReader | HashedFile, entry: Entry) -> torch.Tensor:
+        """Its numbers, until the next call."""
         if len(self._memory) < entry.stop - entry.start:
             self._memory = bytearray(entry.stop - entry.start)
         return read_tensor(file, entry, self._memory)

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.errors import CheckpointError, ConfigError, did_you_mean
 
 LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
 SAVERS = {"core": "ours", "mcore": "ours", "hf": "hf"}
@@ -74,6 +74,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-shard-size", type=_size, metavar="5GB", help="of a file; default 5GB")
     add("--family", metavar="NAME", help="to hf: which model_type; default the first that can say what the model is")
     add("--hf-model", metavar="FOLDER|none", help="to hf: whose config.json and tokenizer; default the model's origin")
+    add("--no-load-optim", action="store_true", help="to ours: the weights without the state of the optimizer")
     add("--true-vocab-size", type=int, metavar="N", help="tokens of a checkpoint of Megatron's that only has padding")
     dtype = parser.add_mutually_exclusive_group()
     for name in ("fp32", "bf16", "fp16"):
@@ -121,8 +122,19 @@ def _say_what_changes_nothing(options: argparse.Namespace) -> None:
         )
 
 
+def _say_what_is_left(options: argparse.Namespace, beside: str, target: str) -> None:
+    if target == "ours" and not options.no_load_optim:
+        raise CheckpointError(
+            f"the folder holds {beside}, which a conversion does not read",
+            where=str(options.load),
+            fix="--no-load-optim converts the weights alone; a run that loads them begins with a new optimizer",
+        )
+    print(f"left where it is: {beside}")
+
+
 def _refuse_what_means_nothing(options: argparse.Namespace, source: str, target: str) -> None:
     given = {
+        "--no-load-optim": options.no_load_optim and (source == "hf" or target != "ours"),
         "--true-vocab-size": options.true_vocab_size is not None and source != "torch_dist",
         "--family": options.family is not None and target != "hf",
         "--max-shard-size": options.max_shard_size is not None and target == "torch_dist",
@@ -147,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
     origin = _origin(options, model, kind)
     _refuse_what_means_nothing(options, model.kind, kind)
+    if model.beside:
+        _say_what_is_left(options, model.beside, kind)
     most = options.max_shard_size or 5 * 10**9
     config, weights = conversion.checked(model, logical_tensors, options.dtype)
     tensors, keys = conversion.target(kind, config, weights, origin, options.family)

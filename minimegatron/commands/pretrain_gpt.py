@@ -18,6 +18,7 @@ so a mistake costs a second and not a place in a queue. When they meet, they com
 | 6           | a loss or gradient that is not finite                                                      |
 | 7           | a rank did not come in time                                                                |
 | 130         | Ctrl-C                                                                                     |
+| 143         | a second SIGTERM, at once; what was being saved is as if it had never begun                |
 
 (These are a rank's own. torchrun itself leaves with 1 whenever a rank's status is not 0, and prints that status. At
 Ctrl-C ranks print nothing; the 30 lines that end in `SignalException` are torchrun's. With `minimegatron.launch.agent`

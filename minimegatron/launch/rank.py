@@ -237,7 +237,10 @@ def _ledger(rank: int, world: int, seconds: float) -> Ledger:
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=seconds),
     )
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # An agent's store outlives its ranks, which are told apart by the attempt. One of rank 0's own does not, and there
+    # the launcher of a host that has come later counts fewer attempts.
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
     return Ledger(dist.PrefixStore(f"minimegatron/{attempt}", client), rank, world)
 
 

@@ -215,11 +215,11 @@ class Checkpoints:
         wanted = saving.tensors_of(trainer, optim, rng, filled)
         skipped = [p for p, there in (("optimizer.", optim), ("rng.", rng)) if not there]
         saving.check_same_tensors(wanted, manifest, skipped, self.mesh.world)
+        mine = list[str]()
         if config.verify_checkpoint:
-            mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]
-            on_all_ranks(lambda: commit.verify(folder, manifest, mine), self.mesh.world)
+            mine = sorted(manifest.files)[self.mesh.rank :: self.mesh.world.size]  # of the same layout: what it wants
             on_rank_zero(lambda: commit.verify_names(folder, manifest), self.mesh.world)
-        read_tensors(wanted, ShardReader(folder, manifest), self.mesh.world)
+        read_tensors(wanted, ShardReader(folder, manifest, mine), self.mesh.world)
         if optim:
             trainer.optimizer.load_state_dict({"state": filled, "grad_scaler": manifest.state["grad_scaler"]})
         else:

@@ -16,7 +16,8 @@ the layout when the mesh is built, the data when it is opened, the model when it
 | SIGTERM                       | some rank received it: a scheduler wants the machine back                    |
 
 The last two are one rank's knowledge, so they travel with the next step's loss and all ranks end after the same step. A
-second SIGTERM ends the process at once.
+second SIGTERM ends the process at once (143), also while the first is being obeyed: a checkpoint that is not yet
+published is then as if it had never begun.
 
 Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
 """

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from minimegatron.launch import procs
@@ -45,14 +45,20 @@ def pids_by_rank(token: str) -> dict[int, int]:
 
 
 @contextlib.contextmanager
-def background(folder: Path, *command: str, timeout: float = 20.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `python ...` with its run directory in `folder`; the process, and the token that its descendants carry."""
+def background(
+    folder: Path, *command: str, timeout: float = 20.0, prefix: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `python ...` with its run directory in `folder`; the process, and the token that its descendants carry.
+
+    Args:
+        prefix: words that run what follows them, somewhere else.
+    """
     token = f"MINIMEGATRON_RUN_DIR={folder}"
     env = {k: v for k, v in os.environ.items() if not k.startswith("MINIMEGATRON_")}
     env.update(MINIMEGATRON_RUN_DIR=str(folder), PYTHONPATH=str(PACKAGE), OMP_NUM_THREADS="1", TIMEOUT=str(timeout))
     with open(folder / "output", "w") as out:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [*prefix, sys.executable, *command],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=out,

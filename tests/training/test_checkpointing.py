@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from minimegatron.checkpoint.commit import Keep, complete, published, retire
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import NAME
 from minimegatron.errors import CheckpointError, ConfigError, RankError
+from tests.faults import helpers
+from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY, numbers, trainer_of
 
 LINE = (
@@ -380,3 +383,77 @@ def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
     assert f"saved checkpoint of iteration {last} " in said and f"exiting program at iteration {last}: SIGTERM" in said
     assert list(complete(tmp_path / "a"))[-1] == last
     assert [p.name for p in (tmp_path / "a").iterdir() if p.name.startswith(".")] == [".lock"]
+
+
+HELD = """
+import pathlib, sys, time
+from minimegatron.checkpoint import storage
+from minimegatron.commands.pretrain_gpt import main
+from tests.mock_data import few_documents
+
+real = storage.write_shard
+
+def write(*args):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(float(sys.argv[2]))
+    return real(*args)
+
+storage.write_shard = write
+with few_documents():
+    main(sys.argv[3:])
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Start a training from a checkpoint of step 2 whose next save takes `seconds`; wait for its third step."""
+    script, root, out = tmp_path / "held.py", tmp_path / "root", tmp_path / "output"
+    script.write_text(HELD)
+    line = f"{LINE} --train-iters 100000 --lr-decay-iters 100000 --save {root}"
+    run(f"{line} --exit-interval 2")
+
+    def start(agent: str, seconds: float, background: str):
+        argv = f"{tmp_path}/held {seconds} {TINY} --mock-data {line} --load {root} --log-interval 1 {background}"
+        context = helpers.background(tmp_path, *agent.split(), str(script), *argv.split())
+        process, token = stack.enter_context(context)
+        helpers.wait_for(lambda: "iteration        4/" in out.read_text(), 120, "two steps")
+        return process, token
+
+    with contextlib.ExitStack() as stack:
+        yield start
+
+
+def unfinished(root: Path) -> list[str]:
+    return [path.name for path in root.iterdir() if path.name.startswith(".iter")]
+
+
+@pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [0]))
+def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(tmp_path, held, background):
+    """What was being saved is as if it had never begun: nobody reads it, and the next run clears it away."""
+    process, _ = held("", 300, background)
+    process.send_signal(signal.SIGTERM)
+    helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
+    assert process.poll() is None and len(unfinished(tmp_path / "root")) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == -signal.SIGTERM, "a shell says 143"
+    assert published(tmp_path / "root") == list(complete(tmp_path / "root")) == [2]
+    assert len(unfinished(tmp_path / "root")) == 1
+    line = f"--save {tmp_path}/root --load {tmp_path}/root --train-iters 100000 --lr-decay-iters 100000"
+    assert run(f"{line} --exit-interval 4").state.iteration == 4
+    assert published(tmp_path / "root") == [2, 4] and not unfinished(tmp_path / "root")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("twice", [False, True])
+def test_torchrun_is_told_to_end_once_or_twice(tmp_path, held, twice):
+    """It hands the first on to its ranks, which save; at the second all of them end. Its own status is always 143."""
+    process, token = held("-m minimegatron.launch.agent --standalone --nproc-per-node=2", 300 if twice else 1, "")
+    process.send_signal(signal.SIGTERM)
+    helpers.wait_for((tmp_path / "held").exists, 60, "the save of the first has begun")
+    if twice:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    helpers.everything_gone(token)
+    steps = published(tmp_path / "root")
+    assert steps == list(complete(tmp_path / "root"))
+    assert (steps == [2]) if twice else (len(steps) == 2 and not unfinished(tmp_path / "root"))
