@@ -18,7 +18,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from tests.course.marked import LABS
 
-HEADS, PREDICTED = (import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "predicted"))
+HEADS, REPLICATED = (import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "replicated"))
 
 
 def test_a_loss_that_gathers_the_logits_is_right_in_numbers_and_loses_points_by_bytes(nursery):
@@ -36,7 +36,7 @@ def test_activations_as_published():
         (20480, 128): (4.110, 0.881, 0.514), (25600, 160): (5.138, 1.101, 0.642),
     }  # fmt: skip
     for (h, a), want in published.items():
-        got = [PREDICTED.activation_bytes(2048, 1, h, a, t, sp) / 1e9 for t, sp in ((1, False), (8, False), (8, True))]
+        got = [REPLICATED.activation_bytes(2048, 1, h, a, t, sp) / 1e9 for t, sp in ((1, False), (8, False), (8, True))]
         assert got == pytest.approx(want, abs=6e-4)
 
 
@@ -49,7 +49,7 @@ def test_partial_gradients_are_those_that_the_package_declares(sequence_parallel
             model = GPTModel(family_config("gpt2", **sizes, **changes), Mesh.serial())
         kinds = {"heads", "sequence"} if sequence_parallel else {"heads"}
         want = [name for name, p in model.named_parameters() if layout_of(p).partial in kinds]
-        assert PREDICTED.partial_gradients([name for name, _ in model.named_parameters()], sequence_parallel) == want
+        assert REPLICATED.partial_gradients([name for name, _ in model.named_parameters()], sequence_parallel) == want
 
 
 def test_the_names_in_the_check_are_names_of_the_package():
@@ -58,7 +58,7 @@ def test_the_names_in_the_check_are_names_of_the_package():
     )
     with torch.device("meta"):
         names = {name.replace("decoder.", "") for name, _ in GPTModel(config, Mesh.serial()).named_parameters()}
-    assert set(PREDICTED.NAMES) <= names
+    assert set(REPLICATED.NAMES) <= names
 
 
 def test_the_packed_rows_are_those_of_the_package():
@@ -77,7 +77,7 @@ def test_the_packed_rows_are_those_of_the_package():
 
 def test_after_each_stop_a_cell_imports_what_it_uses():
     """A kernel that is started again at the beginning of a part has no import of the parts before it."""
-    source = Path(PREDICTED.__file__).parents[1].joinpath("lab.py").read_text()
+    source = Path(REPLICATED.__file__).parents[1].joinpath("lab.py").read_text()
     given = ("check", "display", "guess", "guessed", "progress")
     for number, part in enumerate(source.split("**End of part ")):
         bound, loaded = {*dir(builtins), *given, *LABS["02_tensor_parallel"].lab.exercises}, set()
