@@ -48,9 +48,9 @@ guess("kept", None, "How many percent of a layer's activations does each of 4 ra
 # One layer of Llama-3 70B has 856 million weights. Training in mixed precision takes 16 bytes for each of them: weight,
 # gradient, and optimizer state. That is 13.7 GB a layer. Five layers fill a GPU of 80 GB, and the model has 80 layers.
 #
-# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But a batch passes the layers one
-# after the other, so one GPU works while the others wait, unless many small batches are under way. If you cut *inside*
-# a layer, all ranks work on the same layer at the same time.
+# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But a batch passes the layers
+# one after the other, so one GPU works while the others wait, unless many small batches are under way. If you cut
+# *inside* a layer, all ranks work on the same layer at the same time.
 
 # %%
 from minimegatron.viz.stacked import stacked
@@ -228,8 +228,8 @@ check("activation_bytes")
 #   `dist.get_rank()` can be another number.
 # * Inputs belong to the caller: do not change them. They may be views that are not contiguous, which some collectives
 #   refuse: `x.contiguous()` is a copy that all of them take.
-# * Inputs may be float64, and what you return has the same dtype. The loss is the exception: its logits are always fp32.
-# * The checks count what travels, too: what the picture of f and g shows, and no more.
+# * Inputs may be float64, and what you return has the same dtype. The loss is the exception: its logits are fp32.
+# * The checks count what travels, too: for a column layer or a row layer one all-reduce, as in the picture of f and g.
 #
 # You may use the package's f and g:
 #
@@ -335,9 +335,9 @@ print("communication:", [call.name for call in witness.evidence().calls])
 #
 # Heads do not depend on each other. So each rank gets some of them: QKV is a column layer, the projection a row layer.
 #
-# With grouped-query attention (GQA), the a query heads form g groups, and the `a/g` heads of a group share one key head
-# and one value head. A rank that holds whole groups has the keys and values of all its queries. Megatron therefore
-# stores the rows of the QKV matrix *group by group*. With 4 query heads in 2 groups, on 2 ranks:
+# With grouped-query attention (GQA), `a` query heads form `g` groups, and the `a/g` query heads of a group share one
+# key head and one value head. A rank that holds whole groups has the keys and values of all its queries. Megatron
+# therefore stores the rows of the QKV matrix *group by group*. With 4 query heads in 2 groups, on 2 ranks:
 #
 # | rows | q0 | q1 | k0 | v0 | q2 | q3 | k1 | v1 |
 # |---|---|---|---|---|---|---|---|---|
@@ -1340,8 +1340,8 @@ losses(curves, title="Two ranks, 60 steps")
 # Say your answer aloud before you open the one here.
 #
 # 1. *Why is there no communication between fc1 and fc2?*
-#    <details><summary>answer</summary>The activation is elementwise, and fc2 needs exactly the features that fc1 left on
-#    this rank.</details>
+#    <details><summary>answer</summary>The activation is elementwise, and fc2 needs exactly the features that fc1 left
+#    on this rank.</details>
 # 2. *Could you cut row first, then column?*
 #    <details><summary>answer</summary>Yes, with two messages in place of one. The partial sums must be added before the
 #    activation, because GELU(u + v) is not GELU(u) + GELU(v); and what leaves the column layer must be
@@ -1366,7 +1366,7 @@ losses(curves, title="Two ranks, 60 steps")
 # * `kv_heads`: the key/value heads that they use, each once, in order, with their numbers in the whole model;
 # * `gate_up_rows`: the ranges `[start, stop]` of rows of the stacked `[gate; up]` matrix, `[2·ffn, h]`, that this rank
 #   holds; `stop` is not held, as in Python;
-# * `all_reduces_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not (tp alone);
+# * `all_reduces_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
 # * `logits_over_three`: the bytes of an all-gather of the logits `[s, b, V]`, divided by those of all-reducing three
 #   numbers a token (both as rings, with the same bytes an element);
 # * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (With one token
