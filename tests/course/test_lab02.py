@@ -18,7 +18,9 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from tests.course.marked import LABS
 
-HEADS, REPLICATED = (import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "replicated"))
+HEADS, PREDICTED, REPLICATED = (
+    import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "predicted", "replicated")
+)
 
 
 def test_a_loss_that_gathers_the_logits_is_right_in_numbers_and_loses_points_by_bytes(nursery):
@@ -36,7 +38,7 @@ def test_activations_as_published():
         (20480, 128): (4.110, 0.881, 0.514), (25600, 160): (5.138, 1.101, 0.642),
     }  # fmt: skip
     for (h, a), want in published.items():
-        got = [REPLICATED.activation_bytes(2048, 1, h, a, t, sp) / 1e9 for t, sp in ((1, False), (8, False), (8, True))]
+        got = [PREDICTED.activation_bytes(2048, 1, h, a, t, sp) / 1e9 for t, sp in ((1, False), (8, False), (8, True))]
         assert got == pytest.approx(want, abs=6e-4)
 
 
@@ -77,7 +79,7 @@ def test_the_packed_rows_are_those_of_the_package():
 
 def test_after_each_stop_a_cell_imports_what_it_uses():
     """A kernel that is started again at the beginning of a part has no import of the parts before it."""
-    source = Path(REPLICATED.__file__).parents[1].joinpath("lab.py").read_text()
+    source = Path(PREDICTED.__file__).parents[1].joinpath("lab.py").read_text()
     given = ("check", "display", "guess", "guessed", "progress")
     for number, part in enumerate(source.split("**End of part ")):
         bound, loaded = {*dir(builtins), *given, *LABS["02_tensor_parallel"].lab.exercises}, set()
