@@ -655,8 +655,8 @@ from minimegatron.viz.curves import beside
 beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "serial twin", "loss per byte")
 
 # %% [markdown]
-# The lower curve is the distance of the two. It is not 0, because two ranks add numbers in another order than one, and
-# fp32 rounds each sum.
+# The lower curve is the distance of the two. It is not 0 in every step, because two ranks add numbers in another order
+# than one, and fp32 rounds each sum.
 #
 # **End of part B.** A good place to stop.
 
@@ -1327,8 +1327,9 @@ print("the wrong model ends with the lower loss:", curves["same seed on every ra
 losses(curves, title="Two ranks, 60 steps")
 
 # %% [markdown]
-# On the left the two ranks hold the same numbers, on the right they do not. On this small task the wrong model even
-# ends with the lower loss. So a loss curve alone cannot show the mistake; the comparison with the serial twin can.
+# A field is a weight, yellow the largest and blue the smallest. On the left the two ranks hold the same numbers, on the
+# right they do not. On this small task the wrong model even ends with the lower loss. So a loss curve alone cannot show
+# the mistake; the comparison with the serial twin can.
 #
 # Would it help to add the rank to the seed? The shards would differ, but the model would still depend on tp, and the
 # twin would still disagree. Megatron-LM does add the rank, so its initial weights depend on tp; with
