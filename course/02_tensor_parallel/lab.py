@@ -20,8 +20,8 @@
 # | part | sections | hours |
 # |---|---|---|
 # | A · cut a matrix | 1 to 3, up to "The pair" | 1 to 1½ |
-# | B · cut a model | heads, vocabulary, 4 | 1½ to 2 |
-# | C · cut the sequence | sequence parallelism | ½ to 1 |
+# | B · cut a model | attention, vocabulary, 4 (Run) | 1½ to 2 |
+# | C · cut the sequence | the pair of collectives, partial gradients | ½ to 1 |
 # | D · look, break, explain | 5 to 7 | 1 to 1½ |
 #
 # No GPU is needed. After a kernel restart: run the first cell, then go on where you were.
@@ -48,9 +48,9 @@ guess("kept", None, "How many percent of a layer's activations does each of 4 ra
 # One layer of Llama-3 70B has 856 million weights. Training in mixed precision takes 16 bytes for each of them: weight,
 # gradient, and optimizer state. That is 13.7 GB a layer. Five layers fill a GPU of 80 GB, and the model has 80 layers.
 #
-# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But the layers of one token
-# must run one after the other, so one GPU works while the others wait, unless many small batches are under way. If you
-# cut *inside* a layer, all ranks work on the same layer at the same time.
+# You could give each GPU a few whole layers. That is a pipeline, the subject of lab 03. But a batch passes the layers
+# one after the other, so one GPU works while the others wait, unless many small batches are under way. If you cut
+# *inside* a layer, all ranks work on the same layer at the same time.
 
 # %%
 from minimegatron.viz.stacked import stacked
@@ -79,8 +79,8 @@ cut_product(x=[[1, 2], [3, 4]], a=[[5, 6], [7, 8]])
 #   be added: 19 = 5 + 14.
 #
 # Now chain them: the columns of y that a column-parallel product leaves on a rank are exactly the columns of x that a
-# row-parallel product needs there. An elementwise function between the two changes nothing. So a pair of products needs
-# one sum at its end, and nothing in between.
+# row-parallel product needs there. An elementwise function between the two needs no other rank's numbers. So a pair of
+# products needs one sum at its end, and no message in between.
 #
 # PyTorch stores the transposed matrix, `[out, in]`. The columns of A are *rows of the stored tensor*, so a
 # column-parallel layer cuts dim 0 of its weight and a row-parallel layer cuts dim 1. Here are the weights of a small
@@ -96,7 +96,7 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from minimegatron.viz.mesh import Shards, weight_shards
 
-mesh = Mesh.serial()
+mesh = Mesh.serial()  # one process, which is told that it is rank 0 of 2; on "meta" tensors have shapes and no numbers
 mesh.parallel, mesh.tp = ParallelConfig(tensor_model_parallel_size=2), Axis("tp", (0, 1), 0)
 llama = family_config("llama", num_layers=1, hidden_size=64, num_attention_heads=4, num_query_groups=2, vocab_size=256)
 with torch.device("meta"):
@@ -119,8 +119,8 @@ weight_shards([Shards(name, cut.shape, cut.dim, cut.parts, bands.get(name, ())) 
 # %% [markdown]
 # ### f and g
 #
-# Follow a pair on two ranks, forward in the upper half and backward in the lower. A text like `y₀` is the part of y on
-# rank 0.
+# Follow a pair on two ranks: y = xA, u = GELU(y), z = uB. The forward pass is the upper half, the backward pass the
+# lower. y₀ is the part of y on rank 0, dx is the gradient ∂loss/∂x.
 
 # %%
 from minimegatron.viz.dataflow import flow
@@ -129,9 +129,9 @@ flow()
 
 # %% [markdown]
 # * At the end of the forward pass each rank has a partial sum of z. **g** adds them: an all-reduce forward. Backward,
-#   every rank already has the same dz, so g does nothing.
+#   every rank already has the same dz, so g sends nothing and returns dz.
 # * At the end of the backward pass each rank has a partial sum of dx, because x went into different products on each
-#   rank. **f** adds them: an all-reduce backward. Forward, every rank already has x, so f does nothing.
+#   rank. **f** adds them: an all-reduce backward. Forward, every rank already has x, so f sends nothing and returns x.
 #
 # You built both in lab 01.
 
@@ -195,8 +195,9 @@ check("bytes_per_layer")
 # | input of `fc2` | 8 |
 # | dropout mask after `fc2` | 1 |
 #
-# In the picture above, find the region of each row of the table; the input of a box is what arrives at it. Tensor
-# parallelism divides what lies in a region that is cut by features. The rest is whole on every rank, until sequence
+# In the picture above, find the square in which each row of the table lies. The inputs of QKV and of `fc1` lie in the
+# square before the arrow: with sequence parallelism they are kept as they are there, not as they arrive. Tensor
+# parallelism divides what lies in a square that is cut by features. The rest is whole on every rank, until sequence
 # parallelism cuts it by tokens. (Korthikanti et al. 2022, figure 5.)
 #
 # **Exercise.** Activation bytes of one layer on one rank, with tensor parallelism alone and with both. Do not round.
@@ -227,14 +228,15 @@ check("activation_bytes")
 #   `dist.get_rank()` can be another number.
 # * Inputs belong to the caller: do not change them. They may be views that are not contiguous, which some collectives
 #   refuse: `x.contiguous()` is a copy that all of them take.
-# * Inputs may be float64, and what you return has the same dtype. Only the loss gets its logits always in fp32.
+# * Inputs may be float64, and what you return has the same dtype. The loss is the exception: its logits are fp32.
+# * The checks count what travels, too: for a column layer or a row layer one all-reduce, as in the picture of f and g.
 #
 # You may use the package's f and g:
 #
 # | | forward | backward |
 # |---|---|---|
-# | **f** `copy_to_region(x, tp)` | nothing | all-reduce |
-# | **g** `reduce_from_region(x, tp)` | all-reduce | nothing |
+# | **f** `copy_to_region(x, tp)` | returns x | all-reduce |
+# | **g** `reduce_from_region(x, tp)` | all-reduce | returns the gradient |
 #
 # ### Column
 #
@@ -331,12 +333,11 @@ print("communication:", [call.name for call in witness.evidence().calls])
 #
 # ### Attention: which heads
 #
-# Heads do not depend on each other. So each rank gets some of them: `QKV` is a column layer, the projection a row
-# layer.
+# Heads do not depend on each other. So each rank gets some of them: QKV is a column layer, the projection a row layer.
 #
-# With grouped queries, the `a/g` query heads of a group share one key head and one value head. A rank that holds whole
-# groups has the keys and values of all its queries. Megatron therefore stores the rows of the QKV matrix *group by
-# group*. With 4 query heads in 2 groups, on 2 ranks:
+# With grouped-query attention (GQA), `a` query heads form `g` groups, and the `a/g` query heads of a group share one
+# key head and one value head. A rank that holds whole groups has the keys and values of all its queries. Megatron
+# therefore stores the rows of the QKV matrix *group by group*. With 4 query heads in 2 groups, on 2 ranks:
 #
 # | rows | q0 | q1 | k0 | v0 | q2 | q3 | k1 | v1 |
 # |---|---|---|---|---|---|---|---|---|
@@ -502,8 +503,8 @@ check("cross_entropy")
 # %% [markdown]
 # ## 4 · Run
 #
-# You have all pieces of a tensor-parallel GPT. First, subclasses of the package's layers that call your functions. This
-# cell and the next are also modules: later cells import them.
+# You have all pieces of a tensor-parallel GPT. The next cell has subclasses of the package's layers that call your
+# functions. This cell and the one below it are also modules: later cells import them.
 
 # %%
 # %%ranks 1 --name my_layers --needs column_linear,row_linear,attention
@@ -654,8 +655,8 @@ from minimegatron.viz.curves import beside
 beside(run.reports[0]["yours"], run.reports[0]["serial"], "your model, tp 2", "serial twin", "loss per byte")
 
 # %% [markdown]
-# The lower curve is the distance of the two. It is not 0, because two ranks add numbers in another order than one, and
-# fp32 rounds each sum.
+# The lower curve is the distance of the two. It is not 0 in every step, because two ranks add numbers in another order
+# than one, and fp32 rounds each sum.
 #
 # **End of part B.** A good place to stop.
 
@@ -687,9 +688,12 @@ regions({title: cuts for title, cuts in LAYER.items() if "sequence" in title})
 # With one token of one number on each of two ranks, 1 and 2: `gather_sequence` returns 1, 2 on both. If the gradients
 # that arrive are 10, 20 on rank 0 and 30, 40 on rank 1, then rank 0 returns 10 + 30 = 40 and rank 1 returns 60.
 #
+# `reduce_scatter_sequence` is the other way round: if rank 0 has 1, 2 and rank 1 has 10, 20, it returns 1 + 10 = 11 on
+# rank 0 and 22 on rank 1. If the gradients that arrive are 3 on rank 0 and 4 on rank 1, both return 3, 4.
+#
 # **Exercise.** Both, along dim 0, with `dist.all_gather_into_tensor(out, x)` and `dist.reduce_scatter_tensor(out, x)`,
-# or others that send as little. x, and the gradient that arrives, may be views. The check runs on gloo, which
-# takes views here; NCCL refuses them. So the package's collectives send `x.contiguous()`.
+# or others that send as little. x, and the gradient that arrives, may be views that are not contiguous. NCCL refuses to
+# send them, so send `x.contiguous()`. (The check runs on gloo, which would take them.)
 
 # %%
 # %%exercise sequence_pair
@@ -862,9 +866,9 @@ compare("your sums added:")
 #
 # ### Bytes: predicted and counted
 #
-# One layer, forward and backward, on four ranks: the package's layers, then yours, then sequence parallelism. A witness
-# writes down every collective, as in the checks of your exercises. (Over gloo the package sends the parts of a gather
-# and of a reduce-scatter one by one, as many bytes in all; counted is the collective that it asks for.)
+# One layer, forward and backward, on four ranks: the package's layers, then yours, then the package's with sequence
+# parallelism. A witness writes down every collective that the layer asks for, and how large its tensor is. Its bytes
+# follow from the rule of the ring in section 2.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out moved
@@ -940,9 +944,9 @@ strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What o
 # * **SDPA** (flash attention) computes the scores again in the backward pass, so the term `5·a·s/h` is gone; it keeps
 #   one number per head and token.
 #
-# So your function says, for this model: its value for a = 0, less `2·s·b·h` for the masks (on a rank's tokens with
-# sequence parallelism), times 2. Beside that, the norms keep a mean and a deviation for each token, and SDPA its
-# number: the "statistics" below.
+# So take the value of your function for a = 0, subtract the two masks, and double the rest. The masks take `2·s·b·h`
+# bytes; with sequence parallelism, `2·s·b·h/t`. To this the cell adds the "statistics": the norms keep a mean and a
+# deviation for each token, and SDPA keeps its number.
 
 # %%
 # %%ranks 4 --needs activation_bytes --name memory --out kept
@@ -1085,9 +1089,9 @@ from minimegatron.viz.timeline import beside
 beside({way: [Event(*e) for says in timelines for e in says[way]] for way in timelines[0]})
 
 # %% [markdown]
-# On a CPU the sum takes the same cores as the product, so you see the overlap but little gain in time. On GPUs the
-# network works by itself. There the next two cells measure how fast one MLP is on 1, 2, 4 … GPUs, with this overlap in
-# its column layer, and plot it. With fewer than two GPUs they do nothing.
+# On a CPU the sum takes the same cores as the product, so you see the overlap but little gain in time. On GPUs the sum
+# takes only a few of the processors. With two GPUs or more, the next two cells measure how fast one MLP is on 1, 2, 4 …
+# GPUs, with this overlap in its column layer, and plot it. With fewer they do nothing.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun --gpus 2 --name speed --out speed
@@ -1249,16 +1253,16 @@ report([part[:10, :20].tolist() for part in shards_of(fc1, mesh, lambda p: p)])
 # %% [markdown]
 # The cell makes three comparisons: the loss and the gradient norm of the first step, each with the serial twin's, and
 # the shards of the two ranks with each other. The loss differs from the twin's, so this is another model; the gradient
-# norm differs as well. The shards say why:
-# both ranks hold *the same* half of every matrix that is cut. The heads of rank 1 are copies of the heads of rank 0,
-# and so are the features of the MLP.
+# norm differs as well. The shards say why: both ranks hold *the same* half of every matrix that is cut. The heads of
+# rank 1 are copies of the heads of rank 0, and so are the features of the MLP.
 #
 # Equal weights get equal gradients, so they stay equal in every step: each column and row layer does the work of
 # half its width and costs all of it. Only the halves of the embedding become different, because each rank owns other
 # words. A check of replicas finds nothing, because no *replicated* parameter is wrong.
 #
-# **Exercise.** Repair it: return this rank's part of an initial matrix, such that *every tp gives the same logical
-# model*. The serial matrix is `torch.randn(*shape) * std` from a generator with `seed`.
+# **Exercise.** Repair it: return this rank's part of an initial matrix, such that the parts of all ranks, put together,
+# are the serial matrix *for every number of ranks*. The serial matrix is `torch.randn(*shape) * std` from a generator
+# with `seed`. A matrix that is replicated (`dim` is None) is whole on every rank.
 
 # %%
 # %%exercise initial_part
@@ -1323,43 +1327,53 @@ print("the wrong model ends with the lower loss:", curves["same seed on every ra
 losses(curves, title="Two ranks, 60 steps")
 
 # %% [markdown]
-# On the left the two ranks hold the same numbers, on the right they do not. On this small task the wrong model even
-# ends with the lower loss. So a loss curve alone cannot show the mistake; the comparison with the serial twin can.
+# A field is a weight, yellow the largest and blue the smallest. On the left the two ranks hold the same numbers, on the
+# right they do not. On this small task the wrong model even ends with the lower loss. So a loss curve alone cannot show
+# the mistake; the comparison with the serial twin can.
 #
 # Would it help to add the rank to the seed? The shards would differ, but the model would still depend on tp, and the
-# twin would still disagree.
+# twin would still disagree. Megatron-LM does add the rank, so its initial weights depend on tp; with
+# `--use-cpu-initialization` it cuts the serial matrix, as you did.
 
 # %% [markdown]
 # ## 7 · Explain
 #
-# Say your answer aloud before you read on.
+# Say your answer aloud before you open the one here.
 #
-# 1. *Why is there no communication between fc1 and fc2?* The activation is elementwise, and fc2 wants exactly the
-#    features that fc1 left on this rank.
-# 2. *Could you cut row first, then column?* Yes, with two messages in place of one. The partial sums must be added
-#    before the activation, because GELU(u + v) is not GELU(u) + GELU(v); and what leaves the column layer must be
-#    gathered.
-# 3. *GQA has 2 key/value heads, tp is 8. What does a rank hold?* An eighth of the packed rows. Here the ranks gather
-#    the packed *output*, and each picks its queries and its one key/value head. Other systems keep copies of the
-#    key/value rows on several ranks; then the gradients of the copies must be summed.
-# 4. *Why is tp kept inside one machine?* It communicates four times a layer, and the next product waits for each
-#    message. The links inside a machine are the fastest.
-# 5. *What does sequence parallelism cost?* Two more all-gathers a layer: `10·s·b·h` elements instead of `8·s·b·h`,
-#    times (t-1)/t. And, once a step, the sum of the partial gradients of norms and row biases.
-# 6. *When does ZeRO-3 send less than tp?* When there are many tokens in a step: ZeRO-3 moves weights, tp moves
-#    activations.
+# 1. *Why is there no communication between fc1 and fc2?*
+#    <details><summary>answer</summary>The activation is elementwise, and fc2 needs exactly the features that fc1 left
+#    on this rank.</details>
+# 2. *Could you cut row first, then column?*
+#    <details><summary>answer</summary>Yes, with two messages in place of one. The partial sums must be added before the
+#    activation, because GELU(u + v) is not GELU(u) + GELU(v); and what leaves the column layer must be
+#    gathered.</details>
+# 3. *GQA has 2 key/value heads, tp is 8. What does a rank hold?*
+#    <details><summary>answer</summary>An eighth of the packed rows. Here the ranks gather the packed <i>output</i>, and
+#    each picks its queries and its one key/value head. Other systems keep copies of the key/value rows on several
+#    ranks; then the gradients of the copies must be summed.</details>
+# 4. *Why is tp kept inside one machine?*
+#    <details><summary>answer</summary>It communicates four times a layer, and the next product waits for each message.
+#    The links inside a machine are the fastest.</details>
+# 5. *What does sequence parallelism cost?*
+#    <details><summary>answer</summary>Two more all-gathers a layer: a rank sends 10·s·b·h·(t-1)/t elements instead of
+#    8·s·b·h·(t-1)/t. And, once a step, the sum of the partial gradients of norms and row biases.</details>
+# 6. *When does ZeRO-3 send less than tp?*
+#    <details><summary>answer</summary>When there are many tokens in a step: ZeRO-3 moves weights, tp moves
+#    activations.</details>
 #
 # **Exercise.** The questions with a number, for any model. Return a dict:
 #
-# * `query_heads`: the query heads of this rank, in order; `kv_heads`: the key/value heads that they use, in order;
-# * `gate_up_rows`: the ranges `[start, stop]` of the stacked `[gate; up]` matrix, `2·ffn` rows, that this rank holds;
+# * `query_heads`: the query heads of this rank, in order, with their numbers in the whole model;
+# * `kv_heads`: the key/value heads that they use, each once, in order, with their numbers in the whole model;
+# * `gate_up_rows`: the ranges `[start, stop]` of rows of the stacked `[gate; up]` matrix, `[2·ffn, h]`, that this rank
+#   holds; `stop` is not held, as in Python;
 # * `all_reduces_forward`: how many all-reduces of `s·b·h` a forward pass makes, embedding included, loss not;
-# * `logits_over_three`: bytes sent to all-gather the logits `[s, b, V]`, over those of all-reducing three numbers a
-#   token (the same bytes an element, rings);
-# * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (One token
-#   earlier both may send the same.) `b·s` counts the tokens of all t ranks together. A layer has `12·h²` weights, which
-#   ZeRO-3 gathers twice and whose gradients it reduces once; tp sends `8·b·s·h`. Both count elements; leave `(t-1)/t`
-#   out on both sides.
+# * `logits_over_three`: the bytes of an all-gather of the logits `[s, b, V]`, divided by those of all-reducing three
+#   numbers a token (both as rings, with the same bytes an element);
+# * `zero3_sends_less_from`: the smallest number of tokens `b·s` with which ZeRO-3 sends *less* than tp. (With one token
+#   less, both may send the same.) `b·s` counts the tokens of all t ranks together. A layer has `12·h²` weights; ZeRO-3
+#   gathers them twice and reduce-scatters their gradients once; tp sends `8·b·s·h`. Count elements, and leave
+#   `(t-1)/t` out on both sides.
 
 # %%
 # %%exercise answers
@@ -1395,8 +1409,9 @@ check("answers")
 guessed("kept", 43.9, "percent of the activations")
 
 # %% [markdown]
-# A quarter would be 25 percent. The rest is what stays whole on every rank: four tensors of `s·b·h`, and the
-# statistics of the norms. With dropout or stored scores the share is another.
+# Four tensors of `s·b·h` and the statistics of the norms stay whole on every rank: 25.2 percent. All else takes 74.8
+# percent on one rank and a quarter of this, 18.7 percent, on each of four. With dropout or stored scores the shares are
+# others.
 
 # %%
 progress()

@@ -7,11 +7,11 @@ from labkit.answers import Edit, Same
 WRONG: dict[str, list[Edit]] = {
     "bytes_per_layer": [
         Edit("(2 * all_gather if sequence_parallel else 0)", "0", told="Two all-gathers are missing"),
-        Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", told="almost twice"),
+        Edit("= s * b * h * element_size", "= 0.5 * s * b * h * element_size", told="two column-row pairs"),
         Edit(
             "return forward + backward + (2 * all_gather if sequence_parallel else 0)",
             "return forward",
-            told="Forward and backward",
+            told="backward pass has as many arrows",
         ),
         Edit(" * (t - 1) / t", "", told="t-1 of t parts"),
     ],
@@ -49,7 +49,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("for w in (wq, wk, wv)", "for w in (wk, wq, wv)", told="View wq as"),
     ],
     "attention": [
-        Edit("is_causal=True", "is_causal=False", told="sees only itself"),
+        Edit("is_causal=True", "is_causal=False", told="see only itself"),
         Edit(
             "    out = F",
             """    k, v = (t.repeat(1, queries_per_group, 1, 1) for t in (k, v))
@@ -90,7 +90,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit(
             "softmax.scatter_add(-1, local, -own.unsqueeze(-1).to(softmax.dtype))", "softmax.clone()", told="minus one"
         ),
-        Edit("op=dist.ReduceOp.MAX", "op=dist.ReduceOp.SUM"),
+        Edit("op=dist.ReduceOp.MAX", "op=dist.ReduceOp.SUM", told="the ranks' maxima"),
     ],
     "sequence_pair": [
         Edit(

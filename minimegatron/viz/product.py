@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import INK, PAPER, Picture, blank, box, new_figure, rank_colours, styled
@@ -66,10 +66,15 @@ def cut_product(x: Matrix, a: Matrix, ranks: int = 2) -> Picture:
             f"A, {len(a)} x {len(a[0])}, on {ranks} ranks", fix="the ranks must divide its rows and its columns"
         )
     with styled():
-        figure = new_figure(8.6, 0.5 * (2 * ranks * (max(len(x), len(a)) + 0.7) + 1.0))
+        figure = new_figure(8.6, 0.5 * (2 * ranks * (max(len(x), len(a)) + 0.7) + 1.8))
         upper, lower = figure.subplots(2, 1)
         _draw(upper, columns_of(x, a, ranks), product(x, a), "A cut by columns: put the results side by side", False)
         _draw(lower, rows_of(x, a, ranks), product(x, a), "A cut by rows: add the results", True)
+        looks = [(f"only on rank {r}", colour, "") for r, colour in enumerate(rank_colours(ranks))]
+        looks.append(("whole on every rank", PAPER, "//"))
+        handles = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.6, label=text) for text, c, h in looks]
+        handles.append(Patch(facecolor="white", edgecolor=INK, linewidth=1.2, linestyle="--", label="partial sum"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     return figure
 
 

@@ -18,7 +18,9 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.models.zoo import family_config
 from tests.course.marked import LABS
 
-HEADS, PREDICTED = (import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "predicted"))
+HEADS, PREDICTED, REPLICATED = (
+    import_module(f"course.02_tensor_parallel.checks.{part}") for part in ("heads", "predicted", "replicated")
+)
 
 
 def test_a_loss_that_gathers_the_logits_is_right_in_numbers_and_loses_points_by_bytes(nursery):
@@ -49,7 +51,7 @@ def test_partial_gradients_are_those_that_the_package_declares(sequence_parallel
             model = GPTModel(family_config("gpt2", **sizes, **changes), Mesh.serial())
         kinds = {"heads", "sequence"} if sequence_parallel else {"heads"}
         want = [name for name, p in model.named_parameters() if layout_of(p).partial in kinds]
-        assert PREDICTED.partial_gradients([name for name, _ in model.named_parameters()], sequence_parallel) == want
+        assert REPLICATED.partial_gradients([name for name, _ in model.named_parameters()], sequence_parallel) == want
 
 
 def test_the_names_in_the_check_are_names_of_the_package():
@@ -58,7 +60,7 @@ def test_the_names_in_the_check_are_names_of_the_package():
     )
     with torch.device("meta"):
         names = {name.replace("decoder.", "") for name, _ in GPTModel(config, Mesh.serial()).named_parameters()}
-    assert set(PREDICTED.NAMES) <= names
+    assert set(REPLICATED.NAMES) <= names
 
 
 def test_the_packed_rows_are_those_of_the_package():

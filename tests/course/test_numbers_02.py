@@ -55,6 +55,8 @@ FIRST = columns_of([[1, 2], [3, 4]], [[5, 6], [7, 8]], 2)[0]
 PARTS = [share.y[0][0] for share in rows_of([[1, 2], [3, 4]], [[5, 6], [7, 8]], 2)]
 ROW = rows_of([[1, 2], [3, 4]], [[5, 6], [7, 8]], 2)[0]
 
+WHOLE = in_this_lab(10**9) / in_this_lab(1)  # the share of a layer's activations that tensor parallelism leaves whole
+
 STATED = [
     ("has {} million weights", f"{WEIGHTS / 1e6:.0f}"),
     ("takes {} bytes for each of them", f"{2 + 2 + 4 + 4 + 4}"),
@@ -89,14 +91,18 @@ STATED = [
         "{} tensors of `s·b·h` stay whole",
         {4: "four"}[round((in_this_lab(10**9) - 4 * 4 * 128 * 2) / (4 * 128 * 2 * 64))],
     ),
-    ("`{}·s·b·h` elements instead of", f"{elements(True):.0f}"),
-    ("elements instead of `{}·s·b·h`", f"{elements(False):.0f}"),
+    ("it returns 1 + 10 = {} on rank 0", f"{1 + 10}"),
+    ("= 11 on rank 0 and {} on rank 1", f"{2 + 20}"),
+    ("a rank sends {}·s·b·h·(t-1)/t elements", f"{elements(True):.0f}"),
+    ("elements instead of {}·s·b·h·(t-1)/t", f"{elements(False):.0f}"),
     ("It communicates {} times a layer", {4: "four"}[2 * 2]),
     ("both send the same with {} tokens", f"{zero3_from(H) - 1:,}"),
     ("ZeRO-3 sends less from {} on", f"{zero3_from(H):,}"),
     ('guessed("kept", {}, "percent', f"{100 * in_this_lab(4) / in_this_lab(1):.1f}"),
     ("For a GPT layer with h = {}, both send", f"{H}"),
-    ("A quarter would be {} percent", f"{100 // 4}"),
+    ("stay whole on every rank: {} percent", f"{100 * WHOLE:.1f}"),
+    ("All else takes {} percent on one rank", f"{100 * (1 - WHOLE):.1f}"),
+    ("a quarter of this, {} percent", f"{100 * (1 - WHOLE) / 4:.1f}"),
 ]
 
 
@@ -118,7 +124,7 @@ def test_the_partial_gradients_of_the_lab_and_those_that_are_0() -> None:
     )  # fmt: skip
     with torch.device("meta"):
         names = [name for name, _ in GPTModel(config, Mesh.serial()).named_parameters()]
-    partial = CHECKS.partial_gradients(names, True)
+    partial = import_module("course.02_tensor_parallel.checks.replicated").partial_gradients(names, True)
     shift = [name for name in partial if name.endswith("k_layernorm.bias")]
     assert f"Your list has {len(partial)} names here, and {len(partial) - len(shift)} gradients were wrong" in TEXT
     assert len(shift) == 2

@@ -36,6 +36,7 @@ def test_the_picture_shows_every_factor_and_every_result():
         want = [n for s in shares for m in (s.x, s.a, s.y) for row in m for n in row]
         assert shown == sorted(want + [19, 22, 43, 50])
     assert {"add", "join", "y = x A"} <= set(words(figure))
+    assert {"only on rank 0", "only on rank 1", "whole on every rank", "partial sum"} <= set(words(figure)), "a legend"
     assert not overlaps(figure)
 
 

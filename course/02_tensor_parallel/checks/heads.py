@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
 from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 
@@ -24,9 +25,46 @@ Inputs = list[dict[str, Any]]
 
 def qkv_part(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
     """This rank's rows of the packed matrix: per key/value group its queries, its key, its value."""
-    groups = wk.shape[0] // d
-    packed = torch.cat([w.unflatten(0, (groups, -1)) for w in (wq, wk, wv)], 1)
-    return packed.flatten(0, 1).chunk(tp_size)[tp_rank]
+    return _packed(wq, wk, wv, d).flatten(0, 1).chunk(tp_size)[tp_rank]
+
+
+def _packed(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int) -> torch.Tensor:
+    """[groups, rows of a group, h]."""
+    return torch.cat([w.unflatten(0, (wk.shape[0] // d, -1)) for w in (wq, wk, wv)], 1)
+
+
+def _key_for_each_query(
+    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
+) -> torch.Tensor:
+    n = len(wq) // len(wk)
+    k, v = (w.unflatten(0, (-1, d)).repeat_interleave(n, 0).flatten(0, 1) for w in (wk, wv))
+    return qkv_part(wq, k, v, d, tp_rank, tp_size)
+
+
+def _whole_groups(
+    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
+) -> torch.Tensor:
+    """As many whole groups on each rank, at least one."""
+    packed = _packed(wq, wk, wv, d)
+    own = max(len(packed) // tp_size, 1)
+    return packed[tp_rank * own : (tp_rank + 1) * own].flatten(0, 1)
+
+
+def _queries_and_what_they_use(
+    wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int
+) -> torch.Tensor:
+    """The rank's queries, and the whole key and value of each of their groups."""
+    own, n = len(wq) // d // tp_size, len(wq) // len(wk)
+    queries, rows = range(tp_rank * own, (tp_rank + 1) * own), []
+    for group in sorted({query // n for query in queries}):
+        rows += [wq[q * d : (q + 1) * d] for q in queries if q // n == group]
+        rows += [w[group * d : (group + 1) * d] for w in (wk, wv)]
+    return torch.cat(rows)
+
+
+def _rows_of_a_group_dealt(wq: torch.Tensor, wk: torch.Tensor, d: int) -> torch.Tensor:
+    """Row j of each query of a group, then row j + 1 of each."""
+    return wq.unflatten(0, (len(wk) // d, d, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _dealt(wq: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, d: int, tp_rank: int, tp_size: int) -> torch.Tensor:
@@ -76,6 +114,43 @@ QKV = Exercise(
             "An equal cut of the stack [Q; K; V] gives rank 0 nothing but queries.",
         ),
         Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: (
+                _packed(wq, wk, wv, d).flatten(0, 1).tensor_split(tp_size, 1)[tp_rank]
+            ),
+            "You cut the columns: QKV is a column layer, which cuts the rows of the stored weight.",
+        ),
+        *(
+            Mistake(
+                wrong,
+                "With fewer groups than ranks an equal block is a part of a group, whichever rows these are.",
+            )
+            for wrong in (_whole_groups, _queries_and_what_they_use)
+        ),
+        Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: _packed(wq, wk, wv, d).flatten(0, 1),
+            "This is the whole packed matrix: of tp_size equal blocks a rank holds one.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: _packed(wq, wk, wv, d)[tp_rank::tp_size].flatten(0, 1),
+            "The groups are dealt out to the ranks one by one: a rank holds a block of consecutive rows.",
+        ),
+        Mistake(
+            _key_for_each_query,
+            "A group has one key and one value, whatever the number of its queries; yours have one for each query.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, d, **rest: qkv_part(_rows_of_a_group_dealt(wq, wk, d), wk, wv, d, **rest),
+            "The d rows of a head lie together; yours are taken one by one from the heads of the group.",
+        ),
+        Mistake(
+            lambda wq, wk, wv, d, tp_rank, tp_size: (
+                torch.cat([w.unflatten(0, (len(wk) // d, -1)) for w in (wk, wv, wq)], 1)
+                .flatten(0, 1)
+                .chunk(tp_size)[tp_rank]
+            ),
+            "The order in a group is queries, key, value; yours has the queries last.",
+        ),
+        Mistake(
             lambda wq, wk, wv, **rest: qkv_part(wq, wv, wk, **rest),
             "Keys and values have changed places: a group is queries, key, value.",
         ),
@@ -115,29 +190,50 @@ def _heads(
     d: int,
     per_group: int,
     *,
-    causal: bool = True,
+    sees: Callable[[torch.Tensor], torch.Tensor] = torch.tril,
     tile: bool = False,
-    scale: bool = True,
+    divisor: Callable[[int, int], float] = lambda d, h: math.sqrt(d),
     stacked: bool = False,
+    swapped: bool = False,
+    over: int = -1,
+    back: str = "sbhd",
 ) -> torch.Tensor:
-    """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula."""
+    """Attention of the heads in one packed part, [s, b, h] -> [s, b, heads * d]; by the formula.
+
+    The softmax runs over dim `over` of [.., query, key]; `back` are the dims of the heads' result that is flattened.
+    """
     packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
     q, k, v = packed[..., :per_group, :], packed[..., per_group, :], packed[..., per_group + 1, :]
     q = q.flatten(2, 3)
     groups = k.shape[2]
     if stacked:
         q, k, v = packed.flatten(2, 3).split([groups * per_group, groups, groups], 2)
+    if swapped:
+        k, v = v, k
     which = torch.arange(groups * per_group)
     which = which % groups if tile else which // per_group
     k, v = k[:, :, which], v[:, :, which]
-    scores = torch.einsum("sbhd,tbhd->bhst", q, k) / (math.sqrt(d) if scale else 1)
-    if causal:
-        s = x.shape[0]
-        scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), -torch.inf)
-    return torch.einsum("bhst,tbhd->sbhd", scores.softmax(-1), v).flatten(2)
+    s, b, h = x.shape
+    scores = torch.einsum("sbhd,tbhd->bhst", q, k) / divisor(d, h)
+    scores = scores.masked_fill(~sees(torch.ones(s, s)).bool(), -torch.inf)
+    return torch.einsum(f"bhst,tbhd->{back}", scores.softmax(over), v).reshape(s, b, -1)
 
 
-def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: bool) -> torch.Tensor:
+def _within_a_token(x: torch.Tensor, qkv: Any, d: int, per_group: int) -> torch.Tensor:
+    """Attention of the heads of a token to each other: dim -2 is the head, where SDPA wants the token."""
+    packed = F.linear(x, *qkv).unflatten(-1, (-1, per_group + 2, d))
+    q, k, v = packed.split([per_group, 1, 1], 3)
+    q, k, v = q.flatten(2, 3), *(z.expand(-1, -1, -1, per_group, -1).flatten(2, 3) for z in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).flatten(2)
+
+
+def _one_long_sequence(x: torch.Tensor, *part: Any) -> torch.Tensor:
+    """Dims token and sequence flattened to one."""
+    s, b, h = x.shape
+    return _heads(x.reshape(s * b, 1, h), *part).reshape(s, b, -1)
+
+
+def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: Any) -> torch.Tensor:
     """Attention of a token to other sequences: [s, b] taken for [b, s], or reshaped to it without a transpose."""
     s, b, _ = x.shape
     x = x.reshape(b, s, -1).transpose(0, 1) if reshaped else x.transpose(0, 1)
@@ -146,22 +242,31 @@ def _over_sequences(x: torch.Tensor, *part: Any, reshaped: bool, **how: bool) ->
 
 
 def _attention(
-    ranks: Inputs, f: bool = True, g_bias: int = 1, heads: Any = _heads, **how: bool
-) -> list[dict[str, torch.Tensor]]:
+    ranks: Inputs, f: bool = True, g: bool = True, g_bias: int = 1, residual: int = 0, heads: Any = _heads, **how: Any
+) -> list[dict[str, Any]]:
     first = ranks[0]
     xs = [r["x"].clone().requires_grad_() for r in ranks]
     leaves = [[t.clone().requires_grad_() for t in (*r["qkv"], *r["proj"])] for r in ranks]
-    y: Any = 0
-    for x, (w, c, p, _) in zip(xs, leaves, strict=True):
-        y = y + F.linear(heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
-    (y + 0).backward(first["dy"])
-    dx = sum(x.grad for x in xs)  # type: ignore[misc]
-    out = y.detach() + g_bias * first["proj"][1]
-    db = first["dy"].sum((0, 1))
-    return [
-        {"y": out, "dx": dx if f else x.grad, "dqkv": w.grad, "dqkv_bias": c.grad, "dproj": p.grad, "dproj_bias": db}
+    parts = [
+        F.linear(heads(x, (w, c), first["d"], first["queries_per_group"], **how), p)
         for x, (w, c, p, _) in zip(xs, leaves, strict=True)
     ]
+    y = torch.stack(parts).sum(0)
+    y.backward(first["dy"])
+    dx = sum(x.grad for x in xs) + residual * first["dy"]  # type: ignore[misc]
+    more = g_bias * first["proj"][1] + residual * first["x"]
+    db = first["dy"].sum((0, 1)) if g_bias else None
+    return [
+        {"y": (y if g else part).detach() + more, "dx": dx if f else x.grad, "dqkv": w.grad, "dqkv_bias": c.grad,
+         "dproj": p.grad, "dproj_bias": db}
+        for x, part, (w, c, p, _) in zip(xs, parts, leaves, strict=True)
+    ]  # fmt: skip
+
+
+def _without_the_bias(ranks: Inputs, g_bias: int) -> list[dict[str, Any]]:
+    """QKV without its bias, and the projection with or without."""
+    bare = [{**r, "qkv": [r["qkv"][0], torch.zeros_like(r["qkv"][1])]} for r in ranks]
+    return [{**one, "dqkv_bias": None} for one in _attention(bare, g_bias=g_bias)]
 
 
 def _heads_of(t: int = 0, per_group: int = 0) -> Callable[[Draw], Inputs]:
@@ -209,7 +314,18 @@ ATTENTION = Exercise(
         ),
     ],
     mistakes=[
-        Mistake(lambda ranks: _attention(ranks, causal=False), "A token sees only itself and what came before it."),
+        Mistake(
+            lambda ranks: _attention(ranks, sees=lambda ones: ones),
+            "Each token sees the tokens behind it, too. It may see only itself and what came before it.",
+        ),
+        Mistake(
+            lambda ranks: _attention(ranks, sees=torch.triu),
+            "Your mask is upside down: each token sees itself and what comes behind it.",
+        ),
+        Mistake(
+            lambda ranks: _attention(ranks, over=-2),
+            "Your softmax runs over the queries: the weights that one query gives to the keys must add up to 1.",
+        ),
         *(
             Mistake(
                 lambda ranks, reshaped=reshaped: _attention(ranks, heads=_over_sequences, reshaped=reshaped),
@@ -218,17 +334,57 @@ ATTENTION = Exercise(
             for reshaped in (False, True)
         ),
         Mistake(
+            lambda ranks: _attention(ranks, heads=_one_long_sequence),
+            "Tokens of different sequences see each other: dim 0 of x is the token, dim 1 the sequence.",
+        ),
+        Mistake(
             lambda ranks: _attention(ranks, stacked=True),
             "You cut the packed features as a stack [Q; K; V]. They are packed group by group: the queries of a group, "
             "its key, its value.",
         ),
-        Mistake(lambda ranks: _attention(ranks, scale=False), "The scores are divided by sqrt(d)."),
+        Mistake(lambda ranks: _attention(ranks, divisor=lambda d, h: 1.0), "Your scores are not divided by sqrt(d)."),
+        *(
+            Mistake(
+                lambda ranks, divisor=divisor: _attention(ranks, divisor=divisor),
+                "Your scores are divided by another number than sqrt(d), where d is the width of one head.",
+            )
+            for divisor in (lambda d, h: d, lambda d, h: math.sqrt(h))
+        ),
+        Mistake(lambda ranks: _attention(ranks, swapped=True), "Keys and values have changed places: a group is its "
+                "queries, its key, its value."),
+        Mistake(
+            lambda ranks: _attention(ranks, heads=_within_a_token),
+            "The heads of a token attend to each other: dim -2 of what SDPA gets is the token.",
+        ),
+        Mistake(
+            lambda ranks: _attention(ranks, back="bhsd"),
+            "The heads' results are right, and reshaped from [b, heads, s, d] as they lie; the dims must first be put "
+            "back in the order s, b, heads, d.",
+        ),
         Mistake(
             lambda ranks: _attention(ranks, tile=True),
             "Query heads 0 .. n-1 use group 0, the next n group 1: repeat_interleave, not repeat.",
         ),
         Mistake(lambda ranks: _attention(ranks, f=False), "dx is only the share of this rank's heads."),
+        Mistake(lambda ranks: _attention(ranks, g=False), "y is only the share of this rank's heads."),
         Mistake(lambda ranks: _attention(ranks, g_bias=len(ranks)), "Every rank added the output bias before the sum."),
+        Mistake(
+            lambda ranks: [
+                {**dict.fromkeys(one, ANYTHING), "y": one["y"]} for one in _attention(ranks, g=False)
+            ],
+            "y is only the share of this rank's heads.",
+        ),
+        Mistake(
+            lambda ranks: [{**one, "dx": len(ranks) * one["dx"]} for one in _attention(ranks)],
+            "dx is summed once too often: `column_linear` sums it already.",
+        ),
+        Mistake(lambda ranks: _attention(ranks, g_bias=0), "The bias of the projection is not added."),
+        *(
+            Mistake(lambda ranks, g_bias=g_bias: _without_the_bias(ranks, g_bias), "The bias of QKV is not added.")
+            for g_bias in (0, 1)
+        ),
+        Mistake(lambda ranks: _attention(ranks, residual=1), "You added x itself. The residual stands outside of "
+                "attention, in the layer."),
     ],
     idea="Write the shape beside each line: which dim is the token, which the batch, which the head?",
     hint="column_linear, unflatten(-1, (-1, n + 2, d)), split into n queries, one key, one value; SDPA wants "

@@ -1,6 +1,6 @@
-"""Lab 02, one matrix over tp: column and row, a backward pass that overlaps, initial values that are parts of a whole.
+"""Lab 02, one matrix over tp: the column layer and the row layer.
 
-Rank r of t holds rows (column) or columns (row) of W [o, i]. `_local_linear` is what a rank can do by itself; what is
+Rank r of t holds rows (column) or columns (row) of W [o, i]. `local_linear` is what a rank can do by itself; what is
 right adds the one sum that is missing, y of a row layer or dx of a column layer, and what is wrong leaves it out.
 """
 
@@ -13,47 +13,62 @@ import torch
 import torch.nn.functional as F
 
 from labkit.checks import at_most, count, only
-from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.exercises import Case, Draw, Exercise, Mistake
 from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 
-# ----------------------------------------------------------------------------------------------- column and row
-
 
 def _drive_linear(exercise: Any, x: Any, weight: Any, bias: Any, dy: Any, kind: str, tp: Any) -> dict[str, Any]:
+    """x is used beside the layer, too, as by a residual: what comes back from there is no business of the layer."""
+    import torch
+
     leaves = {"dx": x, "dw": weight, **({} if bias is None else {"db": bias})}
     for leaf in leaves.values():
         leaf.requires_grad_()
     y = getattr(exercise, kind)(x, weight, bias, tp)
     if y.shape == dy.shape:  # of another shape there is nothing to go back from; y says so
-        y.backward(dy)
+        torch.autograd.backward([y, 2.0 * x], [dy, torch.ones_like(x)])
+        x.grad -= 2.0
     return {"y": y.detach(), **{name: leaf.grad for name, leaf in leaves.items()}}
 
 
-def _local_linear(r: dict[str, Any]) -> dict[str, torch.Tensor]:
+def local_linear(r: dict[str, Any]) -> dict[str, torch.Tensor]:
     """One rank's part of a linear layer, without any communication."""
     flat_dy, flat_x = r["dy"].flatten(0, 1), r["x"].flatten(0, 1)
     out = {"y": F.linear(r["x"], r["weight"], r["bias"]), "dx": r["dy"] @ r["weight"], "dw": flat_dy.t() @ flat_x}
     return out if r["bias"] is None else {**out, "db": flat_dy.sum(0)}
 
 
-def _column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    parts = [_local_linear(r) for r in ranks]
+def column(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    parts = [local_linear(r) for r in ranks]
     total = torch.stack([p["dx"] for p in parts]).sum(0)
     return [{**p, "dx": total} for p in parts]
 
 
 def _added_features(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     """g in the place of f."""
-    parts = [_local_linear(r) for r in ranks]
+    parts = [local_linear(r) for r in ranks]
     return [{**p, "y": torch.stack([one["y"] for one in parts]).sum(0)} for p in parts]
 
 
 def _f_behind(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     """f behind the product: dy, of other features on each rank, is summed."""
     total = torch.stack([r["dy"] for r in ranks]).sum(0)
-    return [{**_local_linear({**r, "dy": total}), "y": _local_linear(r)["y"]} for r in ranks]
+    return [{**local_linear({**r, "dy": total}), "y": local_linear(r)["y"]} for r in ranks]
+
+
+def _changed(right: Callable[[Inputs], Any], **parts: Callable[[Inputs, int], Any]) -> Callable[[Inputs], Any]:
+    """The right answer, but for these parts of each rank."""
+    return lambda ranks: [
+        {**one, **{name: part(ranks, r) for name, part in parts.items() if name in one}}
+        for r, one in enumerate(right(ranks))
+    ]
+
+
+def _sum_of(name: str) -> Callable[[Inputs, int], torch.Tensor]:
+    """Of the shares that the ranks have by themselves."""
+    return lambda ranks, r: torch.stack([local_linear(one)[name] for one in ranks]).sum(0)
 
 
 def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
@@ -61,10 +76,12 @@ def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs]
     return lambda ranks: [{**one, **dict.fromkeys(parts, ANYTHING)} for one in right(ranks)]
 
 
-def _row(ranks: Inputs, bias_times: float = 1, gradient_times: float = 1) -> list[dict[str, torch.Tensor]]:
-    parts = [_local_linear({**r, "bias": None}) for r in ranks]
+def _row(
+    ranks: Inputs, bias_times: float = 1, gradient_times: float = 1, y_times: float = 1
+) -> list[dict[str, torch.Tensor]]:
+    parts = [local_linear({**r, "bias": None}) for r in ranks]
     total, bias = torch.stack([p["y"] for p in parts]).sum(0), ranks[0]["bias"]
-    y = total if bias is None else total + bias_times * bias
+    y = y_times * total if bias is None else y_times * total + bias_times * bias
     out = []
     for r, p in zip(ranks, parts, strict=True):
         one = {"y": y, "dx": gradient_times * p["dx"], "dw": gradient_times * p["dw"]}
@@ -72,7 +89,17 @@ def _row(ranks: Inputs, bias_times: float = 1, gradient_times: float = 1) -> lis
     return out
 
 
-def _by_hand(kind: str) -> Inputs:
+def _with_bias(times: Callable[[int, int], float]) -> Callable[[Inputs], Any]:
+    """The column layer with the bias taken so many times on rank r of t."""
+
+    def y(ranks: Inputs, r: int) -> torch.Tensor:
+        bias = ranks[r]["bias"]
+        return local_linear({**ranks[r], "bias": None if bias is None else times(r, len(ranks)) * bias})["y"]
+
+    return _changed(_right_but(column, "db"), y=y)
+
+
+def by_hand(kind: str) -> Inputs:
     """The product of the lab's picture, 19 22 / 43 50, cut in the way of this layer; dy is 1 everywhere."""
     x, out = torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), []
     a = torch.tensor([[5.0, 7.0], [6.0, 8.0]])  # as PyTorch stores it: [out, in]
@@ -120,11 +147,11 @@ def _linear_inputs(kind: str, t: int = 0, bias: bool = True) -> Callable[[Draw],
 
 COLUMN = Exercise(
     "column_linear",
-    reference=_column,
+    reference=column,
     drive=_drive_linear,
     axis="tp",
     cases=[
-        Case("the 2 x 2 product of the lab: rank 0 has (5 7), rank 1 (6 8); dy = 1", _by_hand("column_linear"),
+        Case("the 2 x 2 product of the lab: rank 0 has (5 7), rank 1 (6 8); dy = 1", by_hand("column_linear"),
              fixed=[in_whole_numbers(_linear_inputs("column_linear", 2, bias=False))]),
         Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("column_linear", 3), points=2, hidden=True),
         Case(
@@ -134,7 +161,7 @@ COLUMN = Exercise(
     ],
     mistakes=[
         Mistake(
-            lambda ranks: [_local_linear(r) for r in ranks],
+            lambda ranks: [local_linear(r) for r in ranks],
             "dx is only this rank's share: x went into other work on every rank, so the shares must be summed.",
         ),
         Mistake(
@@ -143,12 +170,40 @@ COLUMN = Exercise(
         ),
         Mistake(_f_behind, "The sum came behind the product, on the gradient of y: f belongs before the product."),
         Mistake(
-            _right_but(_column, "db"),
+            _changed(column, dx=lambda ranks, r: _sum_of("dx")(ranks, r) + 2.0 * (len(ranks) - 1)),
+            "You hook x itself. x is used beside the layer, too, and what comes back from there is now summed as well.",
+        ),
+        Mistake(
+            _changed(column, dx=lambda ranks, r: _sum_of("dx")(ranks, r) / len(ranks)),
+            "This is the mean of the ranks' shares of dx: x went into the work of all of them, so they are summed.",
+        ),
+        *(
+            Mistake(_changed(column, **{name: _sum_of(name)}), f"{said} is summed over ranks, too: it belongs to this "
+                    "rank's features and is complete.")
+            for name, said in (("dw", "dW"), ("db", "The bias's gradient"))
+        ),
+        Mistake(
+            lambda ranks: [{**one, "y": torch.cat([each["y"] for each in column(ranks)], -1), **dict.fromkeys(
+                [name for name in one if name != "y"], ANYTHING)} for one in column(ranks)],
+            "You gathered y: a column layer leaves each rank its own features.",
+        ),  # fmt: skip
+        Mistake(
+            _changed(_right_but(column, "dx", "dw", "db"), y=lambda ranks, r: local_linear(
+                {**ranks[r], "x": ranks[r]["x"] * len(ranks)})["y"]),
+            "You summed x over ranks: it is the same on all of them, so the sum is t times x.",
+        ),  # fmt: skip
+        Mistake(_with_bias(lambda r, t: 1 / t), "The bias is divided by t: it belongs to this rank's features, and no "
+                "other rank has them."),
+        Mistake(_with_bias(lambda r, t: r == 0), "Only rank 0 adds its bias: each rank's belongs to its own features."),
+        Mistake(_with_bias(lambda r, t: 0), "The bias is not added."),
+        Mistake(
+            _right_but(column, "db"),
             "Only the bias's gradient is wrong or missing: is your bias the one that autograd knows?",
         ),
-        Mistake(_right_but(_column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
+        Mistake(_right_but(column, "dx"), "y is right, dx is not. What is summed over ranks on the way back, and how "
                 "often?"),
     ],
+    errors={"shapes cannot be multiplied": "The weight is stored as [out, in]: the product takes it transposed."},
     idea="Look at the left end of the picture of f and g: what happens to x there, and what to dx?",
     hint="F.linear with this rank's rows, behind f: nothing travels forward, dx is summed backward. Do not gather y: "
     "the row layer wants it cut.",
@@ -161,7 +216,7 @@ ROW = Exercise(
     axis="tp",
     cases=[
         Case("the 2 x 2 product of the lab: rank 0 has (5 6), rank 1 (7 8); bias (100 200), dy = 1",
-             _by_hand("row_linear"), fixed=[in_whole_numbers(_linear_inputs("row_linear", 2, bias=False))]),
+             by_hand("row_linear"), fixed=[in_whole_numbers(_linear_inputs("row_linear", 2, bias=False))]),
         Case("other sizes, 3 ranks: y and all gradients", _linear_inputs("row_linear", 3), points=2, hidden=True),
         Case(
             "right numbers, and y alone travels, once", _linear_inputs("row_linear"), hidden=True,
@@ -170,209 +225,53 @@ ROW = Exercise(
     ],
     mistakes=[
         Mistake(lambda ranks: _row(ranks, bias_times=len(ranks)), "Each rank added the bias before the sum: t biases."),
-        Mistake(lambda ranks: [_local_linear(r) for r in ranks], "This is a partial sum of y, not yet added up."),
+        Mistake(lambda ranks: [local_linear(r) for r in ranks], "This is a partial sum of y, not yet added up."),
         Mistake(
-            _right_but(lambda ranks: [_local_linear(r) for r in ranks], "dx", "dw", "db"),
+            _right_but(lambda ranks: [local_linear(r) for r in ranks], "dx", "dw", "db"),
             "This is a partial sum of y, not yet added up: the ranks' shares must be summed forward.",
         ),
         Mistake(
             lambda ranks: _row(ranks, gradient_times=len(ranks)),
             "Summed once too often: dy is already the same on every rank.",
         ),
+        Mistake(
+            lambda ranks: _row(ranks, bias_times=1 / len(ranks), y_times=1 / len(ranks)),
+            "This is the mean of the ranks' shares: y is their sum.",
+        ),
+        Mistake(
+            lambda ranks: _row(ranks, y_times=1 / len(ranks)),
+            "This is the mean of the ranks' shares: y is their sum.",
+        ),
+        Mistake(
+            lambda ranks: _row(ranks, y_times=1 / len(ranks), gradient_times=1 / len(ranks)),
+            "This is the mean of the ranks' shares: y is their sum.",
+        ),
+        *(
+            Mistake(_changed(_row, **{name: _sum_of(name)}), f"{said} is summed over ranks: it belongs to this rank's "
+                    "features of x and is complete.")
+            for name, said in (("dx", "dx"), ("dw", "dW"))
+        ),
+        Mistake(
+            lambda ranks: [{**one, "db": len(ranks) * one["db"]} if "db" in one else one for one in _row(ranks)],
+            "The bias's gradient is summed over ranks: dy is the same on all of them, and each adds the bias once.",
+        ),
+        *(
+            Mistake(
+                lambda ranks, gone=gone: [{**one, "db": gone} if "db" in one else one for one in _row(
+                    ranks, bias_times=0)],
+                "The bias is not added.",
+            )
+            for gone in (None, ANYTHING)
+        ),  # fmt: skip
         Mistake(_right_but(_row, "db"), "Only the bias's gradient is wrong: the bias is added once, after the sum, on "
                 "every rank."),
+        Mistake(
+            _right_but(_row, "dx", "dw", "db"),
+            "y is right, the gradients are not: look at what comes back through your sum.",
+        ),
     ],
     idea="Look at the right end of the picture of f and g: what each rank has before the sum, and what may be added to "
     "it only afterwards.",
     hint="A partial product with this rank's columns, then g (an all-reduce whose backward does nothing), then the "
     "bias, once.",
-)  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------ overlap
-
-
-def _drive_overlap(exercise: Any, dy: Any, x: Any, weight: Any, watch: bool, tp: Any) -> dict[str, Any]:
-    """Watched: each product of dy and x is marked with its number, and the answer says which of them dW is made of.
-
-    What a tensor is made of is known by its memory: of dy, of x, of numbered products of both. So a product may have
-    any form, `bmm` and a sum or many outer products, and one that is thrown away does not count.
-    """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    made_of: dict[int, set[Any]] = {}
-    alive: list[Any] = []  # all tensors, so that no address is used twice
-    products: list[int] = []
-
-    def memory(tensor: Any) -> int:
-        alive.append(tensor)
-        return int(getattr(tensor, "elem", tensor).untyped_storage()._cdata)  # `elem`: of one that waits by itself
-
-    def tensors(values: Any) -> list[Any]:
-        nested = [tensors(value) if isinstance(value, list | tuple) else [value] for value in values]
-        return [one for some in nested for one in some if isinstance(one, torch.Tensor)]
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            parts = [made_of.get(memory(one), set()) for one in tensors([*args, *(kwargs or {}).values()])]
-            union = set().union(*parts)
-            if any("x" in a and "dy" in b and not {"x", "dy"} <= a & b for a in parts for b in parts):
-                products.append(len(products))
-                mark(f"product {products[-1]}")  # type: ignore[name-defined]  # noqa: F821
-                union.add(products[-1])
-            out = func(*args, **(kwargs or {}))
-            written = [
-                value
-                for argument, value in zip(func._schema.arguments, args, strict=False)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-            for one in tensors([out, *written]):
-                made_of[memory(one)] = made_of.get(memory(one), set()) | union
-            return out
-
-    if not watch:
-        dx, dw = exercise.column_backward(dy, x, weight, tp)
-        return {"dx": dx, "dw": dw}
-    made_of[memory(dy)], made_of[memory(x)] = {"dy"}, {"x"}
-    with Watch():
-        dx, dw = exercise.column_backward(dy, x, weight, tp)
-        dx.clone()  # waits for one that waits by itself
-    return {"products of dw": [number for number in products if number in made_of.get(memory(dw), ())]}
-
-
-def _gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    return [{"dx": p["dx"], "dw": p["dw"]} for p in _column([{**r, "bias": None} for r in ranks])]
-
-
-def _own_gradients(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    parts = [_local_linear({**r, "bias": None}) for r in ranks]
-    return [{"dx": p["dx"], "dw": p["dw"]} for p in parts]
-
-
-def _everything_summed(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    right = _gradients(ranks)
-    total = torch.stack([one["dw"] for one in right]).sum(0)
-    return [{"dx": one["dx"], "dw": total} for one in right]
-
-
-def _backward_inputs(watch: bool = False, t: int = 2) -> Callable[[Draw], Inputs]:
-    def inputs(draw: Draw) -> Inputs:
-        s, b, i, o = draw.shape(4, 2, 9)
-        x = draw.tensor(s, b, i)
-        own = [(draw.tensor(s, b, o), draw.tensor(o, i)) for _ in range(t)]
-        return [{"dy": dy, "x": x.clone(), "weight": weight, "watch": watch} for dy, weight in own]
-
-    return inputs
-
-
-def _backward_by_hand() -> Inputs:
-    return [{**{name: r[name] for name in ("dy", "x", "weight")}, "watch": False} for r in _by_hand("column_linear")]
-
-
-def _travels_while_computing(answer: Answer) -> str | None:
-    for rank, (value, one) in enumerate(zip(answer.value, answer.evidence, strict=True)):
-        moments = dict(one.marks)
-        products = [moments[f"product {number}"] for number in value["products of dw"]]
-        sums = [call for call in one.calls if call.name == "all_reduce"]
-        if not sums:
-            return f"rank {rank} starts no all-reduce"
-        if not products:
-            return f"rank {rank}: the check cannot see where dW is computed from dy and x; use torch's operations"
-        if sums[0].waited is None:
-            return f"rank {rank} never waits for the all-reduce"
-        if min(products) < sums[0].started:
-            return f"rank {rank} computes dW before the all-reduce of dx has started"
-        if max(products) > sums[0].waited:
-            return f"rank {rank} waits for the all-reduce before it computes dW"
-    return None
-
-
-OVERLAP = Exercise(
-    "column_backward",
-    drive=_drive_overlap,
-    axis="tp",
-    cases=[
-        Case("the 2 x 2 product of the lab, dy = 1: dx alone travels, once", _backward_by_hand(),
-             fixed=[in_whole_numbers(_backward_inputs())], reference=_gradients,
-             accept=[only("all_reduce"), count("all_reduce", 1), at_most("dx", lambda i: i[0]["x"].nbytes)]),
-        Case("other sizes, 3 ranks: dx and dW", _backward_inputs(t=3), points=2, hidden=True, reference=_gradients),
-        Case("dx travels while dW is computed", _backward_inputs(watch=True), points=3, hidden=True,
-             accept=[_travels_while_computing]),
-    ],
-    mistakes=[
-        Mistake(_own_gradients, "dx is still this rank's share: the sum over ranks was not made, or has not arrived."),
-        Mistake(
-            lambda ranks: [{**one, "dx": one["dx"] / len(ranks)} for one in _gradients(ranks)],
-            "This is the mean of the ranks' shares of dx: x has the sum of them as its gradient.",
-        ),
-        Mistake(_everything_summed, "dW is summed over ranks, too: each rank's dW belongs to its own rows and is "
-                "complete."),
-    ],
-    idea="Which of the two products do the other ranks wait for, and what can this rank do until the sum arrives?",
-    hint="Four steps in this order: dx = dy @ weight; handle = dist.all_reduce(dx, group=tp.group, async_op=True); "
-    "dW from dy and x; handle.wait().",
-)  # fmt: skip
-
-# ----------------------------------------------------------------------------------------------- initial values
-
-
-def initial_part(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
-    whole = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
-    return whole if dim is None else whole.chunk(tp_size, dim)[tp_rank].contiguous()
-
-
-def _local_draw(by_rank: Callable[[int, int], int]) -> Callable[..., torch.Tensor]:
-    def answer(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
-        local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
-        own = seed if dim is None else by_rank(seed, tp_rank)
-        return torch.randn(*local, generator=torch.Generator().manual_seed(own)) * std
-
-    return answer
-
-
-def _next_numbers(shape: list[int], dim: int | None, tp_rank: int, tp_size: int, seed: int, std: float) -> torch.Tensor:
-    """The numbers of the serial matrix in the order in which they are drawn, dealt out in runs."""
-    local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]
-    numbers = initial_part(shape, None, 0, 1, seed, std).flatten()
-    return numbers.unflatten(0, (-1, *local))[0 if dim is None else tp_rank]
-
-
-def _a_matrix(dim: int | None) -> Callable[[Draw], dict[str, Any]]:
-    def inputs(draw: Draw) -> dict[str, Any]:
-        t = draw.choice([2, 4])
-        shape = [t * draw.integer(1, 6), t * draw.integer(1, 6)]
-        return {
-            "shape": shape, "dim": dim, "tp_rank": draw.integer(1, t - 1), "tp_size": t,
-            "seed": draw.integer(0, 10**6), "std": draw.integer(1, 9) / 100,
-        }  # fmt: skip
-
-    return inputs
-
-
-INITIAL = Exercise(
-    "initial_part",
-    reference=initial_part,
-    cases=[
-        Case("a matrix [4, 2] cut along dim 0, rank 1 of 2: its rows 2 and 3",
-             {"shape": [4, 2], "dim": 0, "tp_rank": 1, "tp_size": 2, "seed": 1, "std": 0.02}),
-        Case("cut along dim 0", _a_matrix(0), hidden=True),
-        Case("cut along dim 1", _a_matrix(1), hidden=True),
-        Case("replicated", _a_matrix(None), hidden=True),
-    ],
-    mistakes=[
-        Mistake(
-            _local_draw(lambda seed, rank: seed),
-            "Every rank draws the same numbers, as in the careless version: all shards are equal.",
-        ),
-        Mistake(
-            _local_draw(lambda seed, rank: seed + rank),
-            "The shards differ now, but they are no parts of the serial matrix: the model changes with tp.",
-        ),
-        Mistake(
-            _next_numbers,
-            "Each rank continues where the one before it stopped: that is right along dim 0 only.",
-        ),
-    ],
-    idea="What does one process draw, and which block of it does this rank hold?",
-    hint="Draw the whole matrix from the seed on every rank, times std, and keep this rank's block along dim.",
 )  # fmt: skip

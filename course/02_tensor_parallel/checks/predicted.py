@@ -1,4 +1,4 @@
-"""Lab 02, what is computed before anything runs: bytes, activations, whose gradient is partial, six questions.
+"""Lab 02, what is computed before anything runs: the bytes and the activations of a layer.
 
 Bytes are what one rank sends when collectives run as rings; activations are those of Korthikanti et al. 2022, 16 bits,
 with dropout and stored attention scores.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.exercises import Case, Draw, Exercise, Mistake
 
 # --------------------------------------------------------------------------------------------- bytes of a layer
 
@@ -71,10 +71,51 @@ BYTES = Exercise(
                 * s * b * h * element_size * ((t - 1) // t),
             )
         ),
+        *(
+            Mistake(
+                _factor(8, sequence),
+                "Sequence parallelism does not send less: an all-gather and a reduce-scatter together send what one "
+                "all-reduce does.",
+            )
+            for sequence in (4, 6)
+        ),
+        *(
+            Mistake(_factor(4, sequence), "This is the forward pass. The backward pass has as many arrows.")
+            for sequence in (4, 6)
+        ),
+        *(
+            Mistake(_factor(4, sequence), "A ring all-reduce sends its tensor almost twice: 2 n (t-1)/t.")
+            for sequence in (8, 10)
+        ),
+        Mistake(_factor(4, 5), "Half of it: a layer has two column-row pairs, attention and MLP."),
+        Mistake(_factor(10, 10), "With tensor parallelism alone nothing is gathered again: every rank keeps x whole."),
+        *(
+            Mistake(_factor(8, sequence), "Two all-gathers come on top, of n (t-1)/t each: one for each column layer.")
+            for sequence in (12, 14)
+        ),
         Mistake(
-            _factor(4, 4),
-            "Half of it. Forward and backward each send two sums, and a ring all-reduce sends its tensor almost twice: "
-            "2 n (t-1)/t.",
+            _factor(12, 14),
+            "The backward pass has twice the products of the forward pass, but as many arrows.",
+        ),
+        *(
+            Mistake(
+                lambda s, b, h, t, element_size, sequence_parallel, of_a_part=of_a_part: (
+                    (8 + 2 * sequence_parallel - of_a_part * (1 - 1 / t) * sequence_parallel)
+                    * s * b * h * element_size * (t - 1) / t
+                ),
+                "With sequence parallelism you count a gather of one rank's part. n is the whole tensor that comes of "
+                "it: s is the whole sequence.",
+            )
+            for of_a_part in (10, 2)
+        ),
+        *(
+            Mistake(_factor(20, sequence), "The 4h features of the MLP stay on their ranks: every arrow carries h.")
+            for sequence in (20, 25, 30)
+        ),
+        Mistake(lambda **given: bytes_per_layer(**given) * given["t"], "This is what all t ranks send together."),
+        Mistake(
+            lambda element_size, **rest: bytes_per_layer(element_size=1, **rest),
+            "These are elements: a message has element_size bytes for each.",
         ),
         Mistake(
             lambda s, b, h, t, element_size, sequence_parallel: _factor(8, 10)(s, b, h, t, 2, sequence_parallel),
@@ -86,7 +127,7 @@ BYTES = Exercise(
         ),
         Mistake(_factor(8, 9), "One all-gather is missing: a layer has two column layers, and the backward pass "
                 "gathers the input of each."),
-        Mistake(_factor(8, 5), "Forward and backward: what is said of one way holds for the other."),
+        Mistake(_factor(8, 5), "With sequence parallelism this is one way only: the backward pass has as many arrows."),
         Mistake(
             lambda s, b, h, t, element_size, sequence_parallel: (10 if sequence_parallel else 8)
             * s * b * h * element_size,
@@ -180,216 +221,94 @@ ACTIVATIONS = Exercise(
         ),
         Mistake(_activations(8, 24), "Dropout masks are bytes too: one at the end of attention, one of the MLP."),
         Mistake(_activations(6, 28), "The input of a column layer is whole on every rank: it is what f copies."),
+        *(
+            Mistake(
+                lambda s, b, h, a, t, sequence_parallel, kept=kept: (
+                    activation_bytes(s, b, h, a, t, sequence_parallel)
+                    + sequence_parallel * kept * s * b * h * (1 - 1 / t)
+                ),
+                text,
+            )
+            for kept, text in (
+                (
+                    4,
+                    "You keep the inputs of the column layers whole. With sequence parallelism a rank keeps its own "
+                    "tokens of them, and gathers them again.",
+                ),
+                (6, "With sequence parallelism more is cut by tokens than norms: all that lies between the pairs."),
+                (
+                    8,
+                    "With sequence parallelism more is cut by tokens than dropout masks: all that lies between the "
+                    "pairs.",
+                ),
+            )
+        ),
+        *(
+            Mistake(
+                _activations(whole, 34 - whole),
+                "The input of a row layer is cut by features: a rank has the "
+                "results of its own heads, or of its own features of the MLP.",
+            )
+            for whole in (12, 18, 20)
+        ),
+        Mistake(_activations(26, 8), "The GELU works on this rank's features of the MLP: its input is cut."),
+        Mistake(
+            _activations(8, 26),
+            "The dropouts stand behind the sum, where every rank has the whole tensor: their "
+            "masks are not cut by features.",
+        ),
+        Mistake(
+            _activations(8, 24, 2),
+            "Dropout is missing: two masks of 1 byte, and for the scores its mask and its output.",
+        ),
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, 1, h, a, t, sequence_parallel),
+            "You count one sequence: a batch has b of them.",
+        ),
+        Mistake(
+            lambda a, h, **given: activation_bytes(a=h / 128, h=h, **given),  # type: ignore[arg-type]
+            "You count heads of 128 features; a is the number of heads.",
+        ),
+        Mistake(
+            lambda **given: given["t"] * activation_bytes(**given),
+            "This is what all t ranks keep together.",
+        ),
+        Mistake(lambda **given: activation_bytes(**given) / 2, "Half of it: the table is in bytes already."),
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, sequence_parallel) / (s * b * h),
+            "These are bytes per s b h: multiply by s b h.",
+        ),
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: (
+                activation_bytes(s, b, h, 0, t, sequence_parallel) + 5 * a * s / h / t
+            ),
+            "The row of the scores is per s b h, too: 5 a s/h is multiplied by s b h.",
+        ),
+        *(
+            Mistake(
+                lambda s, b, h, a, t, sequence_parallel, less=less: (
+                    activation_bytes(s, b, h, a, t, sequence_parallel)
+                    + 5 * a * s * s * b / t * (less(s, b, t, sequence_parallel) - 1)
+                ),
+                text,
+            )
+            for less, text in (
+                (lambda s, b, t, sp: 1 / b, "You count the scores of one sequence: a batch has b of them."),
+                (lambda s, b, t, sp: 1 / t, "The scores are divided twice: they belong to heads, and a rank has a/t."),
+                (
+                    lambda s, b, t, sp: 1 / t if sp else 1,
+                    "The scores are divided twice: tokens are whole within attention, and only the heads are divided.",
+                ),
+            )
+        ),
+        Mistake(
+            lambda s, b, h, a, t, sequence_parallel: (
+                activation_bytes(s, b, h, a, 1, False) / (t if sequence_parallel else 1)
+            ),
+            "Tensor parallelism alone divides nothing here. Which rows of the table are cut by features?",
+        ),
     ],
     idea="Sort the rows of the table: which tensors belong to some heads or to some features of the MLP, and which are "
     "in a region that the picture shows whole?",
     hint="Add up the column 'bytes' of the table, once for the rows that tp divides and once for the others.",
 )
-
-# -------------------------------------------------------------------------------------------- partial gradients
-
-NAMES = [
-    "embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
-    "layers.0.input_layernorm.weight", "layers.0.input_layernorm.bias",
-    "layers.0.self_attention.linear_qkv.weight", "layers.0.self_attention.linear_qkv.bias",
-    "layers.0.self_attention.q_layernorm.weight", "layers.0.self_attention.k_layernorm.weight",
-    "layers.0.self_attention.linear_proj.weight", "layers.0.self_attention.linear_proj.bias",
-    "layers.0.pre_mlp_layernorm.weight", "layers.0.pre_mlp_layernorm.bias",
-    "layers.0.mlp.linear_fc1.weight", "layers.0.mlp.linear_fc1.bias",
-    "layers.0.mlp.linear_fc2.weight", "layers.0.mlp.linear_fc2.bias",
-    "final_layernorm.weight", "final_layernorm.bias", "output_layer.weight",
-]  # fmt: skip
-
-_FEW_NAMES = [f"layers.0.{name}" for name in (
-    "pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc1.bias", "mlp.linear_fc2.weight",
-    "mlp.linear_fc2.bias")]  # fmt: skip
-_HEAD_BIASES = [f"layers.0.self_attention.{which}_layernorm.bias" for which in "qk"]  # of LayerNorm, not of RMSNorm
-
-
-def _of_heads(name: str) -> bool:
-    return "q_layernorm" in name or "k_layernorm" in name
-
-
-def _of_tokens(name: str) -> bool:
-    norm = "layernorm" in name and not _of_heads(name)
-    return norm or name.endswith(("linear_proj.bias", "linear_fc2.bias")) or "position_embeddings" in name
-
-
-def partial_gradients(names: list[str], sequence_parallel: bool) -> list[str]:
-    return [n for n in names if _of_heads(n) or (sequence_parallel and _of_tokens(n))]
-
-
-_ROW_WEIGHTS = ("linear_proj.weight", "linear_fc2.weight")
-
-
-def _choose(rule: Callable[[str, bool], bool]) -> Callable[..., list[str]]:
-    return lambda names, sequence_parallel: [n for n in names if rule(n, sequence_parallel)]
-
-
-def _some_names(draw: Draw) -> dict[str, Any]:
-    sp, layer = draw.choice([True, False]), draw.integer(1, 9)
-    names = [n.replace("layers.0", f"layers.{layer}") for n in draw.random.sample(NAMES, draw.integer(10, 16))]
-    return {"names": names, "sequence_parallel": sp}
-
-
-def _backwards(sequence_parallel: bool) -> dict[str, Any]:
-    """Layers of one digit and of two, the last name first, and norms of heads that have a bias."""
-    layers = [n.replace("layers.0", f"decoder.layers.{i}") for i in (3, 12) for n in (*NAMES, *_HEAD_BIASES)]
-    return {"names": list(dict.fromkeys(layers))[::-1], "sequence_parallel": sequence_parallel}
-
-
-PARTIAL = Exercise(
-    "partial_gradients",
-    reference=partial_gradients,
-    cases=[
-        Case(
-            "a norm and the two layers of an MLP, sequence parallelism",
-            {"names": _FEW_NAMES, "sequence_parallel": True},
-        ),
-        Case("a GPT with sequence parallelism", {"names": NAMES, "sequence_parallel": True}),
-        Case("the same without", {"names": NAMES, "sequence_parallel": False}),
-        Case("other names, in any order", _some_names, hidden=True, fixed=[_backwards(True), _backwards(False)]),
-    ],
-    counted=True,
-    mistakes=[
-        Mistake(
-            _choose(lambda n, sp: True),
-            "These are all names. What is cut over tp has its whole gradient on the rank that holds it.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: sp and (_of_tokens(n) or _of_heads(n))),
-            "The norms of queries and keys see only this rank's heads: partial also without sequence parallelism.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: (sp and "layernorm" in n) or _of_heads(n)),
-            "Norms are not all: something else is replicated, too, and is added to this rank's tokens only.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: partial_gradients([n], sp) != [] and "position" not in n),
-            "The positions are missing: they are added to this rank's tokens only.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: partial_gradients([n], sp) != [] or (sp and n.endswith("bias"))),
-            "A column layer's bias is cut over tp as its rows are: each rank's part is complete.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: partial_gradients([n], sp) != [] or (sp and n.endswith(_ROW_WEIGHTS))),
-            "A row layer's weight is cut over tp, and each rank multiplies its part with all tokens: it is complete.",
-        ),
-        Mistake(
-            _choose(lambda n, sp: _of_tokens(n) or _of_heads(n)),
-            "Without sequence parallelism every rank sees all tokens: norms and row biases are complete then.",
-        ),
-    ],
-    idea="Of each name ask two things: does every rank hold the whole of it, and is it used on all tokens and heads?",
-    hint="Partial is what is replicated over tp and used on only a part of the work: on this rank's tokens (with "
-    "sequence parallelism) or on this rank's heads (always). What is cut over tp is complete.",
-)
-
-# ---------------------------------------------------------------------------------------------------- questions
-
-
-def answers(
-    heads: int, groups: int, ffn: int, tp: int, rank: int, layers: int, hidden: int, vocab: int
-) -> dict[str, Any]:
-    mine = heads // tp
-    queries = list(range(rank * mine, (rank + 1) * mine))
-    return {
-        "query_heads": queries,
-        "kv_heads": sorted({q // (heads // groups) for q in queries}),
-        "gate_up_rows": [[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)],
-        "all_reduces_forward": 2 * layers + 1,
-        "logits_over_three": vocab / 6,
-        "zero3_sends_less_from": 36 * hidden**2 // (8 * hidden) + 1,
-    }
-
-
-def _equal_cut(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return list(range(rank * groups // tp, rank * groups // tp + groups // tp))
-
-
-def _cut_groups(groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return list(range(rank * groups // tp, (rank + 1) * groups // tp))
-
-
-def _first_head(heads: int, groups: int, tp: int, rank: int, **_: int) -> list[int]:
-    return [rank * (heads // tp) // (heads // groups)]
-
-
-def _middle_cut(ffn: int, tp: int, rank: int, **_: int) -> list[list[int]]:
-    return [[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]
-
-
-def _some_model(few: bool) -> Callable[[Draw], dict[str, Any]]:
-    def inputs(draw: Draw) -> dict[str, Any]:
-        groups = draw.choice([1, 2]) if few else draw.choice([8, 16])
-        tp = draw.choice([4, 8])
-        heads = tp * groups * draw.integer(1, 3) if few else groups * draw.integer(2, 4)
-        return {
-            "heads": heads, "groups": groups, "tp": tp, "rank": draw.integer(1, tp - 1),
-            "layers": draw.integer(2, 96), "hidden": 64 * heads, "vocab": 1024 * draw.integer(30, 250),
-            "ffn": 64 * tp * draw.integer(4, 40),
-        }  # fmt: skip
-
-    return inputs
-
-
-# More groups than ranks, and no multiple: a rank's queries use two or three groups, one of them with another rank.
-_UNEVEN = {"heads": 24, "groups": 6, "ffn": 1536, "tp": 4, "rank": 1, "layers": 7, "hidden": 1536, "vocab": 32000}
-_THREE_GROUPS = {**_UNEVEN, "heads": 48, "groups": 24, "tp": 8, "rank": 2, "hidden": 3072}
-_FEW = {"heads": 16, "groups": 2, "ffn": 4096, "tp": 8, "rank": 2, "layers": 12, "hidden": 1024, "vocab": 50304}
-
-QUESTIONS = Exercise(
-    "answers",
-    reference=answers,
-    cases=[
-        Case("4 query heads in 2 groups, rank 1 of 2, one layer; Llama-3 70B, rank 5 of 8",
-             {"heads": 4, "groups": 2, "ffn": 8, "tp": 2, "rank": 1, "layers": 1, "hidden": 8, "vocab": 12},
-             fixed=[{"heads": 64, "groups": 8, "ffn": 28672, "tp": 8, "rank": 5, "layers": 80, "hidden": 8192,
-                     "vocab": 128256}]),
-        Case("other models", _some_model(few=False), hidden=True, fixed=[_UNEVEN, _THREE_GROUPS]),
-        Case("fewer groups than ranks", _some_model(few=True), points=2, hidden=True,
-             fixed=[_FEW, {**_FEW, "rank": 6}]),
-    ],
-    mistakes=[
-        *(
-            Mistake(
-                instead(answers, kv_heads=heads),
-                "A rank uses the key/value heads of all its queries: that may be several, and several ranks may use "
-                "the same key/value head.",
-            )
-            for heads in (_equal_cut, _cut_groups, _first_head)
-        ),
-        Mistake(
-            instead(answers, gate_up_rows=_middle_cut),
-            "One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two ranges.",
-        ),
-        Mistake(instead(answers, all_reduces_forward=lambda layers, **_: 2 * layers), "The embedding is summed too."),
-        *(
-            Mistake(instead(answers, all_reduces_forward=sums), "Forward only: two sums a layer, one for each pair.")
-            for sums in (lambda layers, **_: 4 * layers, lambda layers, **_: 4 * layers + 1)
-        ),
-        Mistake(
-            instead(answers, all_reduces_forward=lambda layers, **_: 4 * layers + 2),
-            "Forward only: two sums a layer, and one for the embedding.",
-        ),
-        Mistake(
-            instead(answers, logits_over_three=lambda vocab, **_: vocab / 3),
-            "A ring all-reduce of n bytes sends twice what an all-gather of n bytes does.",
-        ),
-        Mistake(
-            instead(answers, zero3_sends_less_from=lambda hidden, **_: 3 * hidden + 1),
-            "ZeRO-3 moves the weights three times: gathered forward and backward, gradients scattered.",
-        ),
-        Mistake(
-            instead(answers, zero3_sends_less_from=lambda hidden, **_: 4.5 * hidden),
-            "With so many tokens both send the same. Asked is the first number with which ZeRO-3 sends less.",
-        ),
-    ],
-    idea="Each entry counts something that you have built: heads of a rank, rows of a stack, sums on the way forward, "
-    "elements that travel.",
-    hint="query heads: a/t of them from rank*a/t on. key/value heads: q // (a/g) of each. gate and up: rows "
-    "r f/t to (r+1) f/t of the first half, and the same rows of the second. Forward: the embedding and "
-    "two sums a layer. Ratio: s b V (an all-gather) to 2 * 3 s b. "
-    "ZeRO-3: both send the same where 3 * 12 h^2 = 8 b s h; one token more is asked for.",
-)  # fmt: skip

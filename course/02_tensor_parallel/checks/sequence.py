@@ -6,12 +6,14 @@ what is judged beside numbers is that nothing larger travels.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 
@@ -34,46 +36,81 @@ def _drive_sequence(exercise: Any, x: Any, w: Any, what: str, tp: Any) -> dict[s
     return {"y": y.detach(), "dx": x.grad, "gathered again": again}
 
 
-def _sequence(ranks: Inputs, gather_sums: bool = True, whole: bool = True) -> list[dict[str, torch.Tensor]]:
-    """`gather_sums`: in the gather's backward; `whole`: the reduce-scatter's gradient goes back to every rank."""
-    what, busy = ranks[0]["what"], [r for r in ranks if r["what"] != "idle"]
-    if what == "gather":
-        out = _gathered(busy, gather_sums)
-    elif what == "reduce_scatter":
-        out = _scattered(busy, whole)
-    else:
-        out = _pair(busy, gather_sums, whole)
-    again = torch.cat([one["y"] for one in out]) if what == "reduce_scatter" else out[0]["y"][:0]
-    return [{**one, "gathered again": again} for one in out] + [{}] * (len(ranks) - len(busy))
+Tensors = list[torch.Tensor]
 
 
-def _gathered(ranks: Inputs, summed: bool) -> list[dict[str, torch.Tensor]]:
-    ws = [r["w"] for r in ranks]
-    y, total = torch.cat([r["x"] for r in ranks]), torch.stack(ws).sum(0)
-    each = [total if summed else w for w in ws]
-    return [{"y": y, "dx": d.chunk(len(ranks))[r]} for r, d in enumerate(each)]
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The two functions, forward and backward, each from what all ranks have to what all ranks get.
+
+    As they are asked for; a mistake is one of them replaced.
+    """
+
+    gather: Callable[[Tensors], Tensors]
+    gather_back: Callable[[Tensors], Tensors]
+    scatter: Callable[[Tensors], Tensors]
+    scatter_back: Callable[[Tensors], Tensors]
+
+    def __call__(self, ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+        what, busy = ranks[0]["what"], [r for r in ranks if r["what"] != "idle"]
+        xs, ws = [r["x"] for r in busy], [r["w"] for r in busy]
+        if what == "gather":
+            ys, dxs = self.gather(xs), self.gather_back(ws)
+        elif what == "reduce_scatter":
+            ys, dxs = self.scatter(xs), self.scatter_back(ws)
+        else:
+            worked = [(full * w).tanh() for full, w in zip(self.gather(xs), ws, strict=True)]
+            ys = self.scatter(worked)
+            grads = self.scatter_back([torch.ones_like(y) for y in ys])
+            dxs = self.gather_back([g * (1 - a * a) * w for g, a, w in zip(grads, worked, ws, strict=True)])
+        again = self.gather(ys) if what == "reduce_scatter" else [y[:0] for y in ys]
+        out = [{"y": y, "dx": dx, "gathered again": g} for y, dx, g in zip(ys, dxs, again, strict=True)]
+        return out + [{}] * (len(ranks) - len(busy))
 
 
-def _back(grads: list[torch.Tensor], rank: int, whole: bool) -> torch.Tensor:
-    """The gradients of all ranks' tokens, or zeros but for this rank's."""
-    return torch.cat([grad if whole or i == rank else torch.zeros_like(grad) for i, grad in enumerate(grads)])
+def _gathered(parts: Tensors) -> Tensors:
+    return [torch.cat(parts)] * len(parts)
 
 
-def _scattered(ranks: Inputs, whole: bool) -> list[dict[str, torch.Tensor]]:
-    ws = [r["w"] for r in ranks]
-    parts = torch.stack([r["x"] for r in ranks]).sum(0).chunk(len(ranks))
-    return [{"y": part, "dx": _back(ws, r, whole)} for r, part in enumerate(parts)]
+def _own(wholes: Tensors) -> Tensors:
+    """Each rank's tokens of its own tensor."""
+    return [whole.chunk(len(wholes))[r] for r, whole in enumerate(wholes)]
 
 
-def _pair(ranks: Inputs, summed: bool, whole: bool) -> list[dict[str, torch.Tensor]]:
-    full, ws = torch.cat([r["x"] for r in ranks]), [r["w"] for r in ranks]
-    worked = [(full * w).tanh() for w in ws]
-    parts = torch.stack(worked).sum(0).chunk(len(ranks))
-    ones = [torch.ones_like(part) for part in parts]
-    grads = [_back(ones, r, whole) * (1 - a * a) * w for r, (a, w) in enumerate(zip(worked, ws, strict=True))]
-    total = torch.stack(grads).sum(0)
-    each = [(total if summed else grad).chunk(len(ranks))[r] for r, grad in enumerate(grads)]
-    return [{"y": part, "dx": dx} for part, dx in zip(parts, each, strict=True)]
+def _scattered(wholes: Tensors) -> Tensors:
+    return _own([torch.stack(wholes).sum(0)] * len(wholes))
+
+
+def _dealt(wholes: Tensors) -> Tensors:
+    """Token i of the sum on rank i modulo t."""
+    return [torch.stack(wholes).sum(0)[r :: len(wholes)] for r in range(len(wholes))]
+
+
+def _averaged(wholes: Tensors) -> Tensors:
+    return [part / len(wholes) for part in _scattered(wholes)]
+
+
+def _own_gradient(parts: Tensors) -> Tensors:
+    """Zeros for all tokens but the rank's own."""
+    return [torch.cat([p if i == r else 0 * p for i, p in enumerate(parts)]) for r in range(len(parts))]
+
+
+def _in_turn(parts: Tensors) -> Tensors:
+    return [torch.stack(parts, 1).flatten(0, 1)] * len(parts)
+
+
+def _joined(join: Callable[[Tensors], torch.Tensor]) -> Callable[[Inputs], list[dict[str, Any]]]:
+    """A gather that joins in another way; of the other function the right answer, which no mistake gives."""
+
+    def answer(ranks: Inputs) -> list[dict[str, Any]]:
+        busy = [r["x"] for r in ranks if r["what"] == "gather"]
+        wrong = {"y": join(busy), "dx": ANYTHING, "gathered again": ANYTHING} if busy else {}
+        return [{**one, **wrong} if one else {} for one in SEQUENCE_PAIR(ranks)]
+
+    return answer
+
+
+SEQUENCE_PAIR = Pair(_gathered, _scattered, _scattered, _gathered)
 
 
 def _tokens(what: str, t: int, idle: int = 0) -> Callable[[Draw], Inputs]:
@@ -117,7 +154,7 @@ def _sends_parts(answer: Answer) -> str | None:
 
 SEQUENCE = Exercise(
     "sequence_pair",
-    reference=_sequence,
+    reference=SEQUENCE_PAIR,
     function="gather_sequence",
     drive=_drive_sequence,
     axis={"tp": _who_share},
@@ -133,18 +170,70 @@ SEQUENCE = Exercise(
         Case("reduce_scatter_sequence: forward and gradient", _tokens("reduce_scatter", 3), points=2, hidden=True),
     ],
     mistakes=[
-        # Around the pair of two ranks both give the same; the gather alone has been tried before it.
         Mistake(
-            lambda ranks: _sequence(ranks, whole=False),
+            dataclasses.replace(SEQUENCE_PAIR, scatter_back=_own_gradient),
             "Each rank's tokens are a sum over all ranks' inputs, so every rank needs the gradient of every token; "
             "yours has only its own.",
         ),
         Mistake(
-            lambda ranks: _sequence(ranks, gather_sums=False),
+            dataclasses.replace(SEQUENCE_PAIR, scatter_back=lambda parts: [torch.cat([p] * len(parts)) for p in parts]),
+            "You repeat this rank's gradient for the tokens of other ranks: their gradient is on these ranks.",
+        ),
+        Mistake(
+            dataclasses.replace(
+                SEQUENCE_PAIR, scatter_back=lambda parts: [whole / len(parts) for whole in _gathered(parts)]
+            ),
+            "The backward pass of a sum divides nothing: each rank's input counts once in it.",
+        ),
+        # Around the pair of two ranks this and `_own_gradient` give the same; the gather alone is tried before it.
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, gather_back=_own),
             "Every rank used the gathered tokens for other work: their gradients must be summed, then cut; yours are "
             "only cut.",
         ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, gather_back=_averaged),
+            "This is the mean of the gradients of all ranks: each rank's work counts once, so they are summed.",
+        ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, scatter=_own),
+            "Each rank keeps its tokens of its own tensor: what a row layer leaves is a part, to be summed over ranks.",
+        ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, scatter=_averaged),
+            "This is the mean over ranks: the parts of a row layer are summed, not divided.",
+        ),
+        *(
+            Mistake(
+                _joined(join),
+                "The ranks' tokens are joined along another dim: tokens are dim 0, and the batch is dim 1.",
+            )
+            for join in (lambda parts: torch.cat(parts, 1), torch.stack)
+        ),
+        *(
+            Mistake(
+                pair, "The ranks' tokens come one by one in turn: those of rank 0 come first, then those of rank 1."
+            )
+            for pair in (
+                dataclasses.replace(SEQUENCE_PAIR, gather=_in_turn),
+                dataclasses.replace(SEQUENCE_PAIR, gather=_in_turn, scatter_back=_in_turn),
+            )
+        ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, scatter=_dealt, gather_back=_dealt),
+            "Tokens are dealt out to the ranks one by one; rank r has the r-th block of consecutive tokens.",
+        ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, scatter=_dealt),
+            "Tokens are dealt out to the ranks one by one; rank r has the r-th block of consecutive tokens.",
+        ),
     ],
+    errors={
+        "returned an invalid gradient": "A gradient has another shape than what the forward pass got: after a gather "
+        "it is cut again, after a reduce-scatter it is whole again.",
+        "returned an incorrect number of gradients": "`forward` gets x and tp beside ctx, so `backward` returns two "
+        "values; tp has no gradient, which is None.",
+    },
     idea="Take a token's number and follow it: to which ranks does it go, and from which of them does a gradient come "
     "back?",
     hint="The two are each other's mirror image: all-gather forward has reduce-scatter backward, and the other way "

@@ -32,18 +32,42 @@ def _drive_embedding(exercise: Any, ids: Any, weight: Any, dy: Any, tp: Any) -> 
     return {"y": y.detach(), "dw": weight.grad}
 
 
-def _embedding(ranks: Inputs, masked: bool = True, summed: bool = True) -> list[dict[str, torch.Tensor]]:
+def _embedding(
+    ranks: Inputs, foreign: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """`foreign`: the row that stands for an id of another rank, in place of zeros."""
+    parts = _own_rows(ranks, foreign)
+    total = torch.stack([p["y"] for p in parts]).sum(0)
+    return [{**p, "y": total} for p in parts]
+
+
+def _own_rows(
+    ranks: Inputs, foreign: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+) -> list[dict[str, torch.Tensor]]:
     parts, n = [], ranks[0]["weight"].shape[0]
     for rank, r in enumerate(ranks):
         weight = r["weight"].clone().requires_grad_()
         local = r["ids"] - rank * n
         own = (local >= 0) & (local < n)
-        rows = F.embedding(local.clamp(0, n - 1), weight)
-        rows = rows * own.unsqueeze(-1) if masked else rows
+        at = torch.where(own, local, (foreign or _nearest)(local, n))
+        rows = F.embedding(at, weight)
+        rows = rows if foreign else rows * own.unsqueeze(-1)
         rows.backward(r["dy"])
+        assert weight.grad is not None, "the table has a gradient"
         parts.append({"y": rows.detach(), "dw": weight.grad})
-    total = torch.stack([p["y"] for p in parts]).sum(0)
-    return [{"y": total if summed else p["y"], "dw": p["dw"]} for p in parts]
+    return parts
+
+
+def _nearest(local: torch.Tensor, n: int) -> torch.Tensor:
+    return local.clamp(0, n - 1)
+
+
+def _largest(ranks: Inputs) -> torch.Tensor:
+    return torch.stack([one["y"] for one in _own_rows(ranks)]).amax(0)
+
+
+def _added(ranks: Inputs) -> torch.Tensor:
+    return torch.stack([one["dw"] for one in _own_rows(ranks)]).sum(0)
 
 
 def _dealt_out(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -96,16 +120,50 @@ EMBEDDING = Exercise(
         ),
     ],
     mistakes=[
-        Mistake(
-            lambda ranks: _embedding(ranks, masked=False),
-            "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
+        *(
+            Mistake(
+                lambda ranks, foreign=foreign: _embedding(ranks, foreign),
+                "Ids of other ranks must give zeros here; yours give some row of this rank's, which enters the sum.",
+            )
+            for foreign in (_nearest, lambda local, n: local % n, lambda local, n: 0 * local)
         ),
         Mistake(_dealt_out, "Rank r owns a block of consecutive ids; yours are dealt out to the ranks one by one."),
+        *(
+            Mistake(
+                lambda ranks, gradient=gradient: [{**one, **gradient} for one in _own_rows(ranks)],
+                "These are this rank's rows only: the tokens of other ranks are still zeros.",
+            )
+            for gradient in ({}, {"dw": ANYTHING})
+        ),
         Mistake(
-            lambda ranks: _embedding(ranks, summed=False),
-            "These are this rank's rows only: the tokens of other ranks are still zeros.",
+            lambda ranks: [{name: part / len(ranks) for name, part in one.items()} for one in _embedding(ranks)],
+            "This is the mean over ranks: one rank has the row, the others add zeros, and nothing is divided.",
+        ),
+        Mistake(
+            lambda ranks: [{**one, "y": _largest(ranks)} for one in _embedding(ranks)],
+            "You took the largest over ranks: beside a negative number of the row this is another rank's zero.",
+        ),
+        Mistake(
+            lambda ranks: [{**one, "dw": len(ranks) * one["dw"]} for one in _embedding(ranks)],
+            "The gradient is summed once too often: it is the same on every rank already.",
+        ),
+        Mistake(
+            lambda ranks: [{**one, "dw": _added(ranks)} for one in _embedding(ranks)],
+            "The gradient of the table is summed over ranks: each rank has other rows, and their gradient is complete.",
+        ),
+        Mistake(
+            lambda ranks: [{**one, "dw": ANYTHING} for one in _embedding(ranks)],
+            "y is right, the gradient of the table is not: follow it back through what you did with the rows.",
         ),
     ],
+    errors={
+        "does not require grad": "The rows that you return do not lead back to the table: what is detached, or filled "
+        "in without autograd, has no gradient.",
+    }
+    | {
+        word: "You look up an id as it is. Row 0 of this rank's table belongs to id r n."
+        for word in ("is out of bounds for dimension 0", "index out of range in self")
+    },
     idea="For each token exactly one rank has something to add to the sum. What do the others add?",
     hint="Rank r owns ids [r n, (r+1) n). Look up id - r n where it is owned, zeros elsewhere, then g. The table "
     "itself never travels.",
@@ -130,12 +188,22 @@ def _cross_entropy(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{"loss": loss.detach().float(), "dz": dz.float()} for dz in z.grad.chunk(len(ranks), -1)]
 
 
-def _by_parts(local_softmax: bool, global_max: bool = True) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
-    """The loss whose softmax is normalised, or whose maximum is taken, over the local vocabulary only."""
+def _nothing(highest: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(highest)
+
+
+def _by_parts(
+    local_softmax: bool = False, shift: Callable[[torch.Tensor], torch.Tensor] = _nothing
+) -> Callable[[Inputs], list[dict[str, torch.Tensor]]]:
+    """The loss whose softmax is normalised over the local vocabulary only; or another shift than the maximum.
+
+    `shift`: from the maxima of the ranks, [t, s, b, 1], to what each rank subtracts.
+    """
 
     def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
         n, target, dloss = ranks[0]["logits"].shape[-1], ranks[0]["target"], ranks[0]["dloss"]
-        zs = [r["logits"] - r["logits"].amax(-1, keepdim=True) * (0 if global_max else 1) for r in ranks]
+        shifts = shift(torch.stack([r["logits"].amax(-1, keepdim=True) for r in ranks]))
+        zs = [r["logits"] - one for r, one in zip(ranks, shifts, strict=True)]
         sums = [z.exp().sum(-1) for z in zs]
         total = torch.stack(sums).sum(0)
         own = [(target >= r * n) & (target < (r + 1) * n) for r in range(len(zs))]
@@ -150,6 +218,49 @@ def _by_parts(local_softmax: bool, global_max: bool = True) -> Callable[[Inputs]
         return out
 
     return answer
+
+
+def _through_the_maximum(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Autograd goes back through the maximum: what it adds there is 0 over all ranks, and not 0 on one of them."""
+    out = []
+    for r, one in zip(ranks, _cross_entropy(ranks), strict=True):
+        highest = (r["logits"] == r["logits"].amax(-1, keepdim=True)).to(one["dz"].dtype)
+        passed = -one["dz"].sum(-1, keepdim=True)
+        out.append({**one, "dz": one["dz"] + passed * highest / highest.sum(-1, keepdim=True)})
+    return out
+
+
+def _of_other_words(ranks: Inputs, every_rank: bool, at: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
+    """The target's logit: added by every rank, also where it is not its own word; or only this rank's."""
+    n, target, picked = ranks[0]["logits"].shape[-1], ranks[0]["target"], []
+    z = torch.cat([r["logits"].double() for r in ranks], -1)
+    highest = z.amax(-1)
+    for rank, r in enumerate(ranks):
+        local = target - rank * n
+        own = (local >= 0) & (local < n)
+        where = torch.where(own, local, at(local, n)).unsqueeze(-1)
+        found = r["logits"].double().gather(-1, where).squeeze(-1) - highest
+        picked.append(found if every_rank else found * own)
+    hits = [torch.stack(picked).sum(0)] * len(ranks) if every_rank else picked
+    partition = (z - highest.unsqueeze(-1)).exp().sum(-1).log()
+    return [{**one, "loss": (partition - hit).float()} for one, hit in zip(_cross_entropy(ranks), hits, strict=True)]
+
+
+def _of_its_rank(ranks: Inputs) -> list[dict[str, Any]]:
+    """F.cross_entropy on the rank that owns the target, as if there were no other words; zeros on the others."""
+    n, target = ranks[0]["logits"].shape[-1], ranks[0]["target"]
+    each = [
+        F.cross_entropy(r["logits"].flatten(0, 1), (target % n).flatten(), reduction="none").view_as(target)
+        * (target // n == rank)
+        for rank, r in enumerate(ranks)
+    ]
+    return [{"loss": torch.stack(each).sum(0), "dz": ANYTHING} for _ in ranks]
+
+
+def _gradients_added(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    right = _cross_entropy(ranks)
+    total = torch.stack([one["dz"] for one in right]).sum(0)
+    return [{**one, "dz": total} for one in right]
 
 
 def _upstream_lost(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -218,20 +329,53 @@ LOSS = Exercise(
     ],
     mistakes=[
         Mistake(
-            _by_parts(local_softmax=False),
+            _by_parts(),
             "exp() of large logits overflows: the maximum is not subtracted.",
+        ),
+        Mistake(
+            _of_its_rank,
+            "Your softmax is normalised over this rank's words alone.",
         ),
         Mistake(
             _by_parts(local_softmax=True),
             "Your softmax is normalised over this rank's words alone.",
         ),
         Mistake(
-            _by_parts(local_softmax=False, global_max=False),
+            _by_parts(shift=lambda highest: highest),
             "Each rank subtracted its own maximum: the terms of the sum are on different scales.",
+        ),
+        Mistake(
+            _by_parts(shift=lambda highest: highest.sum(0, keepdim=True).expand_as(highest)),
+            "You added the ranks' maxima: the maximum over all words is the largest of them.",
+        ),
+        *(
+            Mistake(
+                lambda ranks, at=at: _of_other_words(ranks, True, at),
+                "Every rank adds a logit for every target, also where the target is not its own word.",
+            )
+            for at in (lambda local, n: 0 * local, lambda local, n: local % n, lambda local, n: local.clamp(0, n - 1))
+        ),
+        Mistake(
+            lambda ranks: _of_other_words(ranks, False, lambda local, n: 0 * local),
+            "The logit of a target is on one rank, and the others miss it: it is not summed over ranks.",
         ),
         Mistake(_upstream_lost, "The loss is right, dz is not: the gradient that arrives is lost."),
         Mistake(_one_on_every_rank, "The loss is right, dz is not: every rank subtracts one at a target, also where it "
                 "is not its own word."),
+        Mistake(
+            lambda ranks: [{**one, "dz": len(ranks) * one["dz"]} for one in _cross_entropy(ranks)],
+            "The loss is right, dz is not: it is summed over ranks once too often. The gradient that arrives is the "
+            "same on every rank already.",
+        ),
+        Mistake(
+            _gradients_added,
+            "The loss is right, dz is not: it is summed over ranks. Each rank's dz belongs to its own words.",
+        ),
+        Mistake(
+            _through_the_maximum,
+            "The loss is right, dz is not: autograd goes back through the maximum. It shifts all terms and has no "
+            "part in the gradient.",
+        ),
         Mistake(_not_the_target, "The loss is right, dz is not: this is softmax alone, without the target."),
         Mistake(
             lambda ranks: [{"loss": one["loss"], "dz": ANYTHING} for one in _cross_entropy(ranks)],

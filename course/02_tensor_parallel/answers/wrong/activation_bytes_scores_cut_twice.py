@@ -1,4 +1,4 @@
-# told: 
+# told: divided twice
 def activation_bytes(s, b, h, a, t, sequence_parallel):
     scores = 5 * a * s * s * b / t
     if sequence_parallel:

@@ -1,4 +1,4 @@
-# told: 
+# told: query q uses head
 def answers(heads, groups, ffn, tp, rank, layers, hidden, vocab):
     queries = list(range(rank * heads // tp, (rank + 1) * heads // tp))
     return {

@@ -1,4 +1,4 @@
-# told: 
+# told: of one rank's part
 def bytes_per_layer(s, b, h, t, element_size, sequence_parallel):
     n = s * b * h * element_size
     whole, part = n * (t - 1) / t, n / t * (t - 1) / t

@@ -1,4 +1,4 @@
-# told:
+# told: You gathered y
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-# told: 
+# told: mean of the ranks' shares
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-# told: 
+# told: look at the backward pass alone
 import torch
 import torch.distributed as dist
 

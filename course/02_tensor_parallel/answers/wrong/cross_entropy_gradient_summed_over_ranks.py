@@ -1,4 +1,4 @@
-# told: 
+# told: once too often
 import torch
 import torch.distributed as dist
 

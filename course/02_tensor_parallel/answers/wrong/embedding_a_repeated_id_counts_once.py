@@ -1,4 +1,4 @@
-# told: 
+# told: gradient of the table is not
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# told: 
+# told: gradient of the table is not
 import torch.nn.functional as F
 from minimegatron.comm.collectives import reduce_from_region
 

@@ -1,4 +1,4 @@
-# told: 
+# told: You changed std
 import torch
 
 

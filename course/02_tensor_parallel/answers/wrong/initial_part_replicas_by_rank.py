@@ -1,4 +1,4 @@
-# told: 
+# told: another on each rank
 import torch
 
 

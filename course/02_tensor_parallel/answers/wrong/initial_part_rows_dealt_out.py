@@ -1,4 +1,4 @@
-# told: 
+# told: dealt out
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: matrix of words
 def partial_gradients(names, sequence_parallel):
     def partial(name):
         if "q_layernorm" in name or "k_layernorm" in name:

@@ -1,4 +1,4 @@
-# told: 
+# told: last layer
 def partial_gradients(names, sequence_parallel):
     def partial(name):
         if "q_layernorm" in name or "k_layernorm" in name:

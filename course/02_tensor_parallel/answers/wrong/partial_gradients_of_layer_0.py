@@ -1,4 +1,4 @@
-# told: 
+# told: Only names of layer 0
 def partial_gradients(names, sequence_parallel):
     always = ["layers.0.self_attention.q_layernorm.weight", "layers.0.self_attention.k_layernorm.weight"]
     tokens = [

@@ -1,4 +1,4 @@
-# told: 
+# told: part of a group
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: Only the bias's gradient
 import torch.nn.functional as F
 from minimegatron.comm.collectives import reduce_from_region
 

@@ -1,4 +1,4 @@
-# told: 
+# told: This is the mean
 import torch
 import torch.distributed as dist
 

@@ -1,0 +1,12 @@
+# told: must give zeros
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minimegatron.comm.collectives import copy_to_region, reduce_from_region
+
+
+def embedding(ids, weight, tp):
+    n = weight.shape[0]
+    lo = tp.rank * n
+    mine = (ids >= lo) & (ids < lo + n)
+    return reduce_from_region(weight[torch.where(mine, ids - lo, 0)], tp)
