@@ -80,9 +80,10 @@ def _numbers() -> list[str]:
         f"then both return ({tied[0][0]}, {tied[0][1]})",
         f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1]), GRADIENTS._BASIS)}.",
         "of the gradients (1, 0, 0), (-2, 1, 0) and (1, 1, 1)",
-        f"the idle share is 3/9; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 2 microbatches in 1 "
-        f"layer, {tiny['kept_bytes_on_rank_0']} bytes; and 2 microbatches cross 1 border both ways with 2 bytes each, "
-        f"{tiny['bytes_between_ranks']} bytes.",
+        f"with 4 layers, 3 tokens, hidden size 5 and 7 kept bytes: the idle share is 3/{3 / tiny['idle_share']:g}; "
+        f"{tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 2 microbatches in 2 layers, "
+        f"2 · 2 · 3 · 7 = {tiny['kept_bytes_on_rank_0']} bytes; and 2 microbatches cross 1 border both ways with "
+        f"3 · 5 numbers of 2 bytes, 2 · 2 · 3 · 5 · 2 = {tiny['bytes_between_ranks']} bytes.",
         f"with p = 8 and v = 4, {PREDICTED._fewest(8, 4, in_groups=False)} microbatches would be enough, and the next "
         f"multiple of 8 is {PREDICTED._fewest(8, 4)}.",
     ]  # fmt: skip
@@ -106,7 +107,7 @@ def test_the_table_by_hand_is_the_plan_of_two_ranks_and_two_microbatches() -> No
 
 def test_three_of_four_ranks_wait_while_one_microbatch_passes() -> None:
     plan = planned("gpipe", 4, 1)
-    assert plan.makespan == sum(plan.busy) and "At every moment three of four GPUs wait." in LAB
+    assert plan.makespan == sum(plan.busy) and "At every moment three of four ranks wait." in LAB
 
 
 def test_the_claims_about_bubbles() -> None:

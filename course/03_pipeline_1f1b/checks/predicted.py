@@ -44,6 +44,7 @@ BUBBLE = Exercise(
                 {"p": 4, "m": 6, "v": 1},
                 {"p": 7, "m": 7, "v": 3},
                 {"p": 2, "m": 5, "v": 1},
+                {"p": 3, "m": 1, "v": 1},
                 {"p": 5, "m": 10, "v": 4},
             ],
         ),
@@ -141,7 +142,7 @@ _GPT3 = {
 }  # fmt: skip
 
 _BY_HAND = {
-    "p": 2, "m": 2, "v": 1, "layers": 2, "tokens": 1, "hidden": 1, "kept_bytes_per_token_and_layer": 10,
+    "p": 2, "m": 2, "v": 1, "layers": 4, "tokens": 3, "hidden": 5, "kept_bytes_per_token_and_layer": 7,
 }  # fmt: skip
 
 _RUN = {"layers": 72, "tokens": 3, "hidden": 5, "kept_bytes_per_token_and_layer": 7}
