@@ -7,6 +7,7 @@
 | `checks/misread`   | the lists that misreadings of these four lead to |
 | `checks/halves`    | split_stage                                      |
 | `checks/gradients` | sync_tied, survivors                             |
+| `checks/survived`  | other ways of searching for the survivors        |
 """
 
 from __future__ import annotations

@@ -1011,10 +1011,10 @@ for rank, (got, grads) in enumerate(evidence):
 # | `kept_bytes_on_rank_0` | at the peak of 1F1B, or of interleaved 1F1B where v > 1 |
 # | `bytes_between_ranks` | sent over all borders together in one batch, both ways |
 #
-# By hand, for p = m = 2 and v = 1, with 4 layers, 3 tokens, hidden size 5 and 7 kept bytes: the idle share is 3/9; 20
-# microbatches; rank 0 keeps 2 microbatches in 2 layers, 2 · 2 · 3 · 7 = 84 bytes; and 2 microbatches cross 1 border
-# both ways with 3 · 5 numbers of 2 bytes, 2 · 2 · 3 · 5 · 2 = 120 bytes. One more number: with p = 8 and v = 4, 35
-# microbatches would be enough, and the next multiple of 8 is 40.
+# By hand, for p = 3, m = 5 and v = 1, with 6 layers, 7 tokens, hidden size 11 and 13 kept bytes: the idle share is 6/21;
+# 40 microbatches; rank 0 keeps 3 microbatches in 2 layers, 3 · 2 · 7 · 13 = 546 bytes; and 5 microbatches cross 2
+# borders both ways with 7 · 11 numbers of 2 bytes, 5 · 2 · 2 · 7 · 11 · 2 = 3080 bytes. One more number: with p = 8 and
+# v = 4, 35 microbatches would be enough, and the next multiple of 8 is 40.
 
 # %%
 # %%exercise answers

@@ -119,8 +119,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
         Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
         Edit("chunks * (layers // (p * v))", "chunks * layers", told="what all layers together keep"),
-        Edit("2 * (p * v - 1)", "(p * v - 1)", told="come back: twice"),
+        Edit("2 * (p * v - 1)", "(p * v - 1)", told="This is half of the bytes"),
         Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),
+        Edit("2 * (p * v - 1)", "2 * p * v", told="one border fewer"),
+        Edit("2 * (p * v - 1)", "2 * v * (p - 1)", told="back to the first: that is a border, too"),
+        Edit("2 * (p * v - 1) * m", "2 * (p * v - 1)", told="bytes of one microbatch"),
+        Edit("warmup + 1", "warmup", told="the warm-up alone"),
+        Edit("bubble / (1 + bubble)", "100 * bubble / (1 + bubble)", told="in percent here"),
     ],
 }
 
