@@ -49,6 +49,10 @@ def _between_too(ranks: Inputs) -> list[Any]:
     return [_tied(ranks)[0]] * len(ranks)
 
 
+def _own_twice(ranks: Inputs) -> list[Any]:
+    return [None if t is None else t + r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
+
+
 def _one_end_only(end: int) -> Callable[[Inputs], list[Any]]:
     return lambda ranks: [t if r is ranks[end] else r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
 
@@ -82,7 +86,7 @@ TIED = Exercise(
     drive=_drive_tied,
     changes=("grad",),  # `tied.grad = sync_tied(tied.grad)`: its caller has no other use for it
     cases=[
-        Case("2 ranks: [1, 2] and [10, 20]",
+        Case("2 ranks: [1, 2] and [10, 20], then three times as much",
              [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
         Case("other tensors on 2 ranks", _on(2), hidden=True),
         Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
@@ -100,6 +104,18 @@ TIED = Exercise(
         ),
         Mistake(_in_two_steps(_zeros_between), "A rank between holds no copy: it gets None and returns None."),
         Mistake(_in_two_steps(_between_too), "A rank between holds no copy: it gets None and returns None."),
+        Mistake(
+            lambda ranks: [[None, None] for _ in ranks],
+            "Every rank gets None back. dist.all_reduce changes its tensor and returns nothing.",
+        ),
+        Mistake(
+            _in_two_steps(lambda ranks: [ranks[-1]["grad"], *[None] * (len(ranks) - 2), ranks[0]["grad"]]),
+            "Each copy gets the other's gradient here, without its own.",
+        ),
+        Mistake(
+            _in_two_steps(_own_twice),
+            "Each copy's own gradient is in its sum twice.",
+        ),
         *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
           for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
