@@ -167,9 +167,9 @@ SURVIVORS = Exercise(
         Case("the first and the last", {"got": torch.tensor([2.0, 1.0, 1.0]), "grads": _BASIS}),
         Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True, fixed=[_these(5, *range(5))]),
         Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True,
-             fixed=[_these(6, i) for i in range(6)]),
+             fixed=[_these(6, 2, alike=0.0), *(_these(6, i) for i in range(6))]),
         Case("any of them", _some(_subset), points=2, hidden=True, fixed=[
-            _nearly_the_sum, _these(5, 1, 3), _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
+            _these(5, 1, 3), _nearly_the_sum, _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
             _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
     mistakes=MISTAKES,

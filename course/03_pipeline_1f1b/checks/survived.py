@@ -41,22 +41,32 @@ def _each_alone(chosen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
     return lambda got, grads: [i for i, g in enumerate(grads) if chosen(g.flatten().double(), got.flatten().double())]
 
 
-def _choices(most: int | None = None) -> Callable[[int], Iterable[Sequence[int]]]:
-    """All choices of one gradient or several, the small ones first."""
-    return lambda n: chain.from_iterable(combinations(range(n), k) for k in range(1, (most or n) + 1))
+def _choices(n: int, most: int = 0) -> Iterable[Sequence[int]]:
+    """All choices of one of n or several, the small ones first."""
+    return chain.from_iterable(combinations(range(n), k) for k in range(1, (most or n) + 1))
 
 
-def _smallest(error: Callable[..., torch.Tensor], most: int | None = None) -> Found:
+def _runs(n: int) -> Iterable[Sequence[int]]:
+    """Those that follow each other."""
+    return (range(a, b) for a in range(n) for b in range(a + 1, n + 1))
+
+
+def _apart(got: torch.Tensor, total: torch.Tensor, count: int) -> torch.Tensor:
+    return (got - total).norm()
+
+
+def _smallest(
+    error: Callable[..., torch.Tensor] = _apart, choices: Callable[[int], Iterable[Sequence[int]]] = _choices
+) -> Found:
     """The choice with the smallest error(got, sum of the chosen, how many are chosen)."""
 
     def found(got: torch.Tensor, grads: Grads) -> list[int]:
         whole, each = got.double(), torch.stack([g.double() for g in grads])
-        return list(
-            min(
-                _choices(most)(len(grads)),
-                key=lambda chosen: float(error(whole, each[list(chosen)].sum(0), len(chosen))),
-            )
-        )
+
+        def wrong(chosen: Sequence[int]) -> float:
+            return float(error(whole, each[list(chosen)].sum(0), len(chosen)))
+
+        return list(min(choices(len(grads)), key=wrong))
 
     return found
 
@@ -104,8 +114,15 @@ _ALONE = (
     "resembles the sum, too: decide on all together."
 )
 _SEARCHES: list[tuple[Found, str]] = [
-    (_neighbours([]), "It finds only microbatches that follow each other."),
-    (_neighbours(None), "It finds only microbatches that follow each other."),
+    (
+        _nearest_first,
+        "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
+        "need not be in the sum: decide on all together.",
+    ),
+    *(
+        (search, "It finds only microbatches that follow each other.")
+        for search in (_neighbours([]), _neighbours(None), _smallest(choices=_runs))
+    ),
     (_always(lambda n: []), _NONE),
     (_always(lambda n: None), _NONE),
     (
@@ -114,16 +131,13 @@ _SEARCHES: list[tuple[Found, str]] = [
         "that brings the sum nearer need not be in it.",
     ),
     *((_by_weight(exact), _ROUNDING) for exact in (lambda w: w == 1, lambda w: w != 0, lambda w: w >= 1)),
-    (
-        _nearest_first,
-        "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
-        "need not be in the sum: decide on all together.",
-    ),
     (_always(lambda n: [n - 1]), "It finds the last one alone; that is not always the answer."),
     (_lost, "These are the microbatches that are *not* in the sum."),
+    (_each_alone(lambda g, got: g @ got > 0.5 * (g @ g)), _ALONE),
+    (_each_alone(lambda g, got: torch.cosine_similarity(g, got, dim=0) > 0.5), _ALONE),
     *(
         (
-            _smallest(lambda got, total, count: (got - total).norm(), most),
+            _smallest(choices=lambda n, most=most: _choices(n, most)),
             f"It tries no more than {most} microbatches together; any number may be left.",
         )
         for most in (2, 3)
@@ -132,8 +146,6 @@ _SEARCHES: list[tuple[Found, str]] = [
         _smallest(lambda got, total, count: (got - total / count).norm()),
         "This compares with the *mean* of the chosen gradients; got is their sum.",
     ),
-    (_each_alone(lambda g, got: g @ got > 0.5 * (g @ g)), _ALONE),
-    (_each_alone(lambda g, got: torch.cosine_similarity(g, got, dim=0) > 0.5), _ALONE),
     (
         lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
         "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
