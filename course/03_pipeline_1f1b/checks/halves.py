@@ -64,7 +64,7 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
     for one in (*given[0], *given[1]):
         watch.add(one)
     ys, dxs, early, made, halfway = [None] * n, [None] * n, 0.0, {"F": 0, "B": 0, "W": 0}, 0
-    returned = [None] * n
+    returned: list[Any] = [None] * n
     for word in order.split():
         kind, i = word[0], int(word[1:])
         before, counted = stage.grad.clone(), watch.products
@@ -78,7 +78,7 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
             else:
                 stage.weights(ids[i])
         if kind == "F":
-            returned[i] = ys[i].clone()
+            returned[i] = t.as_tensor(ys[i]).clone()
         made[kind] += watch.products - counted
         if kind != "W":
             early = max(early, float((stage.grad - before).abs().max()))

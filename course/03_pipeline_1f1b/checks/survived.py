@@ -7,6 +7,7 @@ matrices only, which the hidden cases have; what is wrong with the form of an an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
@@ -66,7 +67,8 @@ def _smallest(
         def wrong(chosen: Sequence[int]) -> float:
             return float(error(whole, each[list(chosen)].sum(0), len(chosen)))
 
-        return list(min(choices(len(grads)), key=wrong))
+        best: Sequence[int] = min(choices(len(grads)), key=wrong)
+        return list(best)
 
     return found
 
@@ -137,7 +139,7 @@ _SEARCHES: list[tuple[Found, str]] = [
     (_each_alone(lambda g, got: torch.cosine_similarity(g, got, dim=0) > 0.5), _ALONE),
     *(
         (
-            _smallest(choices=lambda n, most=most: _choices(n, most)),
+            _smallest(choices=partial(_choices, most=most)),
             f"It tries no more than {most} microbatches together; any number may be left.",
         )
         for most in (2, 3)
