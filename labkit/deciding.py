@@ -176,8 +176,13 @@ def _wrong(
         except Exception as error:  # an answer of a form that the judge did not expect is a wrong answer
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
-            return sentence, ()
+            return sentence, () if _compares(asked) else tuple(m.hint for m in asked.mistakes if made(m))
     return None, None
+
+
+def _compares(asked: Exercise) -> bool:
+    """Whether any case has a reference: then an answer that only `accept` refuses is right in value, and no mistake."""
+    return asked.reference is not None or any(case.reference for case in asked.cases)
 
 
 def _compared(asked: Exercise, got: Any, want: Any, hidden: bool) -> str | None:

@@ -199,7 +199,8 @@ class Exercise:
         function: name of the learner's function; by default the exercise's name.
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
-        mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint.
+        mistakes: tried in order against a wrong answer; the first that gives the same answer gives the hint. Where no
+            case has a reference, against one that `accept` refuses.
         errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
             recognised; beside an error at the second.

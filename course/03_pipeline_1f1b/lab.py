@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Lab 03 · Pipeline parallelism
 #
-# A pipeline cuts a model across its layers and gives each rank a few of them. Most ranks then wait most of the time,
-# unless each does its work in a good *order*. An order is a list. You write four of them, run them on real processes,
-# and compare each with its prediction.
+# A pipeline cuts a model across its layers and gives each rank a few of them. How long the ranks then wait for each
+# other depends on the *order* in which each does its work. We write an order down as a list, one for each rank. You
+# write four functions that make such lists, run the lists on real processes, and compare each run with its prediction.
 #
 # | part | you build | time |
 # |---|---|---|
@@ -29,9 +29,9 @@
 # %lab 03_pipeline_1f1b
 
 # %% [markdown]
-# Before anything else, guess. Eight GPUs form a pipeline, each holds an eighth of the layers. A batch is cut into eight
-# parts that pass through one after the other, and a backward takes twice as long as a forward. For what share of the
-# time is a GPU idle?
+# Before anything else, guess. Eight GPUs form a pipeline, and each holds an eighth of the layers. A batch is cut into
+# eight parts that pass through one after the other, and a backward takes twice as long as a forward. For what share of
+# the time is a GPU idle?
 
 # %%
 guess("idle", None, "8 stages, 8 microbatches: idle for how many percent of the time?")  # a number in place of None
@@ -85,8 +85,8 @@ def draw(title, rows, v=1, live=True, most=0):
 draw("One microbatch on four ranks", ["F0 B0"] * 4, live=False)
 
 # %% [markdown]
-# At every moment three of four GPUs wait. The cure is to cut the batch into m *microbatches*, so that several are under
-# way at once. Their gradients add up to the gradient of the batch, so the result stays the same.
+# At every moment three of four ranks wait. The cure is to cut the batch into m *microbatches*, so that several are
+# under way at once. Their gradients add up to the gradient of the batch, so the result stays the same.
 #
 # ### By hand: two ranks, two microbatches
 #
@@ -94,10 +94,10 @@ draw("One microbatch on four ranks", ["F0 B0"] * 4, live=False)
 # |---|---|---|---|
 # | 0 to 1 | F0 | waits | rank 1 has no input yet |
 # | 1 to 2 | F1 | F0 | the output of F0 has arrived |
-# | 2 to 3 | waits | F1 | |
+# | 2 to 3 | waits | F1 | its B0 needs the gradient that rank 1 makes in B0 |
 # | 3 to 5 | waits | B0 | the last rank has the loss; it can go back without a message |
 # | 5 to 7 | B0 | B1 | the gradient of microbatch 0 has arrived at rank 0 |
-# | 7 to 9 | B1 | waits | |
+# | 7 to 9 | B1 | waits | the gradient of microbatch 1 has arrived; rank 1 has nothing left to do |
 #
 # Each rank works 2 · (1 + 2) = 6 steps of 9 and waits 3. Find each line of the table in the picture.
 
@@ -147,8 +147,9 @@ for m in (8, 16, 64):
 #
 # The simplest pipeline schedule (Huang et al., 2018): all forwards, then all backwards.
 #
-# **Exercise.** The list of one rank, as strings: `["F0", "F1", ..., "B0", ...]`. The backwards may come in any order
-# that all ranks share; in the paper's figure they go from the last microbatch to the first. In this exercise and in the
+# **Exercise.** The list of one rank, as strings: `["F0", "F1", ..., "B0", ...]`; microbatches count from 0. Waiting is
+# no word: a rank waits by itself until the input of its next word is there. The backwards may come in any order that
+# all ranks share; in the paper's figure they go from the last microbatch to the first. In this exercise and in the
 # other three that ask for a list, your code cannot import the package's own generators.
 
 # %%
@@ -168,9 +169,10 @@ check("gpipe")
 display(draw("Your GPipe: p=4, m=8", [gpipe(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
-# The grey steps under each row count the activations that a rank keeps: each from its F until its B is done. A rank of
-# GPipe keeps all m. What is that for GPT-3 on 8 × 8 GPUs, if a layer keeps 34 bytes for each token and hidden unit,
-# divided by t = 8 (lab 02, with sequence parallelism and without stored attention scores)?
+# The grey staircase under each row counts the activations that a rank keeps: each from its F until its B is done. A
+# rank of GPipe keeps all m. How much is that for GPT-3 on 8 stages of 8 GPUs each? A layer keeps 34 bytes for each
+# token and hidden unit, shared by the t = 8 GPUs of its stage (lab 02, with sequence parallelism and without stored
+# attention scores).
 
 # %%
 kept = 34 * h // t * tokens * 96 // 8  # bytes for one microbatch in the 12 layers of a rank
@@ -189,7 +191,8 @@ for m in (8, 64):
 # turn (hence the name); then the backwards that are left. By hand: rank 2 of p = 4, with m = 3, warms up with one
 # forward, so its list is F0, then F1 B0, F2 B1, then B2.
 #
-# **Exercise.** The list of one rank. With few microbatches there may be nothing but warm-up.
+# **Exercise.** The list of one rank. Where m is not larger than the warm-up, a rank does all m forwards, then all
+# backwards.
 
 # %%
 # %%exercise one_f_one_b
@@ -210,7 +213,7 @@ check("one_f_one_b")
 # %%
 # %%needs one_f_one_b
 rows = [one_f_one_b(rank, 4, 8) for rank in range(4)]
-display(draw("Your 1F1B: p=4, m=8 (grey steps on the scale of GPipe's)", rows, most=8))
+display(draw("Your 1F1B: p=4, m=8 (grey on the scale of GPipe's)", rows, most=8))
 
 # %% [markdown]
 # Compare the two pictures. The bubble is the same: 1F1B does not make the pipeline faster. But it bounds the memory:
@@ -219,27 +222,27 @@ display(draw("Your 1F1B: p=4, m=8 (grey steps on the scale of GPipe's)", rows, m
 #
 # ### What a wrong list does
 #
-# Lists that wait for each other stop all ranks. On a real machine you would see GPUs at 100 % (a kernel of NCCL that
-# waits is busy) and, ten minutes later, PyTorch's timeout. The executor of this lab checks every list before it runs;
-# that takes a millisecond. In these two lists rank 0 goes back before it has sent microbatch 1, and rank 1 wants
-# microbatch 1 before it goes back.
+# Two ranks that wait for each other stop the whole pipeline. On a real machine you would see GPUs at 100 %, because a
+# kernel of NCCL that waits counts as busy, and after ten minutes PyTorch's timeout. The executor of this lab checks all
+# lists before it runs them, which takes milliseconds. In these two lists rank 0 goes back before it has sent microbatch
+# 1, and rank 1 wants microbatch 1 before it goes back.
 
 # %%
 from minimegatron.viz.deadlock import draw_deadlock
 
 wrong = ["F0 B0 F1 B1", "F0 F1 B0 B1"]
 reached, waits = stuck(schedule_from_text("wrong", wrong))
-draw_deadlock([row.split() for row in wrong], reached, waits, "Each rank stands before what the other one needs")
+draw_deadlock([row.split() for row in wrong], reached, waits, "Deadlock: two ranks wait for each other")
 
 # %% [markdown]
-# A deadlock always has such a circle: go along an arrow, then back along the row to the box at which that rank stands,
-# and so on, until you are where you began. The checker writes the same circle as a sentence, which you may have met in
-# a check above.
+# A deadlock always has such a circle. Start at a framed box and go along its arrow. Then go left, along the row, to the
+# framed box there, and along its arrow, until you are where you began. The checker writes the same circle as a
+# sentence, which you may have met in a check above.
 #
 # **End of part A**, a good place to stop.
 
 # %% [markdown]
-# ## 3 · Implement, part B
+# ## 3 · Implement (part B)
 #
 # ### Interleaved 1F1B
 #
@@ -298,9 +301,9 @@ display(draw("Your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2)
 #
 # ### Why twice the warm-up?
 #
-# `2(p-r-1)` looks wasteful: `p-r-1` would run too, and it would keep fewer activations. The next cell tries both for
-# p = 8, m = 32, v = 4, and prints the bubble with factor 1 and with factor 2. In the first line messages are free; in
-# the second each takes a tenth of a chunk's forward, in the third half of one. Guess before you run the cell: how much
+# The factor 2 in `2(p-r-1) + (v-1)p` looks wasteful: with factor 1 the lists run, too, and keep fewer activations. The
+# next cell tries both for p = 8, m = 32, v = 4, and prints the two bubbles. In the first line messages are free; in the
+# second each takes a tenth of a chunk's forward, in the third half of one. Guess before you run the cell: how much
 # does the bubble grow from the first line to the last, with each factor?
 
 # %% tags=["hide-output"]
@@ -342,9 +345,12 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
 # B returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
 # check.
 #
-# **Exercise.** A stage that does the halves apart. Microbatches may come in any order, and their numbers come again
-# with the next batch. Keep y: B makes one matrix product only, so it cannot compute y again. `weights` *adds* to
-# `self.grad`. After it, the stage keeps no tensor of this microbatch: that is checked.
+# **Exercise.** A stage with a method for each of F, B and W.
+#
+# - `forward` keeps y, so that `backward` needs one matrix product only: dx. The check counts.
+# - `weights` computes dW and *adds* it to `self.grad`. After it the stage keeps no tensor of this microbatch.
+# - Several microbatches are under way at once, and their B and W may come in another order than their F. The next batch
+#   uses the same numbers again.
 
 # %%
 # %%exercise split_stage
@@ -440,8 +446,8 @@ display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 #   rank is idle between its first and its last action. The bubble is then a sixth of that of 1F1B, and no rank keeps
 #   more than rank 0 of 1F1B does.
 # - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
-#   While one of a pair computes, the messages of the other travel. In the picture a pair stands one after the other.
-#   It divides only some of the backwards.
+#   While one of a pair computes, the messages of the other travel. The picture draws the forward of a pair first and
+#   the backward right behind it. Only some of the backwards are divided.
 #
 # Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
 
@@ -460,8 +466,8 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 # ### Time against memory
 #
 # All schedules in one picture: to the right the activations that the fullest rank keeps, upwards the bubble. A chunk
-# counts as 1/v of an activation. Which points will move when m doubles, and in which direction? Guess, then run the cell
-# after this one. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones stood.
+# counts as 1/v of an activation. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones
+# stood.
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
@@ -499,6 +505,9 @@ if SLIDERS:
 
     interact(compare, p=(2, 8), m=(2, 64), v=(1, 4))
 
+# %% [markdown]
+# Now double m. Which points will move, and in which direction? Guess, then run the next cell.
+
 # %% tags=["hide-output"]
 # %%needs gpipe one_f_one_b interleaved zb_h1
 display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
@@ -511,7 +520,7 @@ display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", bef
 # **End of part B**, a good place to stop.
 
 # %% [markdown]
-# ## 4 · Run, and 5 · See (part C)
+# ## 4 · Run and 5 · See (part C)
 #
 # ### Predicted beside measured
 #
@@ -659,12 +668,13 @@ print("lists that add up in the same order agree in every bit:", all(same))
 #
 # Many models use one matrix for the embedding and for the output layer. In a pipeline the first stage embeds and the
 # last computes the logits, so both hold a copy, and each copy sees only the gradient of its own use. If each steps with
-# its own gradient, there are two different matrices after one step.
+# its own gradient, the two copies differ after one step.
 #
 # The cure: the two ranks sum their gradients. Equal copies that take equal steps stay equal. By hand: rank 0 has the
 # gradient (1, 2), the last rank (10, 20); then both return (11, 22).
 #
-# **Exercise.** Sum `grad` over the first and the last rank. Other ranks have `None` and return it; they send nothing.
+# **Exercise.** Sum `grad` over the first and the last of at least two ranks; both return the sum, and you may change
+# `grad` itself. Every other rank gets `None`, returns `None`, and sends nothing.
 # Remember lab 01: `dist.new_group` must be called by *every* rank, also by those that will not be in the group.
 #
 # A real program creates its groups once, when it starts (`comm/mesh.py`). This function gets nothing but a gradient, so
@@ -692,8 +702,8 @@ def sync_tied(grad: torch.Tensor | None) -> torch.Tensor | None:
 check("sync_tied")
 
 # %% [markdown]
-# Two things follow for the rest of the system. The gradient's *norm* counts the matrix once, not twice; and a
-# checkpoint saves it once.
+# Two other parts of a training program must know about the copies: the gradient's *norm* has to count the matrix once,
+# not twice, and a checkpoint has to save it once.
 #
 # ### On a machine with GPUs
 #
@@ -923,17 +933,18 @@ for step in range(41):
 print(f"gradient norm at the first step:   pipeline {norms[0]:.3f}   serial {norms[1]:.3f}")
 
 # %% [markdown]
-# The first loss is equal in all digits shown, and it falls as a loss should. The twin's falls faster; a real training
-# run has no twin, and its loss alone would show nothing. Beside the twin's, the norm of the first gradient shows at
-# once that something is lost.
+# At step 0 pipeline and twin have the same loss, in all digits shown. Then the pipeline's loss falls as a loss should,
+# but more slowly than the twin's. A real training run has no twin, and its loss alone would look healthy. The norm of
+# the first gradient shows the fault at once: the pipeline's is much smaller than the twin's, so a part of the gradient
+# is lost.
 #
 # *What* is lost? `evidence` holds, for each rank, the gradient with which the pipeline ended its first step and the
 # gradients of the eight microbatches, computed one by one in one process. If some microbatches were lost, the
 # pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0), (-2, 1,
 # 0) and (1, 1, 1), the sum (2, 1, 1) holds the first and the last, so the answer is [0, 2].
 #
-# **Exercise.** Which microbatches are in the sum? Return their indices in order. Gradients are similar, but different
-# enough that there is one answer.
+# **Exercise.** Which microbatches are in the sum? Return their indices in order: at least one, of at most eight. The
+# gradients are like each other, but only one selection has this sum, up to rounding.
 
 # %%
 # %%exercise survivors
@@ -960,45 +971,50 @@ for rank, (got, grads) in enumerate(evidence):
 
 # %% [markdown]
 # Only the last one is left. Now unfold the cell of the colleague's stage and find the line in `Stage.backward` that
-# does it, before you read on.
+# loses the others, before you read on.
 #
 # It is `self.grad = x.T @ dz`. It overwrites the gradient of the microbatches before, where `+=` would add to it (and
 # writing alone is faster than reading, adding and writing). The loss looked fine because the gradient of one microbatch
 # of eight points roughly in the right direction. It is too small, but Adam divides every gradient by its own size, so
-# the steps were as large as they should be. What was left was training with an eighth of the batch at the cost of the
-# whole.
+# the steps were as large as they should be. So the pipeline computed eight microbatches and trained with one of them.
 
 # %% [markdown]
 # ## 7 · Explain
 #
-# Questions an interviewer asks about pipelines. Say your answer aloud before you read on.
+# Questions an interviewer asks about pipelines. Say your answer aloud before you open the one here.
 #
-# 1. *GPipe and 1F1B have the same bubble. Why is 1F1B used?* It keeps at most p activations in place of m, so m can grow
-#    until the bubble no longer matters.
-# 2. *Why not v = 16 chunks?* More than v times the messages, more activations, and a chunk needs at least one layer.
-#    Below some size a chunk takes less time than the message it waits for.
-# 3. *Blocking `send` and `recv` in 1F1B hang. Where?* In the steady state: rank r sends forward to r+1 while r+1 sends
-#    back to r, and each waits until the other receives. Start sends without waiting, or fuse the send with the receive.
-# 4. *What does ZB-V cost?* No more activations than 1F1B, but twice the messages between ranks. It needs F, B and W of
-#    about equal length, at least 2p-1 microbatches, and an optimizer step that does not wait for the global gradient
-#    norm; else the ranks that finish first wait after all.
-# 5. *Which ranks hold the most memory in 1F1B?* The first keeps p activations, and the embedding. The last keeps one,
-#    and the logits. Real runs give both fewer layers.
+# 1. *GPipe and 1F1B have the same bubble. Why is 1F1B used?*
+#    <details><summary>answer</summary>It keeps at most p activations in place of m, so m can grow until the bubble no
+#    longer matters.</details>
+# 2. *Why not v = 16 chunks?*
+#    <details><summary>answer</summary>More than v times the messages, more activations, and a chunk needs at least one
+#    layer. Below some size a chunk takes less time than the message it waits for.</details>
+# 3. *Blocking `send` and `recv` in 1F1B hang. Where?*
+#    <details><summary>answer</summary>In the steady state: rank r sends forward to r+1 while r+1 sends back to r, and
+#    each waits until the other receives. Start sends without waiting, or fuse the send with the receive.</details>
+# 4. *What does ZB-V cost?*
+#    <details><summary>answer</summary>No more activations than 1F1B, but twice the messages between ranks. It needs F,
+#    B and W of about equal length, at least 2p-1 microbatches, and an optimizer step that does not wait for the global
+#    gradient norm; else the ranks that finish first wait after all.</details>
+# 5. *Which ranks hold the most memory in 1F1B?*
+#    <details><summary>answer</summary>The first keeps p activations, and the embedding. The last keeps one, and the
+#    logits. Real runs give both fewer layers.</details>
 #
-# **Exercise.** Numbers for any run. `tokens` is the size of a microbatch, activations are sent in bf16,
-# `kept_bytes_per_token_and_layer` is what a layer keeps for its backward. Return a dict:
+# **Exercise.** Numbers for any run. `layers` are those of the whole model, `tokens` those of one microbatch. The
+# activation of a token at a border is `hidden` numbers in bf16. For its backward a layer keeps
+# `kept_bytes_per_token_and_layer` bytes a token, in which the hidden size is already counted. Return a dict:
 #
 # | key | value |
 # |---|---|
-# | `idle_share` | the part of *all* the time that a rank is idle |
+# | `idle_share` | the part of *all* the time that a rank is idle, as a fraction |
 # | `microbatches_for_5_percent` | the fewest with which the *bubble* is at most 0.05; with chunks (v > 1) a multiple of p, because your `interleaved` takes no other |
 # | `kept_bytes_on_rank_0` | at the peak of 1F1B, or of interleaved 1F1B where v > 1 |
 # | `bytes_between_ranks` | sent over all borders together in one batch, both ways |
 #
-# By hand, for p = m = 2 and v = 1, with 2 layers, 1 token, hidden size 1 and 10 kept bytes: the idle share is 3/9; 20
-# microbatches; rank 0 keeps 2 microbatches in 1 layer, 20 bytes; and 2 microbatches cross 1 border both ways with 2
-# bytes each, 8 bytes. Another number: with p = 8 and v = 4, 35 microbatches would be enough, and the next multiple of 8
-# is 40.
+# By hand, for p = 3, m = 5 and v = 1, with 6 layers, 7 tokens, hidden size 11 and 13 kept bytes: the idle share is 6/21;
+# 40 microbatches; rank 0 keeps 3 microbatches in 2 layers, 3 · 2 · 7 · 13 = 546 bytes; and 5 microbatches cross 2
+# borders both ways with 7 · 11 numbers of 2 bytes, 5 · 2 · 2 · 7 · 11 · 2 = 3080 bytes. One more number: with p = 8 and
+# v = 4, 35 microbatches would be enough, and the next multiple of 8 is 40.
 
 # %%
 # %%exercise answers

@@ -16,19 +16,28 @@ WRONG: dict[str, list[Edit]] = {
         Edit(
             '[f"B{i}" for i in range(m)]',
             '[f"B{i}" for i in (range(m) if rank else range(m)[::-1])]',
-            told="are enough",
+            told="another order than rank 1",
         ),
     ],
     "one_f_one_b": [
-        Edit("p - rank - 1", "p - 1", told="are enough"),
-        Edit("p - rank - 1", "rank", told="waits for the"),
+        Edit("p - rank - 1", "p - 1", told="Every rank warms up with p-1 forwards here"),
+        Edit("p - rank - 1", "rank", told="Rank r warms up with r forwards here"),
+        Edit("p - rank - 1", "p - rank", told="one forward more than it has hops"),
+        Edit("p - rank - 1", "2 * (p - rank - 1)", told="twice as many forwards"),
+        Edit("p - rank - 1", "max(1, p - rank - 1)", told="the last rank warms up, too"),
         Edit("min(m, p - rank - 1)", "p - rank - 1", told="is no action"),
         Edit('[f"F{warmup + i}", f"B{i}"]', '[f"B{i}", f"F{warmup + i}"]', told="before its own F"),
     ],
     "interleaved": [
-        Edit("v - 1 - c", "c", told="deadlock"),
-        Edit("2 * (p - rank - 1) + (v - 1) * p", "p - rank - 1", told="before its own F"),
-        Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", told="activations at a time"),
+        Edit("v - 1 - c", "c", told="A gradient comes out of the last chunk first"),
+        Edit("2 * (p - rank - 1) + (v - 1) * p", "p - rank - 1", told="before microbatch 0 has passed the last chunk"),
+        Edit("2 * (p - rank - 1) + (v - 1) * p", "2 * (p - rank - 1)", told="before microbatch 0 has passed"),
+        Edit("2 * (p - rank - 1) + (v - 1) * p", "len(table)", told="This is GPipe with chunks"),
+        Edit("2 * (p - rank - 1)", "2 * rank", told="rank 0 is the farthest"),
+        Edit("2 * (p - rank - 1)", "2 * (p - rank)", told="with two forwards more than asked"),
+        Edit("(v - 1) * p", "v * p", told="a whole group of p forwards more"),
+        Edit("(v - 1) * p", "(v - 1) * m", told="The warm-up grows with m"),
+        Edit("min(len(table), ", "min(m, ", told="cut off at m forwards"),
     ],
     "split_stage": [
         Edit("self.grad += x.T @ dz", "self.grad = x.T @ dz", told="that of the last W alone; each W *adds*"),
@@ -75,10 +84,25 @@ WRONG: dict[str, list[Edit]] = {
             "if True:",
             ("W{i - rank}", "W{i}"),
             ("range(max(0, m - rank), m)", "[]"),
-            told="are enough",
+            told="W right after B here",
         ),
         # all W at the end: even slower, and the memory of GPipe
-        Edit("if i >= rank:", "if False:", ("range(max(0, m - rank), m)", "range(m)"), told="are enough"),
+        Edit("if i >= rank:", "if False:", ("range(max(0, m - rank), m)", "range(m)"), told="All W come at the end"),
+        # mirrored, and the same on all ranks
+        Edit(
+            "if i >= rank:",
+            "if i >= p - 1 - rank:",
+            ("W{i - rank}", "W{i - (p - 1 - rank)}"),
+            ("range(max(0, m - rank), m)", "range(max(0, m - (p - 1 - rank)), m)"),
+            told="Rank 0 puts its W off longest",
+        ),
+        Edit(
+            "if i >= rank:",
+            "if i >= p - 1:",
+            ("W{i - rank}", "W{i - (p - 1)}"),
+            ("range(max(0, m - rank), m)", "range(max(0, m - (p - 1)), m)"),
+            told="Every rank puts its W off by p-1",
+        ),
         Edit(
             """        todo.append(f"B{i}")
         if i >= rank:
@@ -95,8 +119,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
         Edit("chunks * (layers // (p * v))", "m * (layers // p)", told="GPipe's memory"),
         Edit("chunks * (layers // (p * v))", "chunks * layers", told="what all layers together keep"),
-        Edit("2 * (p * v - 1)", "(p * v - 1)", told="come back: twice"),
+        Edit("2 * (p * v - 1)", "(p * v - 1)", told="This is half of the bytes"),
         Edit("2 * (p * v - 1)", "2 * (p - 1)", told="p*v - 1 borders"),
+        Edit("2 * (p * v - 1)", "2 * p * v", told="one border fewer"),
+        Edit("2 * (p * v - 1)", "2 * v * (p - 1)", told="back to the first: that is a border, too"),
+        Edit("2 * (p * v - 1) * m", "2 * (p * v - 1)", told="bytes of one microbatch"),
+        Edit("warmup + 1", "warmup", told="the warm-up alone"),
+        Edit("bubble / (1 + bubble)", "100 * bubble / (1 + bubble)", told="in percent here"),
     ],
 }
 

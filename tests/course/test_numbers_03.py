@@ -48,7 +48,8 @@ def _numbers() -> list[str]:
     two = planned("gpipe", 2, 2)
     inter, one = planned("interleaved", 4, 8), planned("1f1b", 4, 8)
     y = math.tanh(1)
-    tiny = PREDICTED.answers(**PREDICTED._BY_HAND)
+    run = PREDICTED._BY_HAND
+    tiny = PREDICTED.answers(**run)
     a, b, c, d = (
         words("1f1b", 4, 3, 2),
         words("interleaved", 2, 4, 1),
@@ -80,9 +81,11 @@ def _numbers() -> list[str]:
         f"then both return ({tied[0][0]}, {tied[0][1]})",
         f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1]), GRADIENTS._BASIS)}.",
         "of the gradients (1, 0, 0), (-2, 1, 0) and (1, 1, 1)",
-        f"the idle share is 3/9; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 2 microbatches in 1 "
-        f"layer, {tiny['kept_bytes_on_rank_0']} bytes; and 2 microbatches cross 1 border both ways with 2 bytes each, "
-        f"{tiny['bytes_between_ranks']} bytes.",
+        f"for p = {run['p']}, m = {run['m']} and v = {run['v']}, with {run['layers']} layers, {run['tokens']} tokens, "
+        f"hidden size {run['hidden']} and {run['kept_bytes_per_token_and_layer']} kept bytes: the idle share is "
+        f"6/{6 / tiny['idle_share']:g}; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 3 microbatches "
+        f"in 2 layers, 3 · 2 · 7 · 13 = {tiny['kept_bytes_on_rank_0']} bytes; and 5 microbatches cross 2 borders both "
+        f"ways with 7 · 11 numbers of 2 bytes, 5 · 2 · 2 · 7 · 11 · 2 = {tiny['bytes_between_ranks']} bytes.",
         f"with p = 8 and v = 4, {PREDICTED._fewest(8, 4, in_groups=False)} microbatches would be enough, and the next "
         f"multiple of 8 is {PREDICTED._fewest(8, 4)}.",
     ]  # fmt: skip
@@ -106,7 +109,7 @@ def test_the_table_by_hand_is_the_plan_of_two_ranks_and_two_microbatches() -> No
 
 def test_three_of_four_ranks_wait_while_one_microbatch_passes() -> None:
     plan = planned("gpipe", 4, 1)
-    assert plan.makespan == sum(plan.busy) and "At every moment three of four GPUs wait." in LAB
+    assert plan.makespan == sum(plan.busy) and "At every moment three of four ranks wait." in LAB
 
 
 def test_the_claims_about_bubbles() -> None:

@@ -14,6 +14,8 @@ import torch
 from labkit.checks import at_most
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
+from .survived import MISTAKES, survivors
+
 Inputs = list[dict[str, Any]]
 
 # ------------------------------------------------------------------------------------------------- tied weights
@@ -45,6 +47,10 @@ def _zeros_between(ranks: Inputs) -> list[Any]:
 
 def _between_too(ranks: Inputs) -> list[Any]:
     return [_tied(ranks)[0]] * len(ranks)
+
+
+def _own_twice(ranks: Inputs) -> list[Any]:
+    return [None if t is None else t + r["grad"] for r, t in zip(ranks, _tied(ranks), strict=True)]
 
 
 def _one_end_only(end: int) -> Callable[[Inputs], list[Any]]:
@@ -80,7 +86,7 @@ TIED = Exercise(
     drive=_drive_tied,
     changes=("grad",),  # `tied.grad = sync_tied(tied.grad)`: its caller has no other use for it
     cases=[
-        Case("2 ranks: [1, 2] and [10, 20]",
+        Case("2 ranks: [1, 2] and [10, 20], then three times as much",
              [{"grad": torch.tensor([[1.0, 2.0]])}, {"grad": torch.tensor([[10.0, 20.0]])}]),
         Case("other tensors on 2 ranks", _on(2), hidden=True),
         Case("3 ranks: the one between has nothing to sum", _on(3), hidden=True),
@@ -98,6 +104,18 @@ TIED = Exercise(
         ),
         Mistake(_in_two_steps(_zeros_between), "A rank between holds no copy: it gets None and returns None."),
         Mistake(_in_two_steps(_between_too), "A rank between holds no copy: it gets None and returns None."),
+        Mistake(
+            lambda ranks: [[None, None] for _ in ranks],
+            "Every rank gets None back. dist.all_reduce changes its tensor and returns nothing.",
+        ),
+        Mistake(
+            _in_two_steps(lambda ranks: [ranks[-1]["grad"], *[None] * (len(ranks) - 2), ranks[0]["grad"]]),
+            "Each copy gets the other's gradient here, without its own.",
+        ),
+        Mistake(
+            _in_two_steps(_own_twice),
+            "Each copy's own gradient is in its sum twice.",
+        ),
         *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
           for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
@@ -108,40 +126,6 @@ TIED = Exercise(
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------- who has survived
-
-
-def survivors(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
-    """Indices i with got = sum of grads[i]."""
-    columns = torch.stack([g.flatten().double() for g in grads], dim=1)
-    weights = torch.linalg.lstsq(columns, got.flatten().double()[:, None]).solution[:, 0]
-    return [i for i, w in enumerate(weights.tolist()) if w > 0.5]
-
-
-def _always(value: Any) -> Callable[..., Any]:
-    return lambda got, grads: value
-
-
-def _by_weight(chosen: Callable[[float], bool]) -> Callable[..., list[int]]:
-    """By the weights of a least-squares problem in the dtype of the gradients, with a bound that rounding can miss."""
-
-    def found(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
-        columns = torch.stack([g.flatten() for g in grads], dim=1)
-        weights = torch.linalg.lstsq(columns, got.flatten()[:, None]).solution.flatten()
-        return [i for i, w in enumerate(weights.tolist()) if chosen(w)]
-
-    return found
-
-
-def _nearest_first(got: torch.Tensor, grads: list[torch.Tensor]) -> list[int]:
-    """Take what leaves the smallest rest, again and again, while the rest becomes smaller."""
-    rest, left = got, list(range(len(grads)))
-    while left:
-        best = min(left, key=lambda i: float((rest - grads[i]).norm()))
-        if (rest - grads[best]).norm() >= rest.norm():
-            break
-        rest = rest - grads[best]
-        left.remove(best)
-    return [i for i in range(len(grads)) if i not in left]
 
 
 def _some(
@@ -183,34 +167,12 @@ SURVIVORS = Exercise(
         Case("the first and the last", {"got": torch.tensor([2.0, 1.0, 1.0]), "grads": _BASIS}),
         Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True, fixed=[_these(5, *range(5))]),
         Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True,
-             fixed=[_these(6, i) for i in range(6)]),
+             fixed=[_these(6, 2, alike=0.0), *(_these(6, i) for i in range(6))]),
         Case("any of them", _some(_subset), points=2, hidden=True, fixed=[
-            _nearly_the_sum, _these(5, 1, 3), _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
+            _these(5, 1, 3), _nearly_the_sum, _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
             _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
-    mistakes=[
-        *(Mistake(nothing, "It finds none, though several are in the sum. A sum of several equals no single gradient, "
-                  "and it is right only up to rounding: compare with a tolerance, or round the weights.")
-          for nothing in (_always([]), _always(None))),
-        Mistake(
-            lambda got, grads: list(range(len(grads))),
-            "This finds all, but some did not survive. A weight of 1e-8 is a 0 with a rounding error; and a gradient "
-            "that brings the sum nearer need not be in it.",
-        ),
-        *(Mistake(exact, "Right up to rounding: compare with a tolerance, or round the weights.")
-          for exact in (_by_weight(lambda w: w == 1), _by_weight(lambda w: w != 0), _by_weight(lambda w: w >= 1))),
-        Mistake(
-            _nearest_first,
-            "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
-            "need not be in the sum: decide on all together.",
-        ),
-        Mistake(lambda got, grads: [len(grads) - 1], "It finds the last one alone; that is not always the answer."),
-        Mistake(
-            lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
-            "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
-            "negative product with it, and one that is not a positive product.",
-        ),
-    ],
+    mistakes=MISTAKES,
     idea="Each microbatch is in the sum or is not: one unknown for each, and every entry of the tensor is an equation.",
     hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
     "least-squares problem with a column for each microbatch.",

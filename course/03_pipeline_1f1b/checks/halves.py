@@ -64,6 +64,7 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
     for one in (*given[0], *given[1]):
         watch.add(one)
     ys, dxs, early, made, halfway = [None] * n, [None] * n, 0.0, {"F": 0, "B": 0, "W": 0}, 0
+    returned: list[Any] = [None] * n
     for word in order.split():
         kind, i = word[0], int(word[1:])
         before, counted = stage.grad.clone(), watch.products
@@ -76,16 +77,17 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
                 dxs[i] = stage.backward(ids[i], given[1][i]).detach()
             else:
                 stage.weights(ids[i])
+        if kind == "F":
+            returned[i] = t.as_tensor(ys[i]).clone()
         made[kind] += watch.products - counted
         if kind != "W":
             early = max(early, float((stage.grad - before).abs().max()))
-    changed = [
-        name for name, mine, of in (("x", given[0], xs), ("dy", given[1], dys)) if not all(map(t.equal, mine, of))
-    ]
+    pairs = ("x", given[0], xs), ("dy", given[1], dys), ("y", ys, returned)
+    changed = [name for name, mine, of in pairs if not all(map(t.equal, mine, of))]
     said = {"y": [y if y is None else y.clone() for y in ys], "dx": [d if d is None else d.clone() for d in dxs]}
     grad = t.as_tensor(stage.grad).detach().clone()
     watch.bytes.pop(stage.grad.untyped_storage()._cdata, None)
-    del ys, dxs, given, one, before
+    del ys, returned, dxs, given, pairs, one, before
     return {
         **said,
         "grad": grad,
@@ -108,9 +110,18 @@ def _halves(weight: torch.Tensor, xs: list, dys: list, ids: list, order: str) ->
     return {"y": as_given[0], "dx": as_given[1], "grad": grad.to(weight.dtype)}
 
 
+def _input_half(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (dy * (1 - y**2)) @ w.T
+
+
+def _weight_half(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.T @ (dy * (1 - y**2))
+
+
 _OF_DX = {  # what B returns in place of dz @ W.T
     "this is dy @ W.T; the slope of tanh is missing": lambda x, y, dy, w: dy @ w.T,
     "the slope of tanh is 1 - y², not 1 - y": lambda x, y, dy, w: (dy * (1 - y)) @ w.T,
+    "the slope of tanh is 1 - y², of the output; this takes z": lambda x, y, dy, w: (dy * (1 - (x @ w) ** 2)) @ w.T,
     "the slope of tanh is 1 - y², of the output; this takes x": lambda x, y, dy, w: (dy * (1 - x**2)) @ w.T,
     "this is dz @ W; the weight is to be transposed": lambda x, y, dy, w: (dy * (1 - y**2)) @ w,
     "this is dz; the product with the weight is missing": lambda x, y, dy, w: dy * (1 - y**2),
@@ -120,6 +131,7 @@ _OF_GRAD = {  # what a W adds in place of x.T @ dz
     "it adds up dz.T @ x, which is the gradient transposed": lambda x, y, dy, w: (dy * (1 - y**2)).T @ x,
     "the slope of tanh is 1 - y², not 1 - y": lambda x, y, dy, w: x.T @ (dy * (1 - y)),
     "it adds up y.T @ dz; the input x belongs there": lambda x, y, dy, w: y.T @ (dy * (1 - y**2)),
+    "each W divides by the number of tokens; nothing is averaged": lambda x, y, dy, w: x.T @ (dy * (1 - y**2)) / len(x),
 }
 
 
@@ -131,11 +143,29 @@ def _recognised(name: str, answer: Answer, i: int) -> str | None:
         (x.double(), torch.tanh(x.double() @ w), dy.double()) for x, dy in zip(inputs["xs"], inputs["dys"], strict=True)
     ]
     if name == "dx":
-        return next((said for said, wrong in _OF_DX.items() if _gives(wrong, [given[i]], w, got["dx"][i])), None)
+        if known := next((said for said, wrong in _OF_DX.items() if _gives(wrong, [given[i]], w, got["dx"][i])), None):
+            return known
+        other = [(x, y, given[i][2]) for j, (x, y, _) in enumerate(given) if j != i]
+        if any(_gives(_input_half, [one], w, got["dx"][i]) for one in other):
+            return "it is computed with y of another microbatch; several are under way"
     if name == "grad":
-        done = [given[int(word[1:])] for word in inputs["order"].split() if word[0] == "W"]
-        if len(done) > 1 and _gives(lambda x, y, dy, w: x.T @ (dy * (1 - y**2)), done[-1:], w, got["grad"]):
+        places = [int(word[1:]) for word in inputs["order"].split() if word[0] == "W"]
+        done = [given[place] for place in places]
+        if not got["grad"].any():
+            return "self.grad is still 0, and each W *adds* to it"
+        if len(done) > 1 and _gives(_weight_half, done[-1:], w, got["grad"]):
             return "it is that of the last W alone; each W *adds* its part"
+        ids = inputs["ids"]
+        first = [given[place] for place in places if ids.index(ids[place]) == place]
+        if len(first) < len(done) and _gives(_weight_half, first, w, got["grad"]):
+            return "a microbatch of the next batch, with a number that was there before, is left out"
+        others = [one for i, one in enumerate(given) if i not in places]
+        if len(done) == 1 and any(_gives(_weight_half, [one], w, got["grad"]) for one in others):
+            return "it is that of another microbatch than the one that W was called with"
+        if len(done) > 1 and any(
+            _gives(_weight_half, [(x, y, dy) for x, _, _ in done], w, got["grad"]) for _, y, dy in given
+        ):
+            return "every W multiplies with the dz of one and the same microbatch; each has its own"
         return next((said for said, wrong in _OF_GRAD.items() if _gives(wrong, done, w, got["grad"])), None)
     return None
 
@@ -167,8 +197,10 @@ def _not_early(answer: Answer) -> str | None:
 
 
 def _leaves_its_inputs(answer: Answer) -> str | None:
-    changed = answer.value["changed"]
-    return f"it changes {' and '.join(changed)}, which it was given: compute on a copy" if changed else None
+    changed = [name for name in answer.value["changed"] if name != "y"]
+    if changed:
+        return f"it changes {' and '.join(changed)}, which it was given: compute on a copy"
+    return "it changes y after it has returned it: compute on a copy" if answer.value["changed"] else None
 
 
 def _b_alone(answer: Answer) -> str | None:
@@ -181,6 +213,14 @@ def _b_alone(answer: Answer) -> str | None:
     if answer.value["halfway"] > room:
         return (f"after {n} B and before any W it holds {answer.value['halfway']} bytes, about a weight for each "
                 "microbatch: x.T @ dz was computed in B, and belongs to W")  # fmt: skip
+    return None
+
+
+def _no_gradients_kept(answer: Answer) -> str | None:
+    """After the last W there is less than two weights beside `self.grad`: the parts are added, not collected."""
+    inputs, held = answer.inputs, answer.value["held"]
+    if held > 2 * inputs["weight"].nbytes > 2 * _tokens(inputs):
+        return f"after the last W {held} bytes are still kept beside self.grad: x.T @ dz of past microbatches"
     return None
 
 
@@ -254,16 +294,19 @@ STAGE = Exercise(
     "split_stage",
     function="SplitStage",
     drive=_drive_stage,
-    accept=[_not_early, _right_halves, _leaves_its_inputs],
+    accept=[_not_early, _leaves_its_inputs, _right_halves],
     cases=[
-        Case("one microbatch, weight 1 on the diagonal; two, weight [[1, 2], [0, 1]]", _ONE, fixed=[_TWO]),
+        Case("one microbatch, weight 1 on the diagonal; two, weight [[1, 2], [0, 1]]", _ONE, fixed=[_TWO],
+             errors={"KeyError": "Under this microbatch's number nothing is kept any more, or not yet: what F keeps, B "
+                                 "and W both need."}),
         Case("several microbatches, each with its W; then nothing is kept", _stage_inputs(_w_last), points=2,
              hidden=True, accept=[_nothing_kept], fixed=[
                 _stage_inputs(_w_last, **_LONG), _stage_inputs(_one_by_one, **_LONG, ids=[4, 7, 4]),
                 _stage_inputs(_mixed, **_LONG), _stage_inputs(_w_last, dtype=torch.float64)]),
         Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True, fixed=[
             _stage_inputs(_one_w, n=3), _stage_inputs(_one_by_one, n=3, ids=[2, 0, 2])]),
-        Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True, accept=[_b_alone],
+        Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True,
+             accept=[_b_alone, _no_gradients_kept],
              fixed=[_stage_inputs(_w_last, **_WIDE)]),
     ],
     idea="Which tensors does B need, which does W need, and which call is the last to need each of them?",

@@ -44,6 +44,7 @@ BUBBLE = Exercise(
                 {"p": 4, "m": 6, "v": 1},
                 {"p": 7, "m": 7, "v": 3},
                 {"p": 2, "m": 5, "v": 1},
+                {"p": 3, "m": 1, "v": 1},
                 {"p": 5, "m": 10, "v": 4},
             ],
         ),
@@ -75,6 +76,19 @@ BUBBLE = Exercise(
         Mistake(
             lambda p, m, v: 100 * (p - 1) / (v * m), "That is the bubble in percent. Asked is the fraction itself."
         ),
+        Mistake(lambda p, m, v: v * (p - 1) / m, "Chunks make the bubble larger here: a hop takes v times as long."),
+        Mistake(lambda p, m, v: 3 * (p - 1) / v, "These are the idle steps alone. Asked is idle time over work."),
+        Mistake(lambda p, m, v: m * v / (p - 1) if p > 1 else 0.0, "This is work over idle time: the other way round."),
+        Mistake(lambda p, m, v: m * v / (m * v + p - 1), "This is the share of all time in which a rank works."),
+        Mistake(
+            lambda p, m, v: p * (p - 1) / (m * v),
+            "This is the idle time of all ranks over the work of one: take one rank.",
+        ),
+        Mistake(
+            lambda p, m, v: (p - 1) / (p * m * v),
+            "This is the idle time of one rank over the work of all: take one rank.",
+        ),
+        Mistake(lambda p, m, v: (p - 1) / (m + v - 1), "v is added to m here. Chunks do not add microbatches."),
         Mistake(
             lambda p, m, v: (p - 1) // v / m, "You divide whole numbers and lose the remainder: a bubble is a fraction."
         ),
@@ -108,6 +122,11 @@ def _fewest(p: int, v: int, wanted: Fraction = Fraction(1, 20), in_groups: bool 
     return fewest + -fewest % p if v > 1 and in_groups else fewest
 
 
+def _above(number: int, p: int, v: int) -> int:
+    """The first count above `number` that is allowed."""
+    return number + 1 + (-(number + 1) % p if v > 1 else 0)
+
+
 def _few(**changes: Any) -> Callable[..., dict[str, Any]]:
     return instead(answers, microbatches_for_5_percent=lambda p, v, **_: _fewest(p, v, **changes))
 
@@ -130,9 +149,15 @@ def _all_kept(p: int, m: int, layers: int, tokens: int, kept_bytes_per_token_and
     return m * (layers // p) * tokens * kept_bytes_per_token_and_layer
 
 
-def _bytes(borders: Callable[[int, int], int], ways: int = 2) -> Callable[..., dict[str, Any]]:
-    return instead(answers, bytes_between_ranks=lambda p, m, v, tokens, hidden, **_: ways * borders(p, v) * m * tokens
-                   * hidden * 2)  # fmt: skip
+def _times(key: str, factor: Callable[..., Fraction | float], hint: str) -> Mistake:
+    """One number is this factor of what it should be: a forgotten or an additional one."""
+
+    def wrong(**run: Any) -> dict[str, Any]:
+        right = answers(**run)
+        value = Fraction(right[key]) * Fraction(factor(**run))
+        return {**right, key: value.numerator if value.denominator == 1 else float(value)}
+
+    return Mistake(wrong, hint)
 
 
 _GPT3 = {
@@ -141,7 +166,7 @@ _GPT3 = {
 }  # fmt: skip
 
 _BY_HAND = {
-    "p": 2, "m": 2, "v": 1, "layers": 2, "tokens": 1, "hidden": 1, "kept_bytes_per_token_and_layer": 10,
+    "p": 3, "m": 5, "v": 1, "layers": 6, "tokens": 7, "hidden": 11, "kept_bytes_per_token_and_layer": 13,
 }  # fmt: skip
 
 _RUN = {"layers": 72, "tokens": 3, "hidden": 5, "kept_bytes_per_token_and_layer": 7}
@@ -169,11 +194,39 @@ def _ahead(p: int, v: int) -> int:
     return p - 1 if v == 1 else 2 * (p - 1) + (v - 1) * p
 
 
+def _at_borders(borders: Callable[[int, int], int], hint: str) -> Mistake:
+    return _times("bytes_between_ranks", lambda p, v, **_: Fraction(borders(p, v), p * v - 1), hint)
+
+
+_SHARE, _KEPT, _SENT = "idle_share", "kept_bytes_on_rank_0", "bytes_between_ranks"
+_FACTORS = [
+    _times(_SHARE, lambda **_: 100, "The idle share is in percent here; asked is the fraction itself."),
+    _times(_KEPT, lambda hidden, **_: hidden, "The kept bytes are multiplied by the hidden size, which is in them."),
+    _times(_KEPT, lambda tokens, **_: Fraction(1, tokens), "These are the bytes for one token of a microbatch."),
+    _times(_KEPT, lambda m, **_: Fraction(1, m), "A microbatch has `tokens` tokens; they are not shared by m again."),
+    _times(_SENT, lambda **_: 2, "These are twice the bytes: a number has 2 bytes, and a message counts once, where it "
+           "is sent."),
+    _times(_SENT, lambda **_: Fraction(1, 2), "This is half of the bytes: activations go forward *and* gradients come "
+           "back, and a number in bf16 has 2 bytes."),
+    _times(_SENT, lambda m, **_: Fraction(1, m), "These are the bytes of one microbatch; a batch has m of them."),
+    _times(_SENT, lambda hidden, **_: Fraction(1, hidden), "These are the bytes of one number a token."),
+    _times(_SENT, lambda tokens, **_: Fraction(1, tokens), "These are the bytes of one token of each microbatch."),
+    _times(_SENT, lambda p, **_: Fraction(1, p), "These are the bytes of one rank; asked are those of all borders."),
+    _times(_SENT, lambda hidden, **run: Fraction(run["kept_bytes_per_token_and_layer"], 2 * hidden),
+           "What a layer keeps stays on its rank; what travels is one activation."),
+    _at_borders(lambda p, v: p - 1, "With v chunks a microbatch crosses p*v - 1 borders, not p - 1."),
+    _at_borders(lambda p, v: p * v, "There are p*v stages here, and one border fewer."),
+    _at_borders(lambda p, v: v * (p - 1), "Between two chunks a microbatch goes from the last rank back to the first: "
+                "that is a border, too."),
+    _at_borders(lambda p, v: 1, "These are the bytes of one border; asked are those of all borders together."),
+]  # fmt: skip
+
+
 QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("2 stages, 2 microbatches: by hand", _BY_HAND),
+        Case("3 stages, 5 microbatches: by hand", _BY_HAND),
         Case("GPT-3 on 8 stages with 4 chunks a rank", {**_GPT3, "v": 4}),
         Case("other runs", _a_run, points=2, hidden=True, fixed=[_GPT3, *_RUNS]),
     ],
@@ -181,6 +234,10 @@ QUESTIONS = Exercise(
         Mistake(
             instead(answers, idle_share=lambda p, m, v, **_: (p - 1) / (v * m)),
             "That is idle time over work, the bubble. Asked is the part of *all* time, work and idle time together.",
+        ),
+        Mistake(
+            instead(answers, idle_share=lambda p, m, **_: (p - 1) / (m + p - 1)),
+            "That is the idle share with one chunk a rank.",
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, _ahead(p, v) + 1), lambda p, v: 1),
@@ -203,6 +260,27 @@ QUESTIONS = Exercise(
             "With one chunk any number of microbatches will do: only chunks want a multiple of p.",
         ),
         Mistake(
+            instead(answers, microbatches_for_5_percent=lambda p, v, **_: _above(20 * (p - 1) // v, p, v)),
+            "At *most* 0.05: a bubble of exactly 0.05 is small enough.",
+        ),
+        Mistake(
+            instead(answers, microbatches_for_5_percent=lambda p, v, **_: _above(20 * (p - 1) - 1, p, v)),
+            "That is the number for one chunk. With v chunks the bubble is smaller already.",
+        ),
+        Mistake(
+            instead(
+                answers, microbatches_for_5_percent=lambda p, v, **_: (n := _fewest(p, v, in_groups=False)) - n % p
+            ),
+            "That is rounded down to a multiple of p: with so few the bubble is above 0.05.",
+        ),
+        Mistake(
+            instead(
+                answers,
+                microbatches_for_5_percent=lambda p, v, **_: (n := _fewest(p, v)) + -n % (p * v if v > 1 else 1),
+            ),
+            "That is a multiple of p*v. The groups have p microbatches, each of which passes all chunks.",
+        ),
+        Mistake(
             _few(wanted=Fraction(1, 19)),
             "The *bubble* is to be at most 0.05, idle time over work; that is not 5 percent of all the time.",
         ),
@@ -216,9 +294,16 @@ QUESTIONS = Exercise(
                 lambda p, m, v: min(m, _ahead(p, v) + 1),
             )
         ),
+        *(
+            Mistake(
+                _kept(chunks, lambda p, v: p * v),
+                "With chunks rank 0 warms up otherwise than in plain 1F1B: look at your `interleaved`.",
+            )
+            for chunks in (lambda p, m, v: min(m * v, p), lambda p, m, v: min(m, p) * v)
+        ),
         Mistake(
-            _kept(lambda p, m, v: min(m * v, p), lambda p, v: p * v),
-            "With chunks rank 0 warms up longer than in plain 1F1B: look at your `interleaved`.",
+            _kept(lambda p, m, v: min(m * v, _ahead(p, v)), lambda p, v: p * v),
+            "That is the warm-up alone. Before the first backward comes one more forward.",
         ),
         Mistake(
             _kept(lambda p, m, v: min(m * v, 2 * (p - 1) + (v - 1) * p + 1), lambda p, v: p * v),
@@ -228,9 +313,7 @@ QUESTIONS = Exercise(
             _kept(lambda p, m, v: min(m * v, _ahead(p, v) + 1), lambda p, v: p),
             "A chunk is layers/(pv) layers, not all layers of the rank.",
         ),
-        Mistake(_bytes(lambda p, v: p * v - 1, ways=4), "bf16 has 2 bytes a number."),
-        Mistake(_bytes(lambda p, v: p * v - 1, ways=1), "Activations go forward and gradients come back: twice."),
-        Mistake(_bytes(lambda p, v: p - 1), "With v chunks a microbatch crosses p*v - 1 borders, not p - 1."),
+        *_FACTORS,
     ],
     idea="Work out the run by hand below the questions first, then change one of its numbers at a time.",
     hint="bubble = (p-1)/(vm). Its share of all time is bubble / (1 + bubble). Rank 0 keeps warm-up + 1 chunks of "

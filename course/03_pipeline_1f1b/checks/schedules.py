@@ -2,7 +2,8 @@
 
 A list of actions has no single right answer, so a schedule is judged by what it does: the checker says whether it runs,
 the simulator how long it takes, and counting how many activations each rank keeps. All three are the package's own,
-beside the schedules that it runs. A rule is a function of the schedule and of its sizes.
+beside the schedules that it runs. A rule is a function of the schedule and of its sizes. Lists that many write by a
+misreading are known (`misread`).
 
 A list costs microseconds, so nothing is left to chance: a case asks for the lists of all sizes in a range, and names
 the first that is wrong. Sizes drawn beyond the range find an answer that knows the range.
@@ -21,6 +22,8 @@ from minimegatron.errors import ConfigError
 from minimegatron.parallel.actions import Action, Schedule, round_robin
 from minimegatron.parallel.schedule_check import check, peak_live
 from minimegatron.parallel.schedule_sim import Costs, simulate
+
+from . import misread
 
 Sizes = dict[str, int]
 Rule = Callable[[Schedule, Sizes], str | None]
@@ -54,9 +57,18 @@ def _read(lists: Any, sizes: Sizes) -> Schedule:
 
 def _actions(row: Any, rank: int) -> tuple[Action, ...]:
     """A list of words such as F0 or B3.1, or one string of them."""
+    if isinstance(row, list | tuple) and any(_waits(word) for word in row):
+        raise ConfigError(f"rank {rank}: a list has no words for waiting; a rank waits by itself for its next input")
     if not isinstance(row, str | list | tuple) or not all(isinstance(word, str) for word in row):
         raise ConfigError(f'rank {rank}: a list of words is wanted, such as ["F0", "B0"]')
     return tuple(map(Action.parse, row.split() if isinstance(row, str) else row))
+
+
+def _waits(word: Any) -> bool:
+    """Whether it stands for a step without work: None, "", "-", "wait" ..."""
+    return word is None or (
+        isinstance(word, str) and (not any(map(str.isalnum, word)) or word.lower() in ("wait", "idle", "bubble"))
+    )
 
 
 def _runs(rule: Rule, after: Sequence[Sizes] = ()) -> Accept:
@@ -148,7 +160,9 @@ def _keeps(bound: Callable[..., int]) -> Rule:
         for rank, most in enumerate(peak_live(schedule)):
             enough = bound(rank, **sizes)
             if most > enough:
-                return f"rank {rank} keeps {most} activations at a time; {_are(enough)} enough"
+                first = "".join(a.kind for a in schedule.actions[rank]).index("B")
+                why = f" (it does {first} forwards before its first backward)" if first > enough else ""
+                return f"rank {rank} keeps {most} activations at a time; {_are(enough)} enough{why}"
         return None
 
     return rule
@@ -163,6 +177,16 @@ def _forwards_first(schedule: Schedule, sizes: Sizes) -> str | None:
         kinds = "".join(a.kind for a in row)
         if "BF" in kinds:
             return f"rank {rank} goes back before its last forward; GPipe does all forwards first"
+    return None
+
+
+def _one_order(schedule: Schedule, sizes: Sizes) -> str | None:
+    """All ranks take the forwards in the same order, and so the backwards."""
+    for kind, what in (("F", "forwards"), ("B", "backwards")):
+        orders = [[a.microbatch for a in row if a.kind == kind] for row in schedule.actions]
+        other = next((rank for rank, order in enumerate(orders) if order != orders[0]), None)
+        if other is not None:
+            return f"rank 0 takes the {what} in another order than rank {other}; all ranks share one order"
     return None
 
 
@@ -217,7 +241,7 @@ def _case(
 
 
 def _gpipe(schedule: Schedule, sizes: Sizes) -> str | None:
-    rules = _whole, _forwards_first, _no_longer(lambda p, m: 3 * (m + p - 1))
+    rules = _whole, _forwards_first, _one_order, _no_longer(lambda p, m: 3 * (m + p - 1))
     return next(filter(None, (rule(schedule, sizes) for rule in rules)), None)
 
 
@@ -234,6 +258,7 @@ GPIPE = Exercise(
         _case("gpipe", "as many as ranks, or more", _MANY, _large(1, 3), points=2, after=[_GPIPE_SHOWN],
               accept=[_runs(_gpipe, after=[_GPIPE_SHOWN])]),
     ],
+    mistakes=misread.GPIPE,
     idea="Look at the picture of two ranks and two microbatches: which words differ from rank to rank?",
     hint="Every rank has the same list: F of all m microbatches, then B of all m, in an order that all ranks share.",
 )  # fmt: skip
@@ -258,6 +283,7 @@ ONE_F_ONE_B = Exercise(
         _case("one_f_one_b", "rank r keeps at most p - r activations", _FEW + _MANY, _large(1, 3), points=2,
               accept=[_judged(_MEMORY, runs=_whole, before=_TIME)]),
     ],
+    mistakes=misread.ONE_F_ONE_B,
     idea="How many forwards can rank r do before the gradient of its first microbatch can be back at it?",
     hint="Rank r does min(m, p-r-1) forwards to warm up. Then a forward and a backward in turn while forwards are "
     "left, then the backwards that remain.",
@@ -330,6 +356,7 @@ INTERLEAVED = Exercise(
         _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
               accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
+    mistakes=misread.INTERLEAVED,
     idea="All ranks read the same two rows of slots, in groups of p microbatches; only the warm-up differs.",
     hint="One table for all ranks: for each group of p microbatches, for each chunk, for each microbatch of the group. "
     "F(k) is table[k]; B(k) is the same microbatch with chunk v-1-c. Warm up with 2(p-r-1) + (v-1)p forwards, "
@@ -363,6 +390,7 @@ ZB_H1 = Exercise(
         _case("zb_h1", "no rank keeps more than p activations", _FEW + _MANY, _large(1, 3),
               accept=[_judged(_AS_BEFORE, runs=_all_split, before=_third_if_many)]),
     ],
+    mistakes=misread.ZB_H1,
     idea="Leave the F and B of your 1F1B where they are: only the W get places, which depend on the rank.",
     hint="Start from your 1F1B. Rank r does W of a microbatch r microbatches later: after B of microbatch i, do W of "
     "i - r (if there is one); what is left of W comes at the end.",

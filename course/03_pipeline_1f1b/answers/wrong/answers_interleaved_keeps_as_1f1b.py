@@ -1,4 +1,4 @@
-# told: warms up longer than in plain 1F1B
+# told: warms up otherwise than in plain 1F1B
 import math
 def answers(p, m, v, layers, tokens, hidden, kept_bytes_per_token_and_layer):
     bubble = (p - 1) / (v * m)

@@ -1,4 +1,4 @@
-# told: waits for | are enough
+# told: another order than rank
 def gpipe(rank, p, m):
     order = list(range(m))
     if rank % 2:

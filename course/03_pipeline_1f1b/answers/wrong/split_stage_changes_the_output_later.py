@@ -1,4 +1,4 @@
-# told: the output is wrong
+# told: after it has returned it
 import torch
 
 

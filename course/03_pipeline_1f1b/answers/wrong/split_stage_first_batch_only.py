@@ -1,4 +1,4 @@
-# told: gradient is wrong
+# told: number that was there before, is left out
 import torch
 
 

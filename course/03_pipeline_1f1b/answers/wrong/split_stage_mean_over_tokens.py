@@ -1,4 +1,4 @@
-# told: adds
+# told: divides by the number of tokens
 import torch
 
 

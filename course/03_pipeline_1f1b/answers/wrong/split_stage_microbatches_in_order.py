@@ -1,4 +1,4 @@
-# told: KeyError | IndexError | wrong
+# told: y of another microbatch
 import torch
 
 

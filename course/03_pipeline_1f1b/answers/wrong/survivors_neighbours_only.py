@@ -1,4 +1,4 @@
-# told: not always the answer
+# told: only microbatches that follow each other
 def survivors(got, grads):
     n = len(grads)
     def apart(which): return (sum(grads[i] for i in which) - got).norm().item()

@@ -1,0 +1,171 @@
+"""Lab 03, which microbatches are in a sum: the answer, and the answers of programs that search for it in another way.
+
+Among the three vectors by hand many wrong programs find the same by chance. So a way of searching is recognised among
+matrices only, which the hidden cases have; what is wrong with the form of an answer is recognised everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain, combinations
+from typing import Any
+
+import torch
+
+from labkit.exercises import Mistake
+
+Grads = list[torch.Tensor]
+Found = Callable[[torch.Tensor, Grads], Any]  # (got, grads) -> an answer
+
+
+def survivors(got: torch.Tensor, grads: Grads) -> list[int]:
+    """Indices i with got = sum of grads[i]."""
+    columns = torch.stack([g.flatten().double() for g in grads], dim=1)
+    weights = torch.linalg.lstsq(columns, got.flatten().double()[:, None]).solution[:, 0]
+    return [i for i, w in enumerate(weights.tolist()) if w > 0.5]
+
+
+# ------------------------------------------------------------------------------------------ ways of searching
+
+
+def _always(value: Callable[[int], Any]) -> Found:
+    return lambda got, grads: value(len(grads))
+
+
+def _lost(got: torch.Tensor, grads: Grads) -> list[int]:
+    return [i for i in range(len(grads)) if i not in survivors(got, grads)]
+
+
+def _each_alone(chosen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Found:
+    """Each gradient beside the sum, as if there were no others."""
+    return lambda got, grads: [i for i, g in enumerate(grads) if chosen(g.flatten().double(), got.flatten().double())]
+
+
+def _choices(n: int, most: int = 0) -> Iterable[Sequence[int]]:
+    """All choices of one of n or several, the small ones first."""
+    return chain.from_iterable(combinations(range(n), k) for k in range(1, (most or n) + 1))
+
+
+def _runs(n: int) -> Iterable[Sequence[int]]:
+    """Those that follow each other."""
+    return (range(a, b) for a in range(n) for b in range(a + 1, n + 1))
+
+
+def _apart(got: torch.Tensor, total: torch.Tensor, count: int) -> torch.Tensor:
+    return (got - total).norm()
+
+
+def _smallest(
+    error: Callable[..., torch.Tensor] = _apart, choices: Callable[[int], Iterable[Sequence[int]]] = _choices
+) -> Found:
+    """The choice with the smallest error(got, sum of the chosen, how many are chosen)."""
+
+    def found(got: torch.Tensor, grads: Grads) -> list[int]:
+        whole, each = got.double(), torch.stack([g.double() for g in grads])
+
+        def wrong(chosen: Sequence[int]) -> float:
+            return float(error(whole, each[list(chosen)].sum(0), len(chosen)))
+
+        best: Sequence[int] = min(choices(len(grads)), key=wrong)
+        return list(best)
+
+    return found
+
+
+def _neighbours(otherwise: Any) -> Found:
+    """Only gradients that follow each other are tried."""
+
+    def found(got: torch.Tensor, grads: Grads) -> Any:
+        right = survivors(got, grads)
+        return right if right and right[-1] - right[0] == len(right) - 1 else otherwise
+
+    return found
+
+
+def _by_weight(chosen: Callable[[float], bool]) -> Found:
+    """By the weights of a least-squares problem in the dtype of the gradients, with a bound that rounding can miss."""
+
+    def found(got: torch.Tensor, grads: Grads) -> list[int]:
+        columns = torch.stack([g.flatten() for g in grads], dim=1)
+        weights = torch.linalg.lstsq(columns, got.flatten()[:, None]).solution.flatten()
+        return [i for i, w in enumerate(weights.tolist()) if chosen(w)]
+
+    return found
+
+
+def _nearest_first(got: torch.Tensor, grads: Grads) -> list[int]:
+    """Take what leaves the smallest rest, again and again, while the rest becomes smaller."""
+    rest, left = got, list(range(len(grads)))
+    while left:
+        best = min(left, key=lambda i: float((rest - grads[i]).norm()))
+        if (rest - grads[best]).norm() >= rest.norm():
+            break
+        rest = rest - grads[best]
+        left.remove(best)
+    return [i for i in range(len(grads)) if i not in left]
+
+
+_NONE = (
+    "It finds none, though several are in the sum. A sum of several equals no single gradient, and it is right only up "
+    "to rounding: compare with a tolerance, or round the weights."
+)
+_ROUNDING = "Right up to rounding: compare with a tolerance, or round the weights."
+_ALONE = (
+    "This compares each gradient with the sum by itself. The gradients are like each other, so one that is lost "
+    "resembles the sum, too: decide on all together."
+)
+_SEARCHES: list[tuple[Found, str]] = [
+    (
+        _nearest_first,
+        "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
+        "need not be in the sum: decide on all together.",
+    ),
+    *(
+        (search, "It finds only microbatches that follow each other.")
+        for search in (_neighbours([]), _neighbours(None), _smallest(choices=_runs))
+    ),
+    (_always(lambda n: []), _NONE),
+    (_always(lambda n: None), _NONE),
+    (
+        _always(lambda n: list(range(n))),
+        "This finds all, but some did not survive. A weight of 1e-8 is a 0 with a rounding error; and a gradient "
+        "that brings the sum nearer need not be in it.",
+    ),
+    *((_by_weight(exact), _ROUNDING) for exact in (lambda w: w == 1, lambda w: w != 0, lambda w: w >= 1)),
+    (_always(lambda n: [n - 1]), "It finds the last one alone; that is not always the answer."),
+    (_lost, "These are the microbatches that are *not* in the sum."),
+    (_each_alone(lambda g, got: g @ got > 0.5 * (g @ g)), _ALONE),
+    (_each_alone(lambda g, got: torch.cosine_similarity(g, got, dim=0) > 0.5), _ALONE),
+    *(
+        (
+            _smallest(choices=partial(_choices, most=most)),
+            f"It tries no more than {most} microbatches together; any number may be left.",
+        )
+        for most in (2, 3)
+    ),
+    (
+        _smallest(lambda got, total, count: (got - total / count).norm()),
+        "This compares with the *mean* of the chosen gradients; got is their sum.",
+    ),
+    (
+        lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
+        "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
+        "negative product with it, and one that is not a positive product.",
+    ),
+]
+
+
+def _among_matrices(found: Found) -> Found:
+    return lambda got, grads: found(got, grads) if got.dim() > 1 else "not judged"
+
+
+MISTAKES = [
+    *(Mistake(_among_matrices(found), hint) for found, hint in _SEARCHES),
+    Mistake(lambda got, grads: [i + 1 for i in survivors(got, grads)], "The indices count from 1 here, not from 0."),
+    Mistake(lambda got, grads: survivors(got, grads)[::-1], "These are the right ones, but not in order."),
+    Mistake(
+        lambda got, grads: [i in survivors(got, grads) for i in range(len(grads))],
+        "This says of each microbatch whether it is in the sum; asked are the indices of those that are.",
+    ),
+]
