@@ -195,7 +195,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("2 * cp * tp", "2 * cp", told="again, over tp"),
         Edit("groups // tp", "heads // tp", told="fewer heads than queries"),
-        Edit("groups // tp", "groups", told="tp has already shared the groups"),
+        Edit("groups // tp", "groups", told="tp has already divided the groups"),
         Edit(
             "groups * element_size * flops / (heads * bandwidth)",
             "-(-groups * element_size * flops // (heads * bandwidth))",
