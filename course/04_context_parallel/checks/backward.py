@@ -145,13 +145,20 @@ BACK = Exercise(
 # -------------------------------------------------------------------------------------------------- whose block
 
 
-def blocks_used(dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int) -> list[int]:
+def _blocks_used(
+    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int,
+    *, owner: Callable[[int, int, int], int],
+) -> list[int]:  # fmt: skip
+    """`owner(rank, step, block)`: whose places the keys of a block that is tried are taken to have."""
     size, found = len(ks), []
     for step, got in enumerate(dqs):
-        k_at = at[(rank - step) % size]
-        tries = [piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0] for k, v in zip(ks, vs, strict=True)]
+        k_at = [at[owner(rank, step, j) % size] for j in range(size)]
+        tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], k_at[j])[0] for j in range(size)]
         found.append(min(range(size), key=lambda j: float((tries[j] - got).norm())))
     return found
+
+
+blocks_used = partial(_blocks_used, owner=lambda rank, step, block: rank - step)
 
 
 def _case_of(
@@ -195,6 +202,12 @@ def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
     return lambda draw, rank, size: list(used)
 
 
+def _ahead(rank: int, ks: Any, **inputs: Any) -> list[int]:
+    """Distances in the place of ranks; of two ranks they say too little."""
+    used = blocks_used(rank=rank, ks=ks, **inputs) if len(ks) > 2 else []
+    return [(block - rank + step) % len(ks) for step, block in enumerate(used)]
+
+
 USED = Exercise(
     "blocks_used",
     reference=blocks_used,
@@ -219,6 +232,19 @@ USED = Exercise(
         Mistake(
             lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
             "That is how far away the owner is. Return the owner's rank.",
+        ),
+        Mistake(
+            _ahead,
+            "That is how many ranks the ring was ahead. Return the rank whose block was used.",
+        ),
+        *(
+            Mistake(
+                partial(_blocks_used, owner=owner),
+                "You try the blocks under another mask than the ring's. At step i it used the places of rank "
+                "(r - i) mod C, whatever block it had.",
+            )
+            for owner in (lambda rank, step, block: block, lambda rank, step, block: rank,
+                          lambda rank, step, block: rank + step)
         ),
     ],
     idea="You know every block that could have been used. What would step i's dq be with each, under that step's mask?",
