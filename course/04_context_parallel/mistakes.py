@@ -98,7 +98,7 @@ WRONG: dict[str, list[Edit]] = {
             """        new = shift.wait() if shift else None
         owner = (cp.rank""",
             ("block = shift.wait()", "block = new"),
-            told="You wait before you compute",
+            told="Nothing is computed between sending and waiting",
         ),
         # all of q against all of the block
         Edit(

@@ -37,14 +37,16 @@ def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> T
     return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest, **how)
 
 
-def _ring_back(ranks: Inputs, stale: int = 0, **how: bool) -> list[dict[str, torch.Tensor]]:
-    """`stale`: at a step each rank has the block of so many ranks further on."""
+def _ring_back(
+    ranks: Inputs, stale: int = 0, places: Callable[[int, int], int] = lambda r, owner: owner, **how: bool
+) -> list[dict[str, torch.Tensor]]:
+    """`stale`: at a step each rank has the block of so many ranks further on; `places`: whose it masks by."""
     size = len(ranks)
     dqs: list[Any] = [0.0] * size
     dkvs: list[Any] = [0.0] * size
     for r in range(size):
         for owner in range(size):
-            dq, dk, dv = _part(ranks, r, owner, (owner + stale) % size, **how)
+            dq, dk, dv = _part(ranks, r, places(r, owner) % size, (owner + stale) % size, **how)
             dqs[r] = dqs[r] + dq
             dkvs[owner] = dkvs[owner] + torch.stack((dk, dv))
     return [{"dq": dq, "dk": dkv[0], "dv": dkv[1]} for dq, dkv in zip(dqs, dkvs, strict=True)]
@@ -74,6 +76,22 @@ def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     right = _ring_back(ranks)
     own = [_part(ranks, r, r, r) for r in range(len(ranks))]
     return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
+
+
+def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dK and dV: what one rank's queries add, for all blocks together."""
+    found = []
+    for r, right in enumerate(_ring_back(ranks)):
+        parts = [_part(ranks, r, owner, owner) for owner in range(len(ranks))]
+        found.append({"dq": right["dq"], "dk": sum(p[1] for p in parts), "dv": sum(p[2] for p in parts)})
+    return found
+
+
+def _travelling_dq(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dQ of all visitors of a block."""
+    size = len(ranks)
+    dqs = [sum(_part(ranks, visitor, r, r)[0] for visitor in range(size)) for r in range(size)]
+    return [{**right, "dq": dq} for right, dq in zip(_ring_back(ranks), dqs, strict=True)]
 
 
 def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -133,6 +151,15 @@ BACK = Exercise(
         Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
+        Mistake(_parts_of_one_rank, "You add up gradients of different blocks. Those of a block belong to its owner: "
+                "they travel with it and collect the parts of all ranks."),
+        Mistake(_travelling_dq, "dQ has travelled and holds what other ranks' queries added. It stays here: only dK "
+                "and dV travel."),
+        *(
+            Mistake(lambda ranks, places=places: _ring_back(ranks, places=places), "The mask has the places of another "
+                    "rank: at step i the keys are those of rank (r - i) mod C.")
+            for places in (lambda r, owner: r, lambda r, owner: 2 * r - owner)
+        ),
         Mistake(_last_step, "dQ is that of the last step alone: the other blocks have their terms, too."),
         Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
