@@ -1339,7 +1339,8 @@ progress()
 # | RoPE by rank | `layers/rope.py`, `models/decoder.py` | `get_pos_emb_on_this_cp_rank` |
 # | the sum over cp | `parallel/finalize.py` | the `dp_cp` group of `core/distributed` |
 #
-# Milakov, Gimelshein 2018 (arXiv 1805.02867); Liu et al. 2023 (arXiv 2310.01889); Brandon et al. 2023 (arXiv
-# 2311.09431); Jacobs et al. 2023 (arXiv 2309.14509).
+# Softmax block by block: Milakov, Gimelshein 2018 (arXiv 1805.02867). Flash attention, the same on one GPU: Dao et al.
+# 2022 (arXiv 2205.14135). The ring: Liu et al. 2023 (arXiv 2310.01889). A balanced cut, striped: Brandon et al. 2023
+# (arXiv 2311.09431). Ulysses: Jacobs et al. 2023 (arXiv 2309.14509).
 #
 # Next: lab 05, experts, where tokens travel to the weights.
