@@ -83,14 +83,15 @@ def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     found = []
     for r, right in enumerate(_ring_back(ranks)):
         parts = [_part(ranks, r, owner, owner) for owner in range(len(ranks))]
-        found.append({"dq": right["dq"], "dk": sum(p[1] for p in parts), "dv": sum(p[2] for p in parts)})
+        dk, dv = (torch.stack([part[which] for part in parts]).sum(0) for which in (1, 2))
+        found.append({"dq": right["dq"], "dk": dk, "dv": dv})
     return found
 
 
 def _travelling_dq(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     """dQ of all visitors of a block."""
     size = len(ranks)
-    dqs = [sum(_part(ranks, visitor, r, r)[0] for visitor in range(size)) for r in range(size)]
+    dqs = [torch.stack([_part(ranks, visitor, r, r)[0] for visitor in range(size)]).sum(0) for r in range(size)]
     return [{**right, "dq": dq} for right, dq in zip(_ring_back(ranks), dqs, strict=True)]
 
 
