@@ -359,8 +359,9 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # | an earlier rank | its early half | its early half |
 # | a later rank | nothing | both its halves |
 #
-# You need not tell the cases apart. Call `attend` *for each half of q separately*, and with `block` = n/2, half of what
-# a rank holds: `attend` compares places and skips what is hidden. No places are sent: `at` holds those of all ranks.
+# Do not program these cases: they are those of zigzag, and your ring also runs with the contiguous cut, for comparison.
+# Call `attend` *for each half of q separately*, and with `block` = n/2, half of what a rank holds: `attend` compares
+# places and skips what is hidden, in any cut. No places are sent: `at` holds those of all ranks.
 #
 # **Send first, then compute.** Start to send a block before you compute with it, and wait for the next block after.
 # `Shift(x, cp)` starts to send x to the next rank and to receive from the rank before; `.wait()` returns what has come.
@@ -370,8 +371,8 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # the world. `Shift` takes care of this; `dist.isend` needs `cp.ranks[j]` and `group=cp.group`. (The pictures below time
 # `Shift`.) Inputs may be views that are not contiguous; what is sent must be contiguous.
 #
-# **Exercise.** `at[j]` are the places of rank j's tokens. Let K and V travel in one tensor. The check looks at bytes
-# and at the order of events.
+# **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. Let K and V travel in one tensor. The
+# check looks at bytes and at the order of events.
 
 # %%
 # %%exercise ring_forward
