@@ -186,7 +186,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit(
             "groups * element_size * flops / (heads",
             "groups * element_size * flops / (2 * heads",
-            told="Half of the pairs",
+            told="half of a block's pairs",
         ),
         Edit(
             "groups * element_size * flops / (heads * bandwidth)",
