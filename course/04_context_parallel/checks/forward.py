@@ -210,7 +210,7 @@ RING = Exercise(
         *(
             Mistake(_walk(lambda r, i: r - i, owner), "The mask has the places of another rank: at step i the keys "
                     "are those of rank (r - i) mod C.")
-            for owner in (lambda r, i: r + i, lambda r, i: r, lambda r, i: r - i - 1, lambda r, i: r - i + 1)
+            for owner in (lambda r, i: r + i, lambda r, i: r - i - 1, lambda r, i: r - i + 1)
         ),
         Mistake(_as_in_zigzag, "You skip the late half of every earlier rank's block. That is right for zigzag alone: "
                 "compare the places in `at`."),
