@@ -8,16 +8,18 @@
 # %% [markdown]
 # # Lab 04 · Context parallelism
 #
-# A sequence of 128 k tokens does not fit on one GPU, so the sequence itself is cut: each rank holds some of the tokens.
-# Most of a transformer works on one token at a time and needs no change. Attention does: a token needs the keys and
-# values of all tokens before it, and most of them are on other ranks.
+# The activations of 128 k tokens do not fit on one GPU, so the sequence itself is cut: each rank holds some of the
+# tokens. Most of a transformer works on one token at a time and needs no change. Attention does: a token needs the keys
+# and values of all tokens before it, and most of them are on other ranks.
 #
 # **You build** attention that works through the keys block by block; a ring that brings every block of keys and values
 # to every rank, forward and backward; and an all-to-all that exchanges heads for tokens. At the end a GPT trains with
 # your functions and has the gradients of a single process.
 #
-# **You need** softmax and its gradient, causal attention, and `torch.autograd.Function`. Lab 01 explains ranks, groups
-# and messages; lab 02 explains what a layer keeps for its backward pass. No GPU.
+# **You need** softmax and its gradient, causal attention, `torch.autograd.Function`, and one fact about rotary position
+# embeddings (RoPE): they turn a query and a key by angles that are proportional to the token's place. Lab 01 explains
+# ranks, groups and messages; lab 02 explains grouped queries, sequence parallelism, and what a layer keeps for its
+# backward pass. No GPU.
 #
 # **Time**: 4 to 6 hours.
 #
@@ -42,13 +44,14 @@
 #
 # 1. A model of the size of Llama-3 8B trains on one sequence of 128 k tokens. How many GPUs of 80 GB do its
 #    *activations* fill, everything that the forward pass keeps for the backward pass?
-# 2. H100s share that sequence, and keys and values travel from machine to machine at 50 GB a second while the GPUs
-#    compute. How many tokens must each GPU hold before computing takes as long as the messages, which then cost no
-#    time? You compute this number at the end of the lab.
+# 2. H100s share that sequence and compute at their peak speed. Meanwhile keys and values travel from machine to machine
+#    at 50 GB a second. The more tokens a GPU holds, the longer it computes for each byte that it sends. With how many
+#    tokens on each GPU does computing take as long as the messages, so that these cost no time? You compute this number
+#    at the end of the lab.
 
 # %%
 guess("gpus", None, "How many 80-GB GPUs do the activations of one sequence of 128 k tokens fill?")
-guess("tokens", None, "How many tokens must each H100 hold before computing takes as long as the messages?")
+guess("tokens", None, "How many tokens must each H100 hold so that computing takes as long as the messages?")
 
 # %% [markdown]
 # ## 1 · The problem
@@ -91,17 +94,17 @@ plt.show()
 
 # %% [markdown]
 # * **Data parallelism** does not help: a batch has at least one sequence.
-# * **A pipeline** cuts the layers, but its first stage keeps the activations of as many microbatches as there are
-#   stages.
+# * **A pipeline** cuts the layers. But with one sequence only one stage works at a time; and with enough microbatches
+#   to keep all p stages busy, the first stage keeps a p-th of the layers for p microbatches, 584 GB again.
 # * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. A machine has eight GPUs,
 #   and tensor parallelism is too slow across machines, so it cuts to an eighth: 73 GB. Twice the tokens do not fit.
 # * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
-#   pass comes. That is 34 GB instead of 584 GB, plus 18 GB for the one layer that is being recomputed: the activations
-#   fit. (The weights of 8B parameters, their gradients and Adam's state need GPUs of their own: lab 03.) The price is
-#   a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's work grows
-#   with s²: at 128 k tokens it is 68 % of all arithmetic. One step of this one sequence is 2.0·10¹⁶ operations, with
-#   recompute 2.6·10¹⁶: 66 seconds on a GPU that reaches 400 TFLOP/s. Recompute saves memory. It does not share the
-#   work.
+#   pass comes. That is 34.4 GB instead of 584 GB, plus 18.3 GB for the one layer that is being recomputed: the
+#   activations fit. (The weights of 8B parameters, their gradients and Adam's state need GPUs of their own: lab 03.)
+#   The price is a second forward pass, a third more arithmetic. And the *time* is still that of one GPU. Attention's
+#   work grows with s²: at 128 k tokens it is 68 % of all arithmetic. One step of this one sequence is 2.0·10¹⁶
+#   operations, with recompute 2.6·10¹⁶: 66 seconds on a GPU that reaches 400 TFLOP/s. Recompute saves memory. It does
+#   not share the work.
 #
 # **Context parallelism** gives each of C ranks s/C tokens: memory *and* time are divided by C. Norms, MLPs, embedding
 # and loss work on one token at a time and need no change. Attention does.
@@ -129,7 +132,8 @@ causal_map({"contiguous": contiguous, "zigzag": zigzag})
 # ### Work
 #
 # **Exercise.** The pairs (query, key) that each rank's queries see, as a list by rank. A token sees itself and all
-# tokens before it. Eight tokens on two ranks, contiguous: rank 0 has 1 + 2 + 3 + 4 = 10 pairs, rank 1 has 26.
+# tokens before it. Eight tokens on two ranks, contiguous: rank 0 has 1 + 2 + 3 + 4 = 10 pairs, rank 1 has 26. With
+# zigzag rank 0 has 1 + 2 + 7 + 8 = 18, and rank 1 has as many. `s` is a multiple of cp, for zigzag of 2·cp.
 
 # %%
 # %%exercise work
@@ -169,8 +173,10 @@ plt.show()
 # * **Ulysses**: exchange heads for tokens. An all-to-all leaves each rank with *all* tokens of a C-th of the heads.
 #   After attention a second all-to-all brings the output back.
 #
-# **Exercise.** Bytes that *one rank* sends in the forward pass of one attention. The layer has `heads` query heads and
-# `groups` key and value heads, each d wide; both are multiples of C. In an all-to-all a rank keeps its own share.
+# **Exercise.** Bytes that *one rank* sends in the forward pass of one attention, of b sequences. The layer has `heads`
+# query heads and `groups` key and value heads, each d wide; both are multiples of C. In an all-to-all a rank keeps its
+# own share. By hand: four tokens on two ranks, 4 heads, 2 groups, d = 1, one byte an element. A rank's part of the
+# queries and of the output has 8 bytes, that of the keys and of the values 4. The ring sends 8 bytes, Ulysses 12.
 
 # %%
 # %%exercise bytes_per_layer
@@ -192,8 +198,8 @@ for c in (2, 4, 8):
 
 # %% [markdown]
 # Ulysses sends less as C grows. The ring sends more as C grows, up to all keys and values once, 512 MiB here. But the
-# ring can send while the rank computes. Whether that hides all of it is the second guess from above.
-# Ulysses needs at least one key/value head on each rank; beyond that number of ranks heads must be copied.
+# ring can send while the rank computes. Your second guess says from how many tokens on its messages cost no time.
+# Ulysses needs at least one key/value head on each rank; on more ranks than key/value heads these must be copied.
 #
 # ## 3 · Implement
 #
@@ -204,8 +210,8 @@ for c in (2, 4, 8):
 # ### Softmax, block by block
 #
 # Softmax divides by a sum over the whole row, and no rank will have the whole row. So you build it block by block. For
-# every query keep three numbers: the largest score so far **m**, the sum **l** of e^(S-m), and the weighted sum of
-# values **O**. Here is one query with four keys in blocks of two. All numbers can be checked by hand:
+# every query keep the largest score so far **m**, the sum **l** of e^(S-m), and the sum **O** of the values, each value
+# times its e^(S-m). Here is one query with four keys in blocks of two. All numbers can be checked by hand:
 
 # %%
 from minimegatron.viz.softmax import running_softmax
@@ -353,19 +359,20 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # | an earlier rank | its early half | its early half |
 # | a later rank | nothing | both its halves |
 #
-# You need not tell the cases apart. Call `attend` *for each half of q separately*, and with `block` = n/2, half of what
-# a rank holds: `attend` compares places and skips what is hidden. No places are sent: `at` holds those of all ranks.
+# Do not program these cases: they are those of zigzag, and your ring also runs with the contiguous cut, for comparison.
+# Call `attend` *for each half of q separately*, and with `block` = n/2, half of what a rank holds: `attend` compares
+# places and skips what is hidden, in any cut. No places are sent: `at` holds those of all ranks.
 #
 # **Send first, then compute.** Start to send a block before you compute with it, and wait for the next block after.
 # `Shift(x, cp)` starts to send x to the next rank and to receive from the rank before; `.wait()` returns what has come.
 #
 # `cp` describes the ranks that share the sequence: `cp.rank` is this rank's number among them, `cp.size` how many they
-# are, `cp.group` their process group. They may be a part of all ranks: `cp.ranks[j]` is the number in the world of rank
-# j of `cp`. `Shift` knows that. If you use `dist.isend` yourself, pass `group=cp.group`. Inputs may be views that are
-# not contiguous; what is sent must be contiguous.
+# are, `cp.group` their process group. There may be other ranks in the world: rank j of `cp` is rank `cp.ranks[j]` of
+# the world. `Shift` takes care of this; `dist.isend` needs `cp.ranks[j]` and `group=cp.group`. (The pictures below time
+# `Shift`.) Inputs may be views that are not contiguous; what is sent must be contiguous.
 #
-# **Exercise.** `at[j]` are the places of rank j's tokens. Let K and V travel in one tensor. The check looks at bytes
-# and at the order of events.
+# **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. Let K and V travel in one tensor. The
+# check looks at bytes and at the order of events.
 
 # %%
 # %%exercise ring_forward
@@ -401,17 +408,19 @@ check("ring_forward")
 # %% [markdown]
 # ### Is zigzag faster, and are the messages hidden?
 #
-# The folded cell times your ring on four ranks in four ways: with the contiguous cut and with zigzag; and with zigzag
-# on a slow link, once waiting for each block at once and once as you wrote it. Each way runs seven times, in turns, and
-# the fastest run counts.
+# The folded cell times your ring on four ranks in four ways: with the contiguous cut; with zigzag; and with zigzag on a
+# slow link, first with a wait for each block before computing, then as you wrote it. Each way runs five times, in
+# turns, and the fastest run counts.
 #
-# Your machine may have fewer than four cores, and ranks on one machine send through its memory, far faster than through
-# a network. So the cell simulates: a rank's clock runs only while a core works for it, and each block is delivered a
-# fixed time after both ranks started the exchange: on the slow link 0.8 times the work of a step. What is computed
-# between sending and waiting is decided by your code.
+# The computing is real, the rest is simulated. Your machine may have fewer than four cores, so the ranks compute one
+# after the other, and each has a clock of its own that runs only while a core works for this rank. Ranks on one machine
+# send through its memory, far faster than through a network, so each block is delivered a fixed time after both ranks
+# started the exchange: on the slow link 0.8 times the computing of a step. What is computed between sending and waiting
+# is decided by your code.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs attend,merge,positions,ring_forward --name timelines --out timelines
+import fcntl
 import time
 
 import exercises.ring_forward as ring
@@ -423,12 +432,13 @@ from labkit.evidence import Witness
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
-HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 7  # tokens of a rank
+HEADS, TOKENS, WIDTH, RUNS = 2, 1024, 64, 5  # tokens of a rank
 cp = Mesh.build(ParallelConfig(context_parallel_size=world)).cp
 contiguous = list(torch.arange(TOKENS * world).chunk(world))
 zigzag = [positions(TOKENS * world, world, r) for r in range(world)]
 q, k, v = torch.randn(3, HEADS, TOKENS, WIDTH).unbind()
 attend, shift = ring.attend, ring.Shift
+turn = open(ring.__file__)  # the rank that has locked it computes
 
 
 class Clock:
@@ -467,9 +477,12 @@ class Link:
 
 
 def timed(*inputs):
+    """One rank at a time, so that none takes caches and memory from another."""
+    fcntl.flock(turn, fcntl.LOCK_EX)
     start = clock.now()
     found = attend(*inputs)
     clock.bars.append(("compute", start, clock.now()))
+    fcntl.flock(turn, fcntl.LOCK_UN)
     return found
 
 
@@ -526,29 +539,29 @@ def drawn(titles, kinds, title):
 
 
 most = {name: max(counted[name] for _, counted in timelines) for name in ("contiguous", "zigzag")}
-for name, much in most.items():
-    print(f"{name:10}  multiply-adds of the slowest rank: {much / most['zigzag']:.2f} times those of zigzag")
-both = {name: f"{name}: {much / 1e6:,.0f} million multiply-adds on the slowest rank" for name, much in most.items()}
-display(drawn(both, ("compute",), "Four ranks; a bar: one call of your attend; a sliver: all of it hidden, skipped"))
+print(f"most multiply-adds of a rank: contiguous {most['contiguous'] / most['zigzag']:.2f} times those of zigzag")
+both = {name: f"{name}: up to {much / 1e6:,.0f} million multiply-adds on a rank" for name, much in most.items()}
+display(drawn(both, ("compute",), "Four ranks; a bar is one call of your attend, a sliver a call that skips all"))
 
 # %% [markdown]
 # By pairs, the last of four contiguous ranks has 1.75 times the mean. Your code computes a little more: cut each rank's
 # scores with a block into four quarters, as in the ring picture, and count those computed: the last contiguous rank
 # 3 + 4·3 = 15, a zigzag rank 3 + 2·3 = 9, because a quarter on the diagonal is computed whole and then masked. The
-# titles give the multiply-adds of the slowest rank: 15 to 9, 1.67, on every machine.
+# titles give the multiply-adds of the rank that has most: 15 to 9, 1.67, on every machine. This ratio is the result.
 #
-# The ratio of the times is smaller: masking, merging and the handling of messages cost time with both cuts, and the
-# last contiguous rank computes while others rest, so it has the caches and the memory for itself. Expect 1.0 to 1.5. On
-# a busy machine the difference can vanish: run the cell again.
+# The times show it less exactly. Merging and messages cost the same with both cuts, so on a quiet machine the ratio is
+# a little smaller than 1.67; other programs change it from run to run. Two bars of the same work differ by as much as
+# your machine was disturbed. If they differ much, run the cell again.
 
 # %%
 # %%needs attend merge positions ring_forward
-both = {"wait": "wait at once, then compute", "yours": "yours"}
+both = {"wait": "wait, then compute", "yours": "yours"}
 display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
 
 # %% [markdown]
-# A dark bar is a block on its way. In the upper picture the cores rest meanwhile. In yours they compute, and the
-# message costs only the time by which it is longer than the work beside it.
+# A dark bar begins when a rank starts to send a block and ends when the next block has arrived. In the upper picture
+# the rank rests meanwhile. In yours it computes, and a message costs only the time by which it is longer than the work
+# beside it.
 #
 # *A good place to stop: part II ends here.*
 #
@@ -560,7 +573,7 @@ display(drawn(both, ("compute", "comm"), "A ring of four ranks on a slow link"))
 #
 # $$dV = P^T\,dout \qquad dP = dout\,V^T \qquad dS = P\,(dP - D)/\sqrt d \qquad dQ = dS\,K \qquad dK = dS^T Q$$
 #
-# where D = rowsum(dout · out), with the final out.
+# where D = rowsum(dout · out), with the final out, and P is 0 where a key is hidden.
 #
 # By hand: one query sees four keys and every score is 0, so P = 1/4 for each and lse = log 4. Let d = 4, and let only
 # the first number of the values and of dout differ from 0: values 2, 4, 9, 1, so out = 4, and dout = 8. Then dV = 2 for
@@ -818,7 +831,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # Now a Llama of two layers. Each rank embeds its tokens, turns queries and keys by the angles of *its* places, and
 # computes the losses of its tokens. The loss is a sum over all tokens divided by their number; a rank has some terms of
-# the sum. So its gradient is a part as well: **sum the gradients over cp**. Forget that and nothing crashes.
+# the sum. So its gradient is a part as well: **sum the gradients over cp**. Without this sum nothing crashes.
 #
 # The folded cell compares loss and every gradient of one step with the serial twin, for both cores and for 2 and 4
 # ranks. Its last run makes a mistake on purpose: each rank turns its queries and keys as if its tokens stood at places
@@ -878,8 +891,8 @@ loss, grads = step(mesh, RingCore, torch.arange(s // 4))
 print(f"{'RoPE by places on the rank':30} loss {loss:.3f}   gradient norm {norm(grads):.3f}")
 
 # %% [markdown]
-# The last line is the mistake: RoPE by places on the rank. The loss looks fine, but it is that of another model. Only
-# the twin shows the difference.
+# The last line is the mistake: RoPE by places on the rank. There is no error, and the loss looks plausible, but it is
+# the loss of another model. Only the comparison with the twin shows it.
 #
 # ## 5 · See
 #
@@ -1021,12 +1034,12 @@ report([[s, c, nbytes] for (s, c), nbytes in table.items()])
 # %%
 # %%needs positions ring_forward ring_backward ulysses
 import matplotlib.pyplot as plt
-from minimegatron.viz.picture import INK
+from minimegatron.viz.picture import MEASURED_LINE
 
 fig, ax = plt.subplots(figsize=(7, 2.8))
-for c, style in ((1, "o-"), (2, "s--"), (4, "^:")):
+for c, marker in ((1, "o"), (2, "s"), (4, "^")):
     points = [(s, nbytes / 1024) for s, of, nbytes in layer_bytes[0] if of == c]
-    ax.plot(*zip(*points), style, color=INK, label=f"cp {c}")
+    ax.plot(*zip(*points), marker=marker, label=f"counted, cp {c}", **MEASURED_LINE)
 ax.set(xlabel="tokens of the sequence", ylabel="KiB kept by one rank", title="Activations of one layer")
 ax.set_xticks([128, 256, 512])
 ax.legend()
@@ -1232,8 +1245,8 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 # backward pass takes it for its own. Places, mask and the way home are right; the keys and values are another rank's.
 # The cure is to save `k, v`, as `Ring` does above.
 #
-# It is a natural mistake: the variable was right when the loop began. And no shape, no error, no NaN and no loss curve
-# tells.
+# The mistake is easy to make: when the loop began, `block` was this rank's own. And it is hard to see: shapes are
+# right, nothing raises an error, no number is NaN, and the loss falls.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1260,8 +1273,8 @@ print(f"rank {rank} should use {[(rank - i) % world for i in range(world)]}, use
 # * `slowest_over_mean`: with a contiguous cut, the work of the slowest rank over the mean, in the limit of a long
 #   sequence;
 # * `ring_over_ulysses`: bytes of the ring over bytes of Ulysses, forward;
-# * `largest_ulysses`: the largest cp for Ulysses without copies, when tp has already shared the heads (tp divides
-#   `groups`);
+# * `largest_ulysses`: the largest cp with which Ulysses need not copy heads, when tp has already divided them (tp
+#   divides `groups`);
 # * `sequence_multiple`: s must be a multiple of this number, so that zigzag over cp gives 2·cp equal chunks *and* each
 #   chunk can be cut into tp equal pieces for sequence parallelism;
 # * `tokens_to_hide`: tokens *of one rank* from which the forward ring is hidden: a step of zigzag computes for as long
@@ -1308,7 +1321,7 @@ guessed("gpus", round(34 * 131072 * 4096 * 32 / 80e9, 1), "GPUs, by the formula 
 
 # %% [markdown]
 # 128 k tokens on 8 ranks are 16,384 tokens for each: the ring hides at 50 GB/s, and on 16 ranks, with 8,192 tokens for
-# each, not quite. A slower GPU is easier to hide behind. Inside a machine about 1,100 tokens are enough.
+# each, not quite. A slower GPU needs fewer tokens. Inside a machine about 1,100 tokens are enough.
 
 # %%
 progress()
@@ -1327,7 +1340,8 @@ progress()
 # | RoPE by rank | `layers/rope.py`, `models/decoder.py` | `get_pos_emb_on_this_cp_rank` |
 # | the sum over cp | `parallel/finalize.py` | the `dp_cp` group of `core/distributed` |
 #
-# Milakov, Gimelshein 2018 (arXiv 1805.02867); Liu et al. 2023 (arXiv 2310.01889); Brandon et al. 2023 (arXiv
-# 2311.09431); Jacobs et al. 2023 (arXiv 2309.14509).
+# Softmax block by block: Milakov, Gimelshein 2018 (arXiv 1805.02867). Flash attention, the same on one GPU: Dao et al.
+# 2022 (arXiv 2205.14135). The ring: Liu et al. 2023 (arXiv 2310.01889). A balanced cut, striped: Brandon et al. 2023
+# (arXiv 2311.09431). Ulysses: Jacobs et al. 2023 (arXiv 2309.14509).
 #
 # Next: lab 05, experts, where tokens travel to the weights.

@@ -98,7 +98,7 @@ WRONG: dict[str, list[Edit]] = {
             """        new = shift.wait() if shift else None
         owner = (cp.rank""",
             ("block = shift.wait()", "block = new"),
-            told="You wait before you compute",
+            told="Nothing is computed between sending and waiting",
         ),
         # all of q against all of the block
         Edit(
@@ -186,7 +186,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit(
             "groups * element_size * flops / (heads",
             "groups * element_size * flops / (2 * heads",
-            told="Half of the pairs",
+            told="half of a block's pairs",
         ),
         Edit(
             "groups * element_size * flops / (heads * bandwidth)",
@@ -195,7 +195,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("2 * cp * tp", "2 * cp", told="again, over tp"),
         Edit("groups // tp", "heads // tp", told="fewer heads than queries"),
-        Edit("groups // tp", "groups", told="tp has already shared the groups"),
+        Edit("groups // tp", "groups", told="tp has already divided the groups"),
         Edit(
             "groups * element_size * flops / (heads * bandwidth)",
             "-(-groups * element_size * flops // (heads * bandwidth))",

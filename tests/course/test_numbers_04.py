@@ -54,8 +54,9 @@ V, DOUT = torch.tensor([2.0, 4.0, 9.0, 1.0]), 8.0
 
 NUMBERS = [
     ("instead of {:.0f} GB", KEPT / 1e9),
-    ("That is {:.0f} GB instead", INPUTS / 1e9),
-    ("plus {:.0f} GB for the one layer", ONE_LAYER / 1e9),
+    ("for p microbatches, {:.0f} GB again", KEPT / 1e9),
+    ("That is {:.1f} GB instead", INPUTS / 1e9),
+    ("plus {:.1f} GB for the one layer", ONE_LAYER / 1e9),
     ("it cuts to an eighth: {:.0f} GB", KEPT / 8 / 1e9),
     ("it is {:.0f} % of all arithmetic", 100 * ATTENTION / (ATTENTION + WEIGHTS)),
     ("is {:.1f}·10¹⁶ operations", (ATTENTION + WEIGHTS) / 1e16),
@@ -64,6 +65,8 @@ NUMBERS = [
     ("has {:.1f} times the work of the", LAST / BEFORE),
     ("rank 0 has 1 + 2 + 3 + 4 = {} pairs", pairs_of(cut(8, 2, False))[0]),
     ("pairs, rank 1 has {}.", pairs_of(cut(8, 2, False))[1]),
+    ("rank 0 has 1 + 2 + 7 + 8 = {}, and rank 1 has as many", *set(pairs_of(cut(8, 2, True)))),
+    ("The ring sends {} bytes, Ulysses {:.0f}.", *CHECKS.bytes_per_layer(4, 1, 4, 2, 1, 2, 1).values()),
     ("all keys and values once, {:.0f} MiB here", RING * 8 / 7 / 2**20),
     ("e^(ln 2 - ln 8) = {} before", END[1].shrink),
     ("(2 + 1 + 8 + 4) = {}.", END[-1].out / END[-1].total),
@@ -73,7 +76,7 @@ NUMBERS = [
     ("the last contiguous rank 3 + 4·3 = {}, a", computed_quarters(CONTIGUOUS)),
     ("a zigzag rank 3 + 2·3 = {}, because", computed_quarters(ZIGZAG)),
     (
-        "slowest rank: {} to {}, {:.2f}, on every",
+        "has most: {} to {}, {:.2f}, on every",
         computed_quarters(CONTIGUOUS),
         computed_quarters(ZIGZAG),
         computed_quarters(CONTIGUOUS) / computed_quarters(ZIGZAG),

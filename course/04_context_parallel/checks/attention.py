@@ -16,6 +16,7 @@ import torch
 
 from labkit.checks import no_tensor_above, peak_at_most
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
+from labkit.wanted import ANYTHING
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -145,7 +146,8 @@ def _mostly_nan(draw: Draw) -> dict[str, Any]:
 def _plain_exp(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
     p = torch.exp(scores_of(q, k, q_at, k_at))
     total = p.sum(-1, keepdim=True)
-    return named((p @ v / total, total.log().squeeze(-1)))
+    lse = total.log().squeeze(-1)
+    return {"out": p @ v / total if lse.isfinite().all() else ANYTHING, "lse": lse}
 
 
 def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, total_too: bool) -> Any:
@@ -158,6 +160,42 @@ def _not_rescaled(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, tota
         p, shrink = torch.exp(part - finite), 1.0 if total_too else torch.exp(top - finite)
         total, out, top = total * shrink + p.sum(-1, keepdim=True), out + p @ values, higher
     return named((out / total, (top + total.log()).squeeze(-1)))
+
+
+def _unguarded(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+    """-inf minus -inf as it comes: NaN from the first block of which a query sees nothing, and ever after."""
+    top = q.new_full((*q.shape[:2], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    for keys, values, at in zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True):
+        if at.min() <= q_at.max():
+            s = scores_of(q, keys, q_at, at)
+            higher = torch.maximum(top, s.amax(-1, keepdim=True))
+            p, shrink = torch.exp(s - higher), torch.exp(top - higher)
+            total, out, top = total * shrink + p.sum(-1, keepdim=True), out * shrink + p @ values, higher
+    return named((out / total, (top + total.log()).squeeze(-1)))
+
+
+def _each_block_by_itself(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+    """The mean of every block's own softmax, with the right lse."""
+    parts = [dense(q, keys, values, q_at, at) for keys, values, at in
+             zip(k.split(block, 1), v.split(block, 1), k_at.split(block), strict=True)]  # fmt: skip
+    return named((torch.stack([out for out, _ in parts]).mean(0), torch.stack([lse for _, lse in parts]).logsumexp(0)))
+
+
+def _zeros_where_hidden(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+    s = scores_of(q, k, q_at, k_at, causal=False).masked_fill(q_at[:, None] < k_at, 0.0)
+    return named((s.softmax(-1) @ v, s.logsumexp(-1)))
+
+
+def _log_of_l(block: int, **inputs: Any) -> Any:
+    """log l in the place of m + log l."""
+    out, lse = dense(**inputs)
+    top = scores_of(*(inputs[name] for name in ("q", "k", "q_at", "k_at"))).amax(-1)
+    return named((out, lse - top.masked_fill(top == -torch.inf, 0.0)))
+
+
+def _by_index(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int) -> Any:
+    return named(dense(q, k, v, torch.arange(len(q_at)), torch.arange(len(k_at))))
 
 
 def _by_block(q: Any, k: Any, v: Any, q_at: Any, k_at: Any, block: int, grows: bool, divided: bool) -> Any:
@@ -271,7 +309,10 @@ ATTEND = Exercise(
         *(Mistake(_a_large_negative_score(skips), "-1e9 is a score: a query that sees nothing then averages what is "
                   "hidden. Use -inf.") for skips in (True, False)),
         Mistake(_nothing_is_nan, "A query that sees nothing: -inf minus -inf and 0 / 0 are no numbers. Its out is 0."),
-        Mistake(_plain_exp, "exp of a large score overflows: subtract the running maximum first."),
+        Mistake(_unguarded, "A query that sees nothing of the blocks so far has m = -inf, and -inf minus -inf is no "
+                "number: it becomes NaN and stays NaN."),
+        Mistake(_plain_exp, "exp overflows for a large score and is 0 for a very negative one: subtract the running "
+                "maximum first; it begins at -inf."),
         Mistake(partial(_not_rescaled, total_too=True),
                 "When the maximum grows, what was summed before shrinks by exp(m_old - m_new)."),
         Mistake(partial(_not_rescaled, total_too=False),
@@ -291,6 +332,13 @@ ATTEND = Exercise(
                 "You skip blocks of which some keys are seen. Skip one only if *all* of it is hidden."),
         Mistake(_lost(lambda at, q_at: at.min() > q_at.min()),
                 "You skip blocks that some queries see. Skip one only if *no* query sees any of it."),
+        Mistake(lambda block, q_at, **i: named(dense(q_at=q_at - 1, **i)),
+                "A query also sees the key at its own place: j <= i."),
+        Mistake(_by_index, "The mask compares the places q_at and k_at, not the numbers of rows and columns."),
+        Mistake(_zeros_where_hidden, "A hidden key has the score 0 here, and e^0 = 1 counts. Its score must be -inf."),
+        Mistake(_each_block_by_itself, "Each block has a softmax of its own here, and they are averaged: "
+                "all blocks share one sum."),
+        Mistake(_log_of_l, "out is right; lse = m + log l, and m is missing."),
     ],
     idea="What was summed under the old maximum must be brought under the new one before the next block is added.",
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "

@@ -37,14 +37,16 @@ def _part(ranks: Inputs, visitor: int, owner: int, block: int, **how: bool) -> T
     return piece_backward(mine["dout"], mine["q"], kv["k"], kv["v"], *rest, **how)
 
 
-def _ring_back(ranks: Inputs, stale: int = 0, **how: bool) -> list[dict[str, torch.Tensor]]:
-    """`stale`: at a step each rank has the block of so many ranks further on."""
+def _ring_back(
+    ranks: Inputs, stale: int = 0, places: Callable[[int, int], int] = lambda r, owner: owner, **how: bool
+) -> list[dict[str, torch.Tensor]]:
+    """`stale`: at a step each rank has the block of so many ranks further on; `places`: whose it masks by."""
     size = len(ranks)
     dqs: list[Any] = [0.0] * size
     dkvs: list[Any] = [0.0] * size
     for r in range(size):
         for owner in range(size):
-            dq, dk, dv = _part(ranks, r, owner, (owner + stale) % size, **how)
+            dq, dk, dv = _part(ranks, r, places(r, owner) % size, (owner + stale) % size, **how)
             dqs[r] = dqs[r] + dq
             dkvs[owner] = dkvs[owner] + torch.stack((dk, dv))
     return [{"dq": dq, "dk": dkv[0], "dv": dkv[1]} for dq, dkv in zip(dqs, dkvs, strict=True)]
@@ -74,6 +76,23 @@ def _own_part_twice(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     right = _ring_back(ranks)
     own = [_part(ranks, r, r, r) for r in range(len(ranks))]
     return [{**one, "dk": one["dk"] + dk, "dv": one["dv"] + dv} for one, (_, dk, dv) in zip(right, own, strict=True)]
+
+
+def _parts_of_one_rank(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dK and dV: what one rank's queries add, for all blocks together."""
+    found = []
+    for r, right in enumerate(_ring_back(ranks)):
+        parts = [_part(ranks, r, owner, owner) for owner in range(len(ranks))]
+        dk, dv = (torch.stack([part[which] for part in parts]).sum(0) for which in (1, 2))
+        found.append({"dq": right["dq"], "dk": dk, "dv": dv})
+    return found
+
+
+def _travelling_dq(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """dQ of all visitors of a block."""
+    size = len(ranks)
+    dqs = [torch.stack([_part(ranks, visitor, r, r)[0] for visitor in range(size)]).sum(0) for r in range(size)]
+    return [{**right, "dq": dq} for right, dq in zip(_ring_back(ranks), dqs, strict=True)]
 
 
 def _last_step(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
@@ -133,6 +152,15 @@ BACK = Exercise(
         Mistake(lambda ranks: _ring_back(ranks, stale=-1), "You use another rank's keys and values: at step i the "
                 "block must be that of rank (r - i) mod C, at step 0 your own."),
         Mistake(_own_part_twice, "Your own part of dK and dV is in the sum twice."),
+        Mistake(_parts_of_one_rank, "You add up gradients of different blocks. Those of a block belong to its owner: "
+                "they travel with it and collect the parts of all ranks."),
+        Mistake(_travelling_dq, "dQ has travelled and holds what other ranks' queries added. It stays here: only dK "
+                "and dV travel."),
+        *(
+            Mistake(lambda ranks, places=places: _ring_back(ranks, places=places), "The mask has the places of another "
+                    "rank: at step i the keys are those of rank (r - i) mod C.")
+            for places in (lambda r, owner: r, lambda r, owner: 2 * r - owner)
+        ),
         Mistake(_last_step, "dQ is that of the last step alone: the other blocks have their terms, too."),
         Mistake(_averaged, "dQ is divided by the number of ranks: it is the sum of the pieces' terms, not their mean."),
         Mistake(lambda ranks: _ring_back(ranks, own_lse=True), "Use the final lse, which is given."),
@@ -145,13 +173,20 @@ BACK = Exercise(
 # -------------------------------------------------------------------------------------------------- whose block
 
 
-def blocks_used(dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int) -> list[int]:
+def _blocks_used(
+    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int,
+    *, owner: Callable[[int, int, int], int],
+) -> list[int]:  # fmt: skip
+    """`owner(rank, step, block)`: whose places the keys of a block that is tried are taken to have."""
     size, found = len(ks), []
     for step, got in enumerate(dqs):
-        k_at = at[(rank - step) % size]
-        tries = [piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0] for k, v in zip(ks, vs, strict=True)]
+        k_at = [at[owner(rank, step, j) % size] for j in range(size)]
+        tries = [piece_backward(dout, q, ks[j], vs[j], out, lse, at[rank], k_at[j])[0] for j in range(size)]
         found.append(min(range(size), key=lambda j: float((tries[j] - got).norm())))
     return found
+
+
+blocks_used = partial(_blocks_used, owner=lambda rank, step, block: rank - step)
 
 
 def _case_of(
@@ -195,6 +230,12 @@ def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
     return lambda draw, rank, size: list(used)
 
 
+def _ahead(rank: int, ks: Any, **inputs: Any) -> list[int]:
+    """Distances in the place of ranks; of two ranks they say too little."""
+    used = blocks_used(rank=rank, ks=ks, **inputs) if len(ks) > 2 else []
+    return [(block - rank + step) % len(ks) for step, block in enumerate(used)]
+
+
 USED = Exercise(
     "blocks_used",
     reference=blocks_used,
@@ -219,6 +260,19 @@ USED = Exercise(
         Mistake(
             lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
             "That is how far away the owner is. Return the owner's rank.",
+        ),
+        Mistake(
+            _ahead,
+            "That is how many ranks the ring was ahead. Return the rank whose block was used.",
+        ),
+        *(
+            Mistake(
+                partial(_blocks_used, owner=owner),
+                "You try the blocks under another mask than the ring's. At step i it used the places of rank "
+                "(r - i) mod C, whatever block it had.",
+            )
+            for owner in (lambda rank, step, block: block, lambda rank, step, block: rank,
+                          lambda rank, step, block: rank + step)
         ),
     ],
     idea="You know every block that could have been used. What would step i's dq be with each, under that step's mask?",

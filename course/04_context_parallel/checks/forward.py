@@ -61,12 +61,8 @@ def _some_blocks(sees: Callable[[int, int], bool], average: bool = False) -> Cal
         results = []
         for rank, right in enumerate(ring(ranks)):
             pieces = _pieces_of(ranks, rank, sees)
-            out, lse = pieces[0]
-            for piece in pieces[1:]:
-                out, lse = merge(out, lse, *piece)
-            if average:
-                out, lse = torch.stack([p[0] for p in pieces]).mean(0), right["lse"]
-            results.append({"out": out, "lse": lse})
+            mean = {"out": torch.stack([out for out, _ in pieces]).mean(0), "lse": right["lse"]}
+            results.append(mean if average else _merged(pieces))
         return results
 
     return answer
@@ -77,19 +73,40 @@ def _local_places(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return _some_blocks(lambda r, j: True)([{**r, "at": [here] * len(ranks)} for r in ranks])
 
 
-def _stuck(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
-    """The rank's own block at every step, with the places of the others."""
-    out = []
-    for rank, mine in enumerate(ranks):
-        always = [{**r, "q": mine["q"], "k": mine["k"], "v": mine["v"]} for r in ranks]
-        out.append(_some_blocks(lambda r, j: True)(always)[rank])
-    return out
+def _merged(pieces: list[Pair]) -> dict[str, torch.Tensor]:
+    out, lse = pieces[0]
+    for piece in pieces[1:]:
+        out, lse = merge(out, lse, *piece)
+    return {"out": out, "lse": lse}
 
 
-def ring_inputs(draw: Draw, cp: int = 0, half: int = 0) -> Inputs:
+def _walk(block: Callable[[int, int], int], owner: Callable[[int, int], int]) -> Callable[[Inputs], Any]:
+    """At step i rank r uses the keys and values of rank `block(r, i)` and the places of rank `owner(r, i)`."""
+
+    def answer(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+        size, found = len(ranks), []
+        for r, mine in enumerate(ranks):
+            steps = [(ranks[block(r, i) % size], mine["at"][owner(r, i) % size]) for i in range(size)]
+            found.append(_merged([dense(mine["q"], kv["k"], kv["v"], mine["at"][r], at) for kv, at in steps]))
+        return found
+
+    return answer
+
+
+def _as_in_zigzag(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
+    """Of the blocks of earlier ranks the early half alone: all that zigzag lets a query see."""
+    half, found = ranks[0]["k"].shape[1] // 2, []
+    for r, mine in enumerate(ranks):
+        seen = [slice(half) if j < r else slice(None) for j in range(len(ranks))]
+        found.append(_merged([dense(mine["q"], kv["k"][:, part], kv["v"][:, part], mine["at"][r], at[part])
+                              for kv, at, part in zip(ranks, mine["at"], seen, strict=True)]))  # fmt: skip
+    return found
+
+
+def ring_inputs(draw: Draw, cp: int = 0, half: int = 0, zigzag: bool = True) -> Inputs:
     cp = cp or draw.integer(3, 4)
     a, n, d = draw.integer(1, 3), 2 * (half or draw.integer(2, 4)), draw.choice([3, 5])
-    at = [positions(n * cp, cp, r) for r in range(cp)]
+    at = [positions(n * cp, cp, r, zigzag) for r in range(cp)]
     return [{**{name: draw.tensor(a, n, d) for name in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
 
 
@@ -123,7 +140,7 @@ def _goes_round_once(answer: Answer) -> str | None:
 
 def _computes_meanwhile(answer: Answer) -> str | None:
     sentence = busy_during("send", _half_a_block_each, "the block")(answer)
-    before = "You wait before you compute: " if sentence and ": 0 of " in sentence else ""
+    before = "Nothing is computed between sending and waiting: " if sentence and ": 0 of " in sentence else ""
     return sentence and before + sentence
 
 
@@ -168,7 +185,8 @@ RING = Exercise(
     axis="cp",
     cases=[
         Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
-        Case("2 to 4 ranks", ring_inputs, hidden=True, fixed=[partial(ring_inputs, cp=2)]),
+        Case("2 to 4 ranks, zigzag and contiguous", ring_inputs, hidden=True, fixed=[
+            partial(ring_inputs, cp=2), partial(ring_inputs, cp=3, zigzag=False)]),
         Case("K and V travel to the next rank, C-1 times", _four, hidden=True, accept=[
             only("send", "recv"), to_the_next, _goes_round_once]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
@@ -185,7 +203,17 @@ RING = Exercise(
             _some_blocks(lambda r, j: j <= r),
             "Blocks of later ranks are not hidden: with zigzag your late half sees all of them.",
         ),
-        Mistake(_stuck, "The same keys and values at every step: go on with what `wait()` returns."),
+        Mistake(_walk(lambda r, i: r, lambda r, i: r - i), "The same keys and values at every step: go on with what "
+                "`wait()` returns."),
+        Mistake(_walk(lambda r, i: r - (i > 0), lambda r, i: r - i), "You send your own block at every step. Send on "
+                "the block that came."),
+        *(
+            Mistake(_walk(lambda r, i: r - i, owner), "The mask has the places of another rank: at step i the keys "
+                    "are those of rank (r - i) mod C.")
+            for owner in (lambda r, i: r + i, lambda r, i: r - i - 1, lambda r, i: r - i + 1)
+        ),
+        Mistake(_as_in_zigzag, "You skip the late half of every earlier rank's block. That is right for zigzag alone: "
+                "compare the places in `at`."),
         Mistake(_local_places, "The mask needs places in the whole sequence: at[cp.rank] and at[owner]."),
     ],
     idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
@@ -200,13 +228,18 @@ def _drive_ulysses(exercise: Any, x: Any, y: Any, cp: Any) -> dict[str, Any]:
     return {"heads": exercise.heads_for_tokens(x, cp), "tokens": exercise.tokens_for_heads(y, cp)}
 
 
-def _ulysses(ranks: Inputs, reorder: bool = True, order_back: bool = True) -> list[dict[str, torch.Tensor]]:
+def _ulysses(
+    ranks: Inputs, reorder: bool = True, order_back: bool = True, inverse: bool = False
+) -> list[dict[str, torch.Tensor]]:
+    """`inverse`: tokens are taken by the list of places that they come from, and back by its inverse."""
     size, n = len(ranks), ranks[0]["x"].shape[1]
     held = [positions(n * size, size, r) for r in range(size)]
     arrived = torch.cat([r["x"] for r in ranks], 1)
-    ordered = arrived[:, torch.cat(held).argsort()] if reorder else arrived
+    order = torch.cat(held) if inverse else torch.cat(held).argsort()
+    ordered = arrived[:, order] if reorder else arrived
     back = torch.cat([r["y"] for r in ranks], 0)
     cut = held if order_back else list(torch.arange(n * size).chunk(size))
+    cut = list(order.argsort().chunk(size)) if inverse else cut
     heads = ordered.chunk(size)
     return [{"heads": heads[r].clone(), "tokens": back[:, cut[r]]} for r in range(size)]
 
@@ -255,6 +288,11 @@ ULYSSES = Exercise(
         Mistake(
             lambda ranks: _ulysses(ranks, order_back=False),
             "On the way back rank r gets chunks r and 2C-1-r, not a contiguous piece.",
+        ),
+        Mistake(
+            lambda ranks: _ulysses(ranks, inverse=True),
+            "The two orders are exchanged: the list of the places that arrive takes tokens from the sequence; its "
+            "argsort brings them into the sequence.",
         ),
         Mistake(_dealt, "You deal the heads one by one. Rank r gets a/C heads that stand next to each other."),
     ],

@@ -66,6 +66,28 @@ def _one_empty(side: str) -> Callable[..., Pair]:
     return answer
 
 
+def _larger_whole(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
+    top = torch.maximum(lse, more_lse)
+    weighed = [(x - top).exp().unsqueeze(-1) * one for x, one in ((lse, out), (more_lse, more))]
+    return weighed[0] + weighed[1], merge(out, lse, more, more_lse)[1]
+
+
+def _shares_exchanged(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
+    return merge(more, lse, out, more_lse)[0], merge(out, lse, more, more_lse)[1]
+
+
+def _shares_of_lse(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
+    share = (lse / (lse + more_lse)).unsqueeze(-1)
+    return share * out + (1 - share) * more, merge(out, lse, more, more_lse)[1]
+
+
+def _whole_pieces(out: Any, lse: Any, more: Any, more_lse: Any) -> Pair:
+    """The other piece, wherever one is empty in any row."""
+    if (lse == -torch.inf).any():
+        return more, more_lse
+    return (out, lse) if (more_lse == -torch.inf).any() else merge(out, lse, more, more_lse)
+
+
 def _halves(scale: float = 1.0) -> Callable[[Draw], dict[str, Any]]:
     def inputs(draw: Draw) -> dict[str, Any]:
         a, n, d = draw.shape(3, 2, 5)
@@ -154,6 +176,22 @@ MERGE = Exercise(
             lambda out, lse, more, more_lse: named((merge(out, lse, more, more_lse)[0], torch.maximum(lse, more_lse))),
             "out is right; lse is that of the larger piece alone, and the smaller one has its sum, too.",
         ),
+        Mistake(
+            lambda **i: named(_larger_whole(**i)),
+            "The shares do not add up to 1: the larger piece counts whole. Divide by the *new* sum.",
+        ),
+        Mistake(
+            lambda **i: named(_shares_exchanged(**i)),
+            "The shares are exchanged: `out` counts with exp(lse - lse_new), `more` with exp(more_lse - lse_new).",
+        ),
+        Mistake(
+            lambda **i: named(_shares_of_lse(**i)),
+            "An lse is a logarithm. The shares are ratios of the sums, exp(lse), not of their logarithms.",
+        ),
+        Mistake(
+            lambda **i: named(_whole_pieces(**i)),
+            "A piece may be empty for some queries and not for others: decide row by row.",
+        ),
     ],
     idea="Each out was divided by its own sum. Which share of the new sum is that?",
     hint="lse_new = logaddexp(lse, more_lse); out = exp(lse - lse_new) out + exp(more_lse - lse_new) more. Where "
@@ -174,11 +212,11 @@ def gradients(triple: Any) -> dict[str, Any]:
 
 def piece_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, q_at: Any, k_at: Any, *, delta: bool = True,
-    scaled: bool = True, own_lse: bool = False, causal: bool = True,
+    scaled: bool = True, own_lse: bool = False, causal: bool = True, scores_scaled: bool = True,
 ) -> Triple:  # fmt: skip
     """By the formula in float64, cast back."""
     of, (dout, q, k, v, out, lse) = q.dtype, (t.double() for t in (dout, q, k, v, out, lse))
-    s = scores_of(q, k, q_at, k_at, causal=causal)
+    s = scores_of(q, k, q_at, k_at, scores_scaled, causal)
     row = s.logsumexp(-1) if own_lse else lse
     p = torch.exp(s - row.masked_fill(row == -torch.inf, torch.inf).unsqueeze(-1))
     ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True) * delta)
@@ -231,6 +269,36 @@ def one_query() -> dict[str, Any]:
             "q_at": torch.tensor([3]), "k_at": torch.arange(4)}  # fmt: skip
 
 
+def _high_scores() -> dict[str, Any]:
+    """`one_query` with every score 120: its exponential overflows in float32, that of S - lse does not."""
+    inputs = one_query()
+    k = inputs["k"].clone()
+    k[0, :, 0] = 1.0
+    return {**inputs, "q": 240 * inputs["q"], "k": k, "lse": inputs["lse"] + 120}
+
+
+def _exponentials(q: Any, k: Any, lse: Any, q_at: Any, k_at: Any, dout: Any, v: Any, out: Any) -> dict[str, Any]:
+    """P as exp(S) / exp(lse)."""
+    p = scores_of(q, k, q_at, k_at).exp() / lse.exp().unsqueeze(-1)
+    ds = p * (dout @ v.mT - (dout * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+    return gradients((ds @ k, ds.mT @ q, p.mT @ dout))
+
+
+def _scaled_again(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    root = math.sqrt(dq.shape[-1])
+    return {"dq": dq / root, "dk": dk / root, "dv": dv}
+
+
+def _by_index(q_at: Any, k_at: Any, **inputs: Any) -> dict[str, Any]:
+    return gradients(piece_backward(q_at=torch.arange(len(q_at)), k_at=torch.arange(len(k_at)), **inputs))
+
+
+def _turned(**inputs: Any) -> dict[str, Any]:
+    dq, dk, dv = piece_backward(**inputs)
+    return {"dq": dv, "dk": dq, "dv": dk}
+
+
 def _back(**how: bool) -> Callable[..., Any]:
     return lambda **inputs: gradients(piece_backward(**inputs, **how))
 
@@ -252,7 +320,7 @@ PIECE = Exercise(
     cases=[
         Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
-             fixed=[_zigzag_piece, _all_keys]),
+             fixed=[_zigzag_piece, _all_keys, _high_scores()]),
     ],
     mistakes=[
         Mistake(_back(delta=False), "Softmax's gradient is P (dP - D), D = rowsum(dout*out)."),
@@ -262,6 +330,13 @@ PIECE = Exercise(
             "P = exp(S - lse) with the *final* lse, of all keys. The sum over this piece alone is too small.",
         ),
         Mistake(_back(causal=False), "A key that a query does not see takes no part: P is 0 where k_at > q_at."),
+        Mistake(_back(scores_scaled=False), "P is wrong: its scores are divided by sqrt(d), as in the forward pass."),
+        Mistake(_scaled_again, "dS holds the sqrt(d) already: dQ and dK are not divided by it again."),
+        Mistake(lambda q_at, **i: gradients(piece_backward(q_at=q_at - 1, **i)), "A query also sees the key at its own "
+                "place: P is 0 only where k_at > q_at."),
+        Mistake(_by_index, "The mask compares the places q_at and k_at, not the numbers of rows and columns."),
+        Mistake(_exponentials, "exp of a score of 120 overflows, and so does exp(lse). Subtract first: exp(S - lse)."),
+        Mistake(_turned, "These are dV, dQ, dK. The order is dq, dk, dv."),
         Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
         Mistake(_first_two_exchanged, "dQ and dK are exchanged: dV is right, and so is dS. The order is dq, dk, dv."),
         Mistake(lambda **i: {**gradients(piece_backward(**i)), "dq": ANYTHING}, "dK and dV are right, dQ is not: "

@@ -42,13 +42,13 @@ def _layer(draw: Draw) -> dict[str, Any]:
 
 
 _THREE = {"s": 48, "b": 3, "heads": 18, "groups": 6, "d": 10, "cp": 3, "element_size": 1}
-_SMALL = {"s": 16, "b": 2, "heads": 8, "groups": 4, "d": 2, "cp": 4, "element_size": 4}
+_SMALL = {"s": 16, "b": 3, "heads": 20, "groups": 4, "d": 2, "cp": 4, "element_size": 4}
 
 BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("2 sequences of 16 tokens on 4 ranks", _SMALL),
+        Case("3 sequences of 16 tokens on 4 ranks", _SMALL),
         Case("one rank sends nothing", {**_SMALL, "cp": 1}),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
@@ -57,7 +57,28 @@ BYTES = Exercise(
             lambda cp, **i: {way: cp * sent for way, sent in bytes_per_layer(cp=cp, **i).items()},
             "That is what all ranks send together; asked is one rank.",
         ),
-        Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step."),
+        Mistake(_ring(lambda **i: bytes_per_layer(**i)["ring"] / 2), "Keys *and* values travel: two tensors a step, "
+                "both whole, as the mask saves no bytes."),
+        Mistake(_ring(lambda cp, **i: cp * bytes_per_layer(cp=cp, **i)["ring"]), "A block is what one rank holds: s/C "
+                "tokens."),
+        Mistake(_ring(lambda heads, groups, **i: (heads + 2 * groups) / (2 * groups) * bytes_per_layer(
+            heads=heads, groups=groups, **i)["ring"]), "Queries stay where they are: only K and V go round."),
+        Mistake(lambda heads, groups, **i: bytes_per_layer(heads=heads, groups=heads, **i), "Keys and values have "
+                "`groups` heads, not `heads`, in both numbers."),
+        Mistake(lambda b, **i: bytes_per_layer(b=1, **i), "That is for one sequence; here are b."),
+        Mistake(lambda element_size, **i: bytes_per_layer(element_size=1, **i), "That is how many elements are sent; "
+                "each has `element_size` bytes."),
+        Mistake(lambda element_size, **i: bytes_per_layer(element_size=2, **i), "An element has `element_size` bytes, "
+                "not always 2."),
+        Mistake(_ulysses(lambda heads, groups, **i: bytes_per_layer(heads=heads, groups=heads, **i)["ulysses"]),
+                "In Ulysses, too, keys and values have `groups` heads."),
+        Mistake(_ulysses(lambda cp, **i: cp * bytes_per_layer(cp=cp, **i)["ulysses"]), "Each of the C-1 others gets a "
+                "C-th of what this rank holds."),
+        Mistake(_ulysses(lambda heads, groups, **i: heads / (heads + groups) * bytes_per_layer(
+            heads=heads, groups=groups, **i)["ulysses"]), "Keys and values are exchanged, too, not only queries and "
+                "output."),
+        Mistake(_ulysses(lambda heads, groups, **i: (heads + 3 * groups) / (2 * heads + 2 * groups) * bytes_per_layer(
+            heads=heads, groups=groups, **i)["ulysses"]), "The output has `heads` heads, as the queries have."),
         Mistake(
             _ring(lambda s, b, heads, d, cp, element_size, **_: 2 * (cp - 1) * s // cp * b * heads * d * element_size),
             "Keys and values have `groups` heads, not `heads`.",
@@ -81,6 +102,11 @@ BYTES = Exercise(
     hint="n = s/C tokens. Ring: C-1 steps, each K and V, n*b*groups*d elements. Ulysses: (C-1)/C of q, k, v and the "
     "output, n*b*(2*heads + 2*groups)*d elements.",
 )  # fmt: skip
+
+
+def _chunks(s: int, cp: int, *which: int) -> list[int]:
+    chunks = torch.arange(s).view(2 * cp, -1)
+    return torch.cat([chunks[i] for i in which]).tolist()
 
 
 def work(s: int, cp: int, zigzag: bool) -> list[int]:
@@ -123,6 +149,28 @@ WORK = Exercise(
         Mistake(lambda s, cp, zigzag: work(s, cp, False), "With zigzag rank r holds chunks r and 2C-1-r of 2C."),
         Mistake(
             lambda s, cp, zigzag: [s // cp * s] * cp, "The mask is causal: a token sees nothing that comes after it."
+        ),
+        Mistake(
+            lambda s, cp, zigzag: [s // cp * (s // cp + 1) // 2] * cp,
+            "These are pairs with the rank's own keys alone: a query sees the keys of earlier tokens on all ranks.",
+        ),
+        Mistake(
+            lambda s, cp, zigzag: [sum(s - i for i in positions(s, cp, r, zigzag).tolist()) for r in range(cp)],
+            "That is how many queries see each rank's keys. Asked is how many keys each rank's queries see.",
+        ),
+        Mistake(
+            lambda s, cp, zigzag: [
+                sum(range(r + 1, s + 1, cp)) if zigzag else one for r, one in enumerate(work(s, cp, False))
+            ],
+            "Your zigzag deals tokens one by one to the ranks. It cuts the sequence into 2C chunks.",
+        ),
+        Mistake(
+            lambda s, cp, zigzag: [
+                sum(places) + len(places)
+                for r in range(cp)
+                for places in [_chunks(s, cp, r, cp + r) if zigzag else positions(s, cp, r, False).tolist()]
+            ],
+            "The second chunk of rank r is counted from the end, 2C-1-r.",
         ),
     ],
     idea="How many keys does the token at place i see, and which places does a rank hold?",
@@ -167,6 +215,12 @@ POSITIONS = Exercise(
                 "Here the cut is in 2C chunks."),
         Mistake(lambda s, cp, rank: positions(s, cp, rank).view(2, -1).flip(0).flatten(), "The early chunk comes "
                 "first, so that places ascend."),
+        Mistake(lambda s, cp, rank: torch.tensor(_chunks(s, cp, rank, cp + rank)), "The late chunk is counted from the "
+                "end: rank 0 has the first chunk and the last."),
+        Mistake(lambda s, cp, rank: torch.cat((positions(s, cp, rank)[: s // cp // 2], positions(s, cp, rank)[
+            s // cp // 2 :].flip(0))), "The late chunk stands backwards: places ascend in it, too."),
+        Mistake(lambda s, cp, rank: torch.arange(s).view(-1, 2 * cp)[:, [rank, 2 * cp - 1 - rank]].flatten(), "That is "
+                "zigzag token by token, there and back. Here the cut is in 2C chunks."),
     ],
     idea="Rank r holds the r-th chunk from the beginning and the r-th from the end.",
     hint="Cut 0 .. s-1 into 2C equal chunks; concatenate chunk r and chunk 2C-1-r.",
@@ -198,7 +252,7 @@ def _machine(draw: Draw) -> dict[str, Any]:
 
 
 _LLAMA = {
-    "s": 131072, "cp": 8, "tp": 4, "heads": 64, "groups": 8, "element_size": 2, "flops": 1e14, "bandwidth": 3e11,
+    "s": 131072, "cp": 16, "tp": 4, "heads": 64, "groups": 8, "element_size": 2, "flops": 1e14, "bandwidth": 3e11,
 }  # fmt: skip
 
 _LAPTOPS = {
@@ -209,14 +263,16 @@ QUESTIONS = Exercise(
     "answers",
     reference=answers,
     cases=[
-        Case("Llama-3 70B, 128 k tokens, cp 8, tp 4, 100 TFLOP/s, 300 GB/s", _LLAMA),
+        Case("Llama-3 70B, 128 k tokens, cp 16, tp 4, 100 TFLOP/s, 300 GB/s", _LLAMA),
         Case("another machine", _machine, points=3, hidden=True, fixed=[_LAPTOPS]),
     ],
     rtol=1e-3,
     mistakes=[
+        Mistake(instead(answers, tokens_to_hide=lambda element_size, **i: answers(element_size=2, **i)[
+            "tokens_to_hide"]), "An element has `element_size` bytes, not always 2."),
         Mistake(
             instead(answers, tokens_to_hide=lambda **i: answers(**i)["tokens_to_hide"] / 2),
-            "Half of the pairs are visible at a step: 2 n^2 heads d operations, not 4.",
+            "That is half of it: at a step half of a block's pairs are visible, and both K and V travel.",
         ),
         Mistake(
             instead(answers, tokens_to_hide=lambda **i: 2 * answers(**i)["tokens_to_hide"]),
@@ -239,19 +295,41 @@ QUESTIONS = Exercise(
             for up in (1, -1)
         ),
         *(
+            Mistake(instead(answers, tokens_to_hide=lambda cp, by=by, **i: answers(cp=cp, **i)["tokens_to_hide"]
+                            * by(cp)), "One step is compared with one block: the number of ranks is not in "
+                    "tokens_to_hide.")
+            for by in (float, lambda cp: cp - 1, lambda cp: (cp - 1) / cp, lambda cp: 1 / cp, lambda cp: cp / (cp - 1))
+        ),
+        *(
             Mistake(instead(answers, sequence_multiple=too_small),
                     "Sequence parallelism cuts each of the 2C chunks again, over tp.")
             for too_small in (lambda cp, **_: 2 * cp, lambda cp, tp, **_: cp * tp,
                               lambda cp, tp, **_: math.lcm(2 * cp, cp * tp))
         ),
         Mistake(instead(answers, largest_ulysses=lambda heads, tp, **_: heads // tp), "Keys and values have fewer "
-                "heads than queries; without copies the *groups* of a tp rank are what can be shared."),
-        Mistake(instead(answers, largest_ulysses=lambda groups, **_: groups), "tp has already shared the groups: "
-                "a rank has only its part of them to share once more."),
+                "heads than queries; without copies the *groups* of a tp rank are what can be divided."),
+        Mistake(instead(answers, largest_ulysses=lambda groups, **_: groups), "tp has already divided the groups: "
+                "Ulysses can only divide the part that a tp rank has."),
+        *(
+            Mistake(instead(answers, largest_ulysses=bound), "largest_ulysses is the largest cp that is possible, "
+                    "whatever cp is now.")
+            for bound in (lambda cp, **_: cp, lambda cp, tp, groups, **_: min(cp, groups // tp),
+                          lambda cp, tp, groups, **_: groups // (cp * tp))
+        ),
         Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp), "Ulysses moves q, k, v and the output: 2 heads "
                 "+ 2 groups, the ring 2 groups."),
         Mistake(instead(answers, ring_over_ulysses=lambda **i: 1 / answers(**i)["ring_over_ulysses"]),
                 "That is Ulysses over the ring; asked is the ring over Ulysses."),
+        Mistake(instead(answers, ring_over_ulysses=lambda cp, **_: cp / 2), "Keys and values have `groups` heads, "
+                "queries and the output have `heads`."),
+        Mistake(instead(answers, ring_over_ulysses=lambda cp, heads, groups, **_: 2 * cp * groups
+                        / (heads + 2 * groups)), "In Ulysses the output is exchanged, too: 2 heads + 2 groups."),
+        Mistake(instead(answers, ring_over_ulysses=lambda cp, heads, groups, **_: (cp - 1) * groups
+                        / (heads + groups)), "In an all-to-all a rank keeps its own share: (C-1)/C leaves, as in "
+                "`bytes_per_layer`."),
+        Mistake(instead(answers, slowest_over_mean=lambda cp, **_: 2 * cp - 1), "That is the slowest over the fastest "
+                "rank; asked is the slowest over the mean."),
+        Mistake(instead(answers, slowest_over_mean=lambda **_: 1), "That is zigzag; asked is the contiguous cut."),
         Mistake(instead(answers, slowest_over_mean=lambda cp, **_: cp), "The last of C contiguous pieces has "
                 "(2C-1)/C^2 of the pairs, the mean is 1/C."),
     ],

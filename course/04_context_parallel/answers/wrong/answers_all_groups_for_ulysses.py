@@ -1,4 +1,4 @@
-# told: tp has already shared the groups
+# told: tp has already divided
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 2 - 1 / cp,

@@ -1,4 +1,4 @@
-# told: 
+# told: That is zigzag
 def answers(s, cp, tp, heads, groups, element_size, flops, bandwidth):
     return {
         "slowest_over_mean": 1.0,

@@ -1,4 +1,4 @@
-# told: 
+# told: its keys are missing
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: m is missing
 import torch
 
 

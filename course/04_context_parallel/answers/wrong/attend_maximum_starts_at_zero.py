@@ -1,4 +1,4 @@
-# told: 
+# told: it begins at -inf
 import torch
 
 

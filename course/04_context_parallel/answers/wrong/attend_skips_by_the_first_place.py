@@ -1,4 +1,4 @@
-# told: 
+# told: *lowest* place
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: *highest* place
 import torch
 
 

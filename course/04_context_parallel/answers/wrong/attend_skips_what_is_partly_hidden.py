@@ -1,4 +1,4 @@
-# told: 
+# told: *all* of it
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: *no* query
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: another mask
 import torch
 from exercises.piece_backward import piece_backward
 

@@ -1,4 +1,4 @@
-# told: 
+# told: shares are exchanged
 import torch
 
 

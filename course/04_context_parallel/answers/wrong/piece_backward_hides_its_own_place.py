@@ -1,4 +1,4 @@
-# told: 
+# told: at its own place
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: The mask compares the places
 import torch
 
 

@@ -1,4 +1,4 @@
-# told: 
+# told: P is 0 where
 import torch
 
 

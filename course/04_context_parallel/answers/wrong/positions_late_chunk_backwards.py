@@ -1,4 +1,4 @@
-# told: 
+# told: backwards
 import torch
 
 

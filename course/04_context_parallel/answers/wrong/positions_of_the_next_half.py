@@ -1,4 +1,4 @@
-# told: 
+# told: counted from the end
 import torch
 
 

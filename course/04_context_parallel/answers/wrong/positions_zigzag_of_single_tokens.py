@@ -1,4 +1,4 @@
-# told: 
+# told: token by token
 import torch
 
 

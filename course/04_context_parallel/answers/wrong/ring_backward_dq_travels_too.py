@@ -1,4 +1,4 @@
-# told: 
+# told: dQ has travelled
 import torch
 import torch.distributed as dist
 from exercises.piece_backward import piece_backward

@@ -1,4 +1,4 @@
-# told: 
+# told: places of another rank
 import torch
 import torch.distributed as dist
 from exercises.attend import attend
