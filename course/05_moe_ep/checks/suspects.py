@@ -96,7 +96,7 @@ def _absolute(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> di
     found = {}
     for n, w in want.items():
         g, w = got[n].double(), w.double()
-        if (g - w).norm() > 1e-3:
+        if not (g - w).norm() <= 1e-3:
             factor = (g * w).sum() / (w * w).sum()
             found[n] = factor.item() if (g - factor * w).norm() <= 1e-3 else math.nan
     return found
@@ -144,12 +144,12 @@ _MISTAKES = [
     (_by_norm, "A norm does not see a direction, or a sign: gradients of the same length may still differ."),
     (lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor is got over "
      "want."),
+    (_nan_is_right, "Every comparison with NaN is false: a gradient that holds NaN passes for right here."),
     (_absolute, "A difference of 1e-3 is much for a small gradient and little for a large one: right is 1e-3 |want|."),
     (lambda got, want: {n: f or math.nan for n, f in suspects(got, want).items()}, "A gradient may be 0 where it must "
      "not: 0 is a factor, too."),
     (lambda got, want: {n: ((got[n] - want[n]).norm() / want[n].norm()).item() for n in suspects(got, want)}, "That is "
      "how far got is from want. Asked is by which factor it is larger."),
-    (_nan_is_right, "Every comparison with NaN is false: a gradient that holds NaN passes for right here."),
     (_any_direction, "A gradient of another direction gets a factor, too: nothing looks at what the factor leaves."),
     (_beside_want, "What a factor leaves is measured beside |want|. It is small or large beside |factor · want|."),
     (_by_the_largest, "Differences are measured by the largest element. |x| is the root of the sum of all squares."),
