@@ -47,7 +47,7 @@ def _dispatched(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """`grouped`: by expert; `home`: what is done to the rows before they travel back; `flat`: blocks turned round;
     `dealt`: see `_pieces`; `senders`: the order of an expert's rows."""
-    how = {"grouped": grouped, "home": home, "flat": flat, "dealt": dealt, "senders": senders}
+    how: dict[str, Any] = {"grouped": grouped, "home": home, "flat": flat, "dealt": dealt, "senders": senders}
     factors = [one["experts"] for one in ranks]
     found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, **how)
     if ranks[0]["later"]:
@@ -65,7 +65,7 @@ def _journey(
     found, world, local = [], len(layer), len(layer[0][1]) // len(layer)
     for r, (of, (rows, counts)) in enumerate(zip(_pieces(layer, dealt), layer, strict=True)):
         order = {"ascending": range(world), "descending": range(world)[::-1],
-                 "own first": sorted(range(world), key=lambda i, r=r: i != r)}[senders]  # fmt: skip
+                 "own first": [r, *range(r), *range(r + 1, world)]}[senders]  # fmt: skip
         by_expert = [of[i][e] for e in range(local) for i in order]
         by_sender = [piece for sender in of for piece in sender]
         blocks = torch.tensor([[len(piece) for piece in sender] for sender in of])
