@@ -8,9 +8,8 @@
 # %% [markdown]
 # # Lab 05 · Mixture of experts, expert parallelism
 #
-# In the labs before, every token met every weight, and the ranks differed in which part of the weights they held. Now
-# a token meets a few weights of many, and which ones is learned. The weights stay where they are, and the tokens
-# travel.
+# Until now every token met every weight of the model. In this lab a token meets a few weights of many, and which ones
+# is learned. The weights are spread over the ranks and stay there; the tokens travel.
 #
 # **You build** a router; a loss and a bias that keep its load even; the way of a token to experts on other ranks and
 # back; a capacity; the right sums of gradients. At the end they run inside a GPT, on four ranks, and match one process
@@ -40,7 +39,7 @@
 # computed there, and travels back. The GPUs compute at 400 TFLOP/s, and the network gives each of them 50 GB/s.
 
 # %%
-guess("travel", None, "For each second that a rank computes its rows, how many seconds do these rows travel?")
+guess("travel", None, "A rank computes its rows for one second. How many seconds do these rows travel, there and back?")
 
 # %% [markdown]
 # ## 1 · The problem
@@ -64,11 +63,12 @@ for name in ("llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "d
     used[name] = (count_parameters(config, active=True) - table) / 1e9
 
 fig, ax = plt.subplots(figsize=(7, 2.6))
-for label, numbers, (colour, _) in (("held", total, REFERENCE), ("used by a token (the input table is not counted)", used, MEASURED)):
+of_a_token = "used by a token (the input table is not counted)"
+for label, numbers, (colour, _) in (("held", total, REFERENCE), (of_a_token, used, MEASURED)):
     ax.barh(list(numbers), numbers.values(), color=colour, edgecolor=INK, label=label)
 for i, name in enumerate(total):
     ax.text(total[name] + 8, i, f"{used[name]:.1f} of {total[name]:.1f}", va="center")
-ax.set(xlabel="billions of parameters", xlim=(0, 800), title="Parameters that a model holds, and that a token uses")
+ax.set(xlabel="billions of parameters", xlim=(0, 850), title="Parameters that a model holds, and that a token uses")
 ax.invert_yaxis()
 ax.grid(axis="y", visible=False)
 ax.legend(loc="upper right")
@@ -82,8 +82,8 @@ print(f"the weights alone, in bf16, fill {total['deepseek-v3'] * 2 / 80:.0f} GPU
 #
 # So a model with the arithmetic of a small one needs the memory of a cluster. Tensor parallelism would cut every
 # matrix over all ranks. An expert of DeepSeek-V3 is 2048 wide; over 64 ranks that leaves 32 columns, too few to keep a
-# GPU busy. But one expert never needs another. **Expert parallelism** gives each of P ranks E/P whole experts. The
-# price: a token must go where its experts are.
+# GPU busy. But no expert needs what another one computes. **Expert parallelism** gives each of P ranks E/P whole
+# experts. The price: a token must go where its experts are.
 #
 # Below, twelve tokens choose two of eight experts each, and the experts live on four ranks. A filled square is a
 # *row*: one token on its way to one expert.
@@ -113,7 +113,8 @@ routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tol
 #
 # * **Who goes where is known only at run time.** The sizes of messages change at every layer of every step.
 # * **Nothing in the loss wants the load to be even.** And the ranks with few rows wait for the busiest.
-# * **An expert sees tokens of all ranks.** So its gradient is summed over other ranks than all other gradients are.
+# * **An expert gets tokens of several ranks.** So its gradient is summed over other ranks than the gradients of
+#   attention, norms and embedding are.
 #
 # ## 2 · Predict
 #
@@ -134,8 +135,9 @@ routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tol
 #   come 4 · 12. Together 176 bytes.
 #
 # **Exercise.** Bytes that *one rank* sends in the forward pass of one layer, there and back together, for each of the
-# two ways. The load is even: the same number of rows goes to each rank. What a rank keeps does not travel. An all-gather to which
-# each rank gives n bytes sends (P-1)·n, and so does a reduce-scatter of which each rank keeps n.
+# two ways. The load is even: the same number of rows goes to each rank. What a rank keeps does not travel. In an
+# all-gather to which each rank gives n bytes, a rank sends (P-1)·n; in a reduce-scatter of which each rank keeps n
+# bytes, too.
 
 # %%
 # %%exercise bytes_per_layer
@@ -191,10 +193,10 @@ guess("drops", None, "What percentage of the rows does a perfectly fair router d
 # %% [markdown]
 # Now exactly. Let n be the number of tokens that choose a given expert. A token chooses it with probability k/E, and
 # at most once, because its k experts are different; the T tokens choose independently. So n is binomial: T trials with
-# probability k/E. (The choices of one token for *different* experts do depend on each other. But a mean of a sum is
-# the sum of the means, whether the terms depend on each other or not.)
+# probability k/E. (The choices of one token for *different* experts do depend on each other. But the expectation of a
+# sum is the sum of the expectations, whether the terms depend on each other or not.)
 #
-# **Exercise.** The capacity, and the expected share of the k·T rows that is dropped.
+# **Exercise.** The capacity, and the expected share of the k·T rows that is dropped, between 0 and 1.
 
 # %%
 # %%exercise expected_drops
@@ -202,7 +204,7 @@ import math
 
 
 def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str, float]:
-    """{"capacity": C, "dropped": share of the rows} when each token takes k experts at random."""
+    """{"capacity": C, "dropped": share of the rows} when each token takes k different experts at random."""
     ### BEGIN SOLUTION
     p, mean = k / experts, tokens * k / experts
     capacity = math.ceil(mean * factor)
@@ -255,7 +257,7 @@ for tokens in (64, 512):
 #
 # **Exercise.** Weights in fp32, whatever x and weight are. A token goes to exactly k experts. Where experts
 # tie, as in a router whose weight is still zero, any of the tied may be taken. A chosen expert may weigh 0 after
-# rounding: `map` says who was chosen, all the same.
+# rounding: its place in `map` is True even so.
 
 # %%
 # %%exercise route
@@ -287,8 +289,9 @@ moved = (right != rounded).any(-1).float().mean().item()
 print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundred goes elsewhere: {moved > 0.01}")
 
 # %% [markdown]
-# Nothing crashes, and the loss does not show it. But a run that computes the forward pass a second time (recompute, or
-# inference on another machine) may route a token to other experts than the first time.
+# Nothing crashes, and the loss does not show it. But where two programs compute the same forward pass and round
+# differently (training and inference, say), such a token may go to one expert in the first and to another in the
+# second.
 #
 # ### The balancing loss
 #
@@ -305,15 +308,17 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 # | both prefer expert 0 | 2, 0 | 1.6, 0.4 | coeff · 2/4 · (2 · 1.6 + 0 · 0.4) = 1.6 coeff |
 # | one prefers each | 1, 1 | 1, 1 | coeff · 2/4 · (1 · 1 + 1 · 1) = coeff |
 #
-# A count has no gradient; p has one. Each expert gets a price, proportional to its load, and every token pays it in
-# proportion to its liking. At an even load all prices are the same, and L = coeff.
+# A count has no gradient; p has one. Each expert gets a price, proportional to its load, and a token pays the price
+# of each expert times its p for that expert. At an even load all prices are the same, and L = coeff.
 #
 # The gradient, by hand. With the price $c_e = \text{coeff}\, E\, n_e/(kT^2)$ the loss is
 # $L = \sum_{te} p_{te} c_e$, and behind the softmax
 #
 # $$\frac{\partial L}{\partial\, \text{logit}_{te}} = p_{te}\,\Big(c_e - \sum_{j} p_{tj}\, c_j\Big)$$
 #
-# Read it: a step down the gradient lowers a logit if its expert costs more than what this token pays on average.
+# Read it: a step down the gradient lowers a logit if its expert costs more than what this token pays on average. In the
+# first line of the table the prices are [1, 0] coeff, and a token pays 0.8 coeff. The gradient of its logits is
+# [0.8 · (1 - 0.8), 0.2 · (0 - 0.8)] coeff = [0.16, -0.16] coeff.
 #
 # **Exercise.** The loss and its gradient, in the dtype of the logits. Where experts tie, a token still counts for
 # exactly k of them. Write the formula: the check runs this where autograd records nothing, so `.backward()` fails.
@@ -352,8 +357,8 @@ check("balance")
 # weight is its own score over the sum of the chosen scores, 0.4 / 0.4 = 1. Without biases expert 0 would be chosen.
 #
 # **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the
-# scores of its k experts divided by their sum, and the scores get a gradient through them. Again there are exactly k,
-# also where several are equally good. Change none of the inputs: `move_bias` returns a new tensor.
+# scores of its k experts divided by their sum, and the scores get a gradient through them. Again a token goes to
+# exactly k experts, also where several sums are equal. Change none of the inputs: `move_bias` returns a new tensor.
 
 # %%
 # %%exercise expert_bias
@@ -397,9 +402,9 @@ check("expert_bias")
 # The way back adds each row to its token: a gets the sum of rows 0 and 2. Each way is the other's gradient: copying a
 # token k times forward is adding k rows backward.
 #
-# **Exercise.** `weights[i]` is the weight of row i, `source[i]` (int64) its token. Use operations that autograd
-# understands: tokens, probs and rows all get gradients. `map` says where a token goes; a weight there may happen to be
-# 0.
+# **Exercise.** A row is its token as it is; the experts apply the weights later. `weights[i]` is the weight of row i,
+# `source[i]` (int64) its token. Use operations that autograd understands: tokens, probs and rows all get gradients.
+# `map` says where a token goes; a weight there may happen to be 0.
 
 # %%
 # %%exercise permute
@@ -461,17 +466,18 @@ dispatch_steps([of_rank_0, of_rank_1])
 # The way back is the same picture from the bottom to the top: ungroup, all-to-all with the splits exchanged, and
 # `unpermute` adds a1 and a2 to a.
 #
-# Change what one token has chosen, say at first which numbers will change, and run the cell again.
+# Try it: change what one token has chosen. Before you run the cell again, say which numbers will change.
 #
 # The collective is `dist.all_to_all_single(out, rows, output_splits, input_splits, group=ep.group)`. Splits are lists
 # of numbers of rows, and may hold zeros. A rank that gets no rows takes part in everything, with 0 rows: if it stayed
 # away, the others would wait for ever.
 #
-# **Exercise.** Both ways. Rank r of P holds experts r·E/P up to (r+1)·E/P, any number of them. In `combine`, y has the
-# shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows before they
-# left. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in `ep.group`, which
-# need not be the whole world. Layers overlap: rows of one layer may be under way while another's are dispatched, so
-# keep nothing between calls. `rows` may be a view of something larger; a collective wants a tensor that is contiguous.
+# **Exercise.** Both ways. Rank r of P holds experts r·E/P to (r+1)·E/P - 1; E/P may be any whole number. In `combine`,
+# y has the shape and the order of what `dispatch` returned, and what you return has the order of this rank's rows
+# before they left. `ep` is an axis of the mesh: `ep.size` ranks, of which this one is number `ep.rank`, talk in
+# `ep.group`, which need not be the whole world. Layers overlap: rows of one layer may be under way while another's are
+# dispatched, so keep nothing between calls. `rows` may be a view of something larger; a collective wants a tensor that
+# is contiguous.
 
 # %%
 # %%exercise dispatch
@@ -480,7 +486,7 @@ import torch.distributed as dist
 
 
 def dispatch(rows: torch.Tensor, counts: torch.Tensor, ep) -> tuple[torch.Tensor, torch.Tensor]:
-    """rows [n, h] sorted by expert, counts [E] int64 -> rows for this rank's experts, sorted by expert; blocks."""
+    """rows [n, h] by expert, counts [E] int64 -> rows for this rank's experts, by expert, then by sender; blocks."""
     ### BEGIN SOLUTION
     everybody = [torch.empty_like(counts) for _ in range(ep.size)]
     dist.all_gather(everybody, counts, group=ep.group)
@@ -578,7 +584,7 @@ rank_grid({"ep": 2, "edp": 2}, {"dp": [[0, 1, 2, 3]], "ep": [[0, 1], [2, 3]], "e
 #
 # **Exercise.** `dense` and `expert` are gradients of the *sum* of this rank's losses; `tokens` is how many tokens
 # counted on this rank, and the ranks differ. `all_reduce(x, axis)` sums x over an axis, in place, and returns it; on
-# an axis of one rank it does nothing. Send no more than these sums need.
+# an axis of one rank it does nothing. Send each sum once, and over no more ranks than it needs.
 
 # %%
 # %%exercise finish
@@ -790,8 +796,9 @@ for ep in (2, 4):
 # One layer, forward, on four ranks, 256 tokens a rank, with a load that is exactly even: your dispatcher and the
 # package's two, with ep 2 and ep 4. The folded cell counts every byte that a rank sends. It counts again with no
 # tokens at all: what is sent even then are the row counts, which the prediction leaves out. They travel twice, once
-# with the rows and once with their weights. With ep 4 a rank has 8 counts of 8 bytes. By an all-to-all three quarters
-# of them leave, 2 × 48 = 96 bytes; by an all-gather all of them go to three ranks, 2 × 192 = 384 bytes.
+# with the rows and once with their weights. With ep 4 a rank has 8 counts of 8 bytes. If your `dispatch` exchanges
+# counts by an all-to-all, three quarters of them leave, 2 × 48 = 96 bytes; if by an all-gather, all of them go to three
+# ranks, 2 × 192 = 384 bytes.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,route,permute,dispatch --name volume --out moved
@@ -886,8 +893,8 @@ guess("favourites", None, "In how many of the three runs does some expert of lay
 # %% [markdown]
 # The folded cell trains the five runs, which takes 15 to 30 seconds. Three things in it are about this lab:
 #
-# * `Push` is the identity forward. Backward it adds the gradient of your `balance` to that of the logits. It is
-#   multiplied by the number of tokens, because gradients here are sums over tokens until `finish` divides them.
+# * `Push` is the identity forward. Backward it adds the gradient of your `balance`, times the number of tokens, to
+#   that of the logits: gradients here are sums over tokens until `finish` divides them.
 # * Scores are the softmax over all experts, and your `choose` takes the experts. With a bias of zero that is what
 #   `route` does: divided by the sum of the chosen, the denominator of the softmax over all experts cancels, and the
 #   softmax over the chosen ones is left.
@@ -1020,8 +1027,9 @@ display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 # hardly any tokens. If the favourites share a rank, the other rank waits; even where the thick line is in the middle,
 # it is so by luck.
 #
-# **An accident?** Not of the seed: your three runs agree. *Which* experts win is an accident, of the last digits, too:
-# another CPU adds up in another order and may end with other favourites.
+# **Is this an accident of one seed?** No: in all three of your runs some expert has more than twice its share. *Which*
+# experts these are depends on the seed, and on the CPU as well: another CPU adds up in another order, and from a
+# difference in the last digit other favourites may grow.
 #
 # **The curves.** On the left: with one expert on each of eight ranks, the layer would take this many times as long as
 # it should. On the right: the difference that balancing makes to the loss, beside the difference that another seed
@@ -1029,7 +1037,8 @@ display(imbalance({way: layer1[way] for way in ways}, losses, "another seed"))
 # not warn you. The load will: log it.
 #
 # A smaller coeff balances less; a larger one pulls harder at the router. The bias changes no gradient, but it moves by
-# one rate a step: at rate 0.001 it has moved by at most 0.1 after 100 steps. Change them and see.
+# one rate a step: at rate 0.001 it has moved by at most 0.1 after 100 steps. To try others, change `coeff` and `rate`
+# at the end of the folded cell, then run both cells again.
 #
 # </details>
 #
@@ -1064,21 +1073,22 @@ print(f"factor 1.25: a fair router drops {fair[at]['dropped']:.2%};",
       f"balanced less: {max(share['with a loss'][at], share['with a bias'][at]) < 0.3}")  # fmt: skip
 
 # %% [markdown]
-# A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. Which
-# rows are dropped is not known beforehand. So most large models of today train dropless, and live with messages whose
-# size varies.
+# A load that is even on average is not even in every batch: balanced runs drop more than chance alone would. And
+# whether a token loses an expert depends on which other tokens are in the batch. Most large models of today train
+# dropless, and live with messages whose size varies.
 #
 # ### What large models add
 #
 # | | what it does | who |
 # |---|---|---|
-# | **shared expert** | every token passes it: no other expert must learn what all tokens need | DeepSeek-V3, Qwen2-MoE |
+# | **shared expert** | all tokens pass it: no other expert must learn what all tokens need | DeepSeek-V3, Qwen2-MoE |
 # | **node-limited routing** | a token's experts lie on at most 4 of 8 machines: it is sent once to each | DeepSeek-V3 |
 # | **z-loss** | a penalty on (log Σ exp logit)² keeps the logits small, where rounding does less harm | ST-MoE |
 #
 # And dropless has a price in memory. The rows of a *hot expert* are activations that its rank keeps for the backward
 # pass. If all tokens choose experts of one rank, that rank has P times the mean (if it holds at least k experts). So
-# one batch, late in a run, may need more memory than all before it. A capacity sets a limit; recompute of the experts keeps less for each row.
+# one batch, late in a run, may need more memory than all before it. A capacity sets a limit; recompute of the experts
+# keeps less for each row.
 #
 # On a machine with a GPU the next cell (folded) runs the experts of a rank one after the other, and then all in one
 # grouped product, with 8 and with 64 experts.
@@ -1213,17 +1223,17 @@ def run(ep, steps):
 report({2: run(2, 41), 4: run(4, 1)})
 
 # %% [markdown]
-# For forty steps the loss is that of the twin. Adam divides every gradient by its own size, so a gradient that is too
-# large by a constant factor changes nothing, unless the run clips. The norm of the first gradient is off, and with ep
-# 4 by more.
+# For forty steps the loss stays beside the twin's. Adam divides every gradient by its own running size, so a gradient
+# that is too large by a constant factor changes almost nothing, unless the run clips. The norm of the first gradient is
+# off, and with ep 4 by more.
 #
 # *Which* gradients are wrong, and how? Write the tool that answers this for any such bug: compare each gradient with
 # the twin's.
 #
-# **Exercise.** `{name: factor}` of the gradients that are wrong. Right means: |got - want| ≤ 10⁻³ |want|. The factor
-# is a number with |got - factor · want| ≤ 10⁻³ |factor · want|; `nan` if there is none. Leave out what is right. (|x| is
-# the square root of the sum of squares of all elements.) For example, want = [1, -1] and got = [0.5, -0.5] has the
-# factor 0.5; want = [3, 0] and got = [0, 3] has none.
+# **Exercise.** `{name: factor}` of the gradients that are wrong. Right means: |got - want| ≤ 10⁻³ |want|. The factor is
+# a number with |got - factor · want| ≤ 10⁻³ |factor · want|; `nan` if there is none. Leave out what is right. (|x| is
+# the square root of the sum of squares of all elements. A gradient that holds NaN is wrong and has no factor.) For
+# example, want = [1, -1] and got = [0.5, -0.5] has the factor 0.5; want = [3, 0] and got = [0, 3] has none.
 
 # %%
 # %%exercise suspects
@@ -1291,7 +1301,7 @@ for ep, (got, want) in evidence[0].items():
 #
 # * `parameters` of the whole layer, router included; `active_parameters`, those that a token uses;
 # * `copies_of_an_expert` in the whole job;
-# * `rows_of_an_expert`: the height of the matrix that one expert multiplies;
+# * `rows_of_an_expert`: how many rows one copy of an expert gets from all ranks that share it;
 # * `allgather_over_alltoall`: bytes of one way over the other, forward, rows only (no weights, flags, counts);
 # * `compute_over_travel`: seconds that a rank computes its rows (forward, a multiply-add is two operations, `flops` a
 #   second) over seconds that its rows travel, there and back by all-to-all (`bandwidth` in bytes a second).
@@ -1321,9 +1331,9 @@ def answers(
 check("answers")
 
 # %% [markdown]
-# Three real layers on 400 TFLOP/s and 50 GB/s, 4096 tokens a rank, bf16, ep 8 with each rank in another machine. (Inside
-# a machine, over NVLink at 450 GB/s, rows would travel a ninth as long. But 256 experts fill more than one machine.) The
-# last line answers the guess at the top of the lab.
+# Three real layers on 400 TFLOP/s and 50 GB/s, 4096 tokens a rank, bf16, ep 8 with each rank in another machine.
+# (Inside a machine, over NVLink at 450 GB/s, rows would travel a ninth as long. But in bf16 the experts of DeepSeek-V3
+# alone need 17 GPUs of 80 GB, more than a machine has.) The last line answers the guess at the top of the lab.
 
 # %%
 # %%needs answers
@@ -1333,15 +1343,15 @@ from minimegatron.models.zoo import preset
 for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"):
     c = TransformerConfig.from_dict(preset(name))
     said = answers(4096, c.hidden_size, c.moe_ffn_hidden_size, c.num_experts, c.moe_router_topk, 8, 64, 2, 4e14, 5e10)
-    print(f"{name:14} f {c.moe_ffn_hidden_size:5}   an expert multiplies {said['rows_of_an_expert']:4.0f} rows; "
+    print(f"{name:14} f {c.moe_ffn_hidden_size:5}   an expert gets {said['rows_of_an_expert']:4.0f} rows; "
           f"a second of computing, {1 / said['compute_over_travel']:4.2f} s of travel")  # fmt: skip
 guessed("travel", round(1 / said["compute_over_travel"], 1), "seconds of travel for a second of computing")
 
 # %% [markdown]
 # T, h and k cancel in that ratio. What is left of the model is f, the width of an expert; what is left of the machine
 # is (P-1)/P, the bytes of a number, flops and bandwidth. With many small experts a token has more to choose from, and
-# its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other
-# work, and a token chooses experts of few machines only.
+# its rows travel longer than they are computed. So DeepSeek-V3 hides its all-to-all behind other work, and a token
+# chooses experts of few machines only.
 
 # %%
 progress()

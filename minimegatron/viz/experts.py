@@ -1,7 +1,8 @@
 """Which token goes to which expert, and how evenly: the routing of a batch as a grid, and the load as training goes on.
 
-In the grid a line is a token, a column an expert, named above it; a filled square is a row that travels; the columns of
-one rank have one colour. A square with a cross was chosen and dropped. In the bands each expert's share of all rows is
+In the grid a line is a token, a column an expert, named above it; a filled square is a row, one token on its way to one
+expert; the columns of one rank have one colour, and below them stand their sums. A square with a cross was chosen and
+dropped. In the bands each expert's share of all rows is
 a band in the colour of its rank, with its number where the run ends: equal bands are an even load, a band that thins
 out is an expert that gets no tokens any more, and the thick line is where one rank's work ends and the next one's
 begins. `imbalance` shows what that costs in time, and that the loss hardly shows it.
@@ -53,7 +54,7 @@ def routing_grid(maps: Mapping[str, Grid], ranks: int = 1, kept: Mapping[str, Gr
         _obey_ranks(widths.pop(), ranks, title)
     with styled():
         width = max(0.26 * len(grid[0]) + 1.2 for grid in maps.values())
-        height = max(0.26 * len(grid) + 1.3 for grid in maps.values())
+        height = max(0.26 * len(grid) + (1.3 if ranks == 1 else 1.6) for grid in maps.values())
         figure = new_figure(width * len(maps), height)
         for axes, (title, grid) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
             _grid(axes, grid, ranks, (kept or {}).get(title, grid))
@@ -87,14 +88,18 @@ def _grid(axes: Axes, grid: Grid, ranks: int, kept: Grid) -> None:
         axes.text(e + 0.5, tokens + 0.25, str(count), ha="center", va="top", fontsize=8)
         axes.text(e + 0.5, -0.2, str(e), ha="center", va="bottom", fontsize=8)
     for rank in range(ranks if ranks > 1 else 0):
-        axes.text((rank + 0.5) * local, -1.15, f"rank {rank}", ha="center", va="bottom", fontsize=8)
+        middle, count = (rank + 0.5) * local, sum(sum(row[rank * local : (rank + 1) * local]) for row in kept)
+        axes.text(middle, -1.15, f"rank {rank}", ha="center", va="bottom", fontsize=8)
+        axes.text(middle, tokens + 1.6, str(count), ha="center", va="top", fontsize=8, weight="bold")
         if rank:
             axes.plot([rank * local] * 2, [0, tokens], color=INK, linestyle="-", linewidth=1.4)
     axes.text(-0.2, tokens + 0.25, "rows per\nexpert", ha="right", va="top", fontsize=8)
+    if ranks > 1:
+        axes.text(-0.2, tokens + 1.6, "rows per\nrank", ha="right", va="top", fontsize=8, weight="bold")
     axes.text(-0.2, -0.2, "expert", ha="right", va="bottom", fontsize=8)
     axes.text(-0.3, tokens / 2, "tokens", ha="right", va="center", rotation=90, fontsize=8)
     axes.set_xlim(-2.3, experts + 0.1)
-    axes.set_ylim(tokens + 2.1, -2.1)
+    axes.set_ylim(tokens + (2.1 if ranks == 1 else 3.3), -2.1)
     blank(axes)
 
 

@@ -21,6 +21,7 @@ SOURCE = Path(str(import_module("course.05_moe_ep").__file__)).with_name("lab.py
 TEXT = " ".join(line.removeprefix("#").strip() for line in SOURCE.read_text().splitlines())
 
 V3 = TransformerConfig.from_dict(preset("deepseek-v3"))
+EXPERTS = sum(V3.expert_layers) * V3.num_experts * 3 * V3.hidden_size * V3.moe_ffn_hidden_size  # their parameters
 MINUTES = {"A": 60, "B": 120, "C": 60, "D": 45}
 
 
@@ -63,6 +64,8 @@ def balanced(*probs):
     return right("balance", logits=logits, k=1, coeff=1.0)["loss"]
 
 
+BOTH = right("balance", logits=torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log(), k=1, coeff=1.0)
+GRADIENT = BOTH["gradient"][0].tolist()
 EVEN = "coeff" if balanced([0.8, 0.2], [0.2, 0.8]) == pytest.approx(1) else "not coeff"
 MOST = busiest([[12, 12, 0, 0, 0, 0, 0, 0]])[0]  # twelve tokens, k = 2: all of them choose the same two of eight
 
@@ -85,7 +88,7 @@ STATED = [
     ("three quarters of them leave, {} bytes;", f"2 × {8 * 8 * 3 // 4} = {2 * 8 * 8 * 3 // 4}"),
     ("go to three ranks, {} bytes.", f"2 × {8 * 8 * 3} = {2 * 8 * 8 * 3}"),
     ("at 450 GB/s, rows would travel a {} as long", {9: "ninth"}[450 // 50]),
-    ("But {} experts fill more than one machine", f"{V3.num_experts}"),
+    ("the experts of DeepSeek-V3 alone need {} GPUs of 80 GB", f"{math.ceil(EXPERTS * 2 / 80e9)}"),
     ("with the whole table it would be {}.", f"{count_parameters(V3, active=True) / 1e9:.1f}"),
     ("An expert of DeepSeek-V3 is {} wide", f"{V3.moe_ffn_hidden_size}"),
     ("over 64 ranks that leaves {} columns", f"{V3.moe_ffn_hidden_size // 64}"),
@@ -115,6 +118,8 @@ STATED = [
     ("both prefer expert 0 | 2, 0 | {} |", f"{0.8 + 0.8:.1f}, {0.2 + 0.2:.1f}"),
     ("(2 · 1.6 + 0 · 0.4) = {} coeff |", f"{balanced([0.8, 0.2], [0.8, 0.2]):.1f}"),
     ("one prefers each | 1, 1 | 1, 1 | coeff · 2/4 · (1 · 1 + 1 · 1) = {} |", EVEN),
+    ("the prices are [1, 0] coeff, and a token pays {} coeff", f"{0.8 * 1 + 0.2 * 0}"),
+    ("(0 - 0.8)] coeff = {} coeff", f"[{', '.join(f'{x:.2f}' for x in GRADIENT)}]"),
     ("The sums are {}, so expert 1 is chosen", f"[{0.5 - 0.2:.1f}, {0.4 + 0:.1f}]"),
     ("0.4 / 0.4 = {}.", f"{0.4 / 0.4:.0f}"),
     # the journey
@@ -166,7 +171,7 @@ def test_on_the_curves_the_two_ways_meet_where_as_many_ranks_are_as_choices():
 
 def test_of_rows_alone_an_all_gather_sends_p_over_k_times_as_many():
     sent = right("answers", **LAB["answers"].cases[0].inputs)
-    assert sent["allgather_over_alltoall"] == 2.0, "ep 4, k = 2"
+    assert sent["allgather_over_alltoall"] == pytest.approx(4 / 3), "ep 4, k = 3"
 
 
 def test_without_a_bias_choosing_by_softmax_is_the_router():

@@ -43,7 +43,16 @@ def test_what_is_dropped_is_a_cross_and_no_longer_counted():
 def test_the_ranks_stand_above_their_columns():
     figure = routing_grid({"top 2": TOP2}, ranks=2)
     assert {"rank 0", "rank 1", "tokens", "expert"} <= set(words(figure)) and not overlaps(figure)
-    assert "rank 0" not in words(routing_grid({"top 2": TOP2}))
+    assert not {"rank 0", "rows per\nrank"} & set(words(routing_grid({"top 2": TOP2})))
+
+
+def test_the_rows_of_each_rank_stand_below_its_columns_less_what_is_dropped():
+    figure = routing_grid({"all": TOP2, "room for two": TOP2}, ranks=2, kept={"room for two": KEPT})
+    for axes, sums in zip(figure.axes, (["4", "2"], ["3", "2"]), strict=True):
+        label = next(t for t in axes.texts if t.get_text() == "rows per\nrank")
+        line = [t for t in axes.texts if t.get_position()[1] == label.get_position()[1] and t is not label]
+        assert [(t.get_text(), t.get_position()[0]) for t in line] == [(sums[0], 1.0), (sums[1], 3.0)]
+    assert not overlaps(figure)
 
 
 def test_bands_fill_each_step_and_are_named_where_the_run_ends():

@@ -74,7 +74,11 @@ def _by_hand(logits: torch.Tensor, k: int, coeff: float, *, jacobian: str = "ful
     right = balance(logits, k, coeff)
     t, e = logits.shape
     p, price = logits.double().softmax(-1), coeff * e / (k * t * t) * top(logits, k).sum(0).double()
-    grads = {"none": price.expand(t, e), "half": p * price}
+    paid = (p * price).sum(-1, keepdim=True)
+    grads = {
+        "none": price.expand(t, e), "half": p * price, "own": p * (1 - p) * price, "down": p * (paid - price),
+        "plain mean": p * (price - price.mean()), "all tokens": p * (price - paid.mean()),
+    }  # fmt: skip
     return {**right, "gradient": grads[jacobian].to(logits.dtype)}
 
 
@@ -97,6 +101,37 @@ def _of_chosen(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
     loss = coeff * e / (k * t * t) * (p.sum(0) * chosen.sum(0)).sum()
     (grad,) = torch.autograd.grad(loss, x)
     return {"loss": loss.item(), "gradient": grad.to(logits.dtype)}
+
+
+def _with_loss(loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> Callable[..., dict[str, Any]]:
+    """The answer of another loss: `loss(p, chosen, k)` over coeff."""
+
+    def answer(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+        x = logits.double().requires_grad_()
+        value = coeff * loss(x.softmax(-1), top(logits, k).double(), k)
+        (grad,) = torch.autograd.grad(value, x)
+        return {"loss": value.item(), "gradient": grad.to(logits.dtype)}
+
+    return answer
+
+
+def _paid_by_the_chosen(p: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tensor:
+    return p.shape[1] / (k * len(p) ** 2) * ((p * chosen).sum(0) * chosen.sum(0)).sum()
+
+
+def _first_choices(p: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tensor:
+    return p.shape[1] / (k * len(p) ** 2) * (p.sum(0) * top(p.detach(), 1).sum(0)).sum()
+
+
+def _of_counts(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    """A loss that p is not in; the gradient is right."""
+    share = top(logits, k).double().mean(0) / k
+    return {**balance(logits, k, coeff), "loss": (coeff * len(share) * share.square().sum()).item()}
+
+
+def _without_coeff(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
+    right = balance(logits, k, coeff)
+    return {**right, "gradient": right["gradient"] / coeff}
 
 
 def _shares(logits: torch.Tensor, k: int, coeff: float) -> dict[str, Any]:
@@ -153,6 +188,18 @@ _MISTAKES = [
     (_of_chosen, "Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of them: "
      "experts that are not chosen must learn, too, that they are cheap."),
     (_shares, "The loss is right; its gradient is divided by the tokens once more."),
+    (lambda *i: _by_hand(*i, jacobian="own"), "A logit changes the p of *all* experts of its token, not only its own."),
+    (lambda *i: _by_hand(*i, jacobian="down"), "That is a step down. Asked is the gradient, which points up."),
+    (lambda *i: _by_hand(*i, jacobian="plain mean"), "The price is compared with the plain mean of all prices. Compare "
+     "it with what the token pays: the mean weighted by its p."),
+    (lambda *i: _by_hand(*i, jacobian="all tokens"), "The price is compared with what all tokens pay on average. Each "
+     "token has an average of its own."),
+    (_without_coeff, "The loss is right; its gradient lacks coeff."),
+    (_with_loss(_paid_by_the_chosen), "Here a token pays only for the experts that it chose. The sum over t holds the "
+     "p of all tokens, chosen or not."),
+    (_with_loss(_first_choices), "n_e counts the first choice of each token only. A token counts for k experts."),
+    (_of_counts, "That is a loss of counts alone: n_e times n_e. One of the two factors is the sum of p."),
+    (_times(lambda t, e, k: 1 / t), "The sum of p over the tokens is meant, not its mean."),
     (_soft, "n_e counts tokens, k for each. It is a number without a gradient, not a sum of probabilities."),
     (_times(lambda t, e, k: t), "Both the sum of p and n_e grow with the tokens: divide by T^2."),
     (_times(lambda t, e, k: 1 / e), "The factor is E / (k T^2): at an even load the loss is coeff, whatever E is."),
@@ -167,9 +214,11 @@ BALANCE = Exercise(
     rtol=1e-3,
     atol=1e-6,
     cases=[
+        Case("the text's two tokens that both prefer expert 0",
+             {"logits": torch.tensor([[0.8, 0.2], [0.8, 0.2]]).log(), "k": 1, "coeff": 1.0}),
         Case("two tokens, four experts, k = 3",
              {"logits": torch.tensor([[1.0, 0.0, -1.0, 0.5], [2.0, 0.0, 0.5, -1.0]]), "k": 3, "coeff": 0.5}),
-        Case("other sizes", _some_logits, points=2, hidden=True, draws=3, fixed=[
+        Case("other sizes", _some_logits, hidden=True, draws=3, fixed=[
             _with_logits(5, 1, 0.01), _with_logits(8, 5, 3.0), _with_logits(6, 3, 1.0, 200.0), _in_double]),
         Case("a favourite expert; a new router, whose logits are all 0", _skewed, hidden=True, fixed=[_NEW_ROUTER]),
     ],
@@ -199,25 +248,37 @@ def _drive_bias(
     else:
         again, _ = exercise.choose(leaf * 1, copy, k)
         if again.requires_grad:
-            (again * again.detach()).sum().backward()
+            (again * (1 + again.detach())).sum().backward()
         found["gradient of scores"] = leaf.detach() * 0 if leaf.grad is None else leaf.grad
     return {**found, "bias": exercise.move_bias(bias, counts, rate)}
 
 
 def _biased(
     scores: torch.Tensor, bias: torch.Tensor, k: int, counts: torch.Tensor, rate: float, tied: bool = False, *,
-    seen: str = "choice", how: str = "sign", cut: bool = False,
+    seen: str = "choice", how: str = "sign", weigh: str = "over their sum", cut: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """`seen`: where the bias enters. `how`: the way in which it moves. `cut`: the weights have no gradient."""
+    """`seen`: where the bias enters. `how`: the way in which it moves. `weigh`: what the weights are. `cut`: they have
+    no gradient."""
     s, b = scores.double().requires_grad_(), bias.double()
-    chosen = top(s if seen == "nowhere" else s + b, k)
+    chosen = top({"nowhere": s, "minus": s - b, "times": s * (1 + b)}.get(seen, s + b), k)
     if seen == "ties":
         chosen = s + b >= (s + b).topk(k, -1).values[:, -1:]
     kept = (s + b if seen == "both" else s) * chosen
     gap = counts.double().mean() - counts.double()
-    move = {"sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum()}[how]
-    probs = (kept / kept.sum(-1, keepdim=True)).float()
-    (grad,) = torch.autograd.grad((probs * probs.detach()).sum(), s)
+    move = {
+        "sign": gap.sign(), "down": -gap.sign(), "gap": gap, "share": gap / counts.sum(),
+        "of the mean": gap / counts.double().mean(), "median": (counts.median() - counts).sign(),
+        "middle": (counts.max() + counts.min() - 2 * counts).sign(),
+        "whole": (counts.sum() // len(counts) - counts).sign(),
+        "up at the mean": torch.where(gap < 0, -1.0, 1.0), "down at the mean": torch.where(gap > 0, 1.0, -1.0),
+        "extremes": (counts == counts.min()).double() - (counts == counts.max()).double(),
+    }[how]  # fmt: skip
+    total = kept.sum(-1, keepdim=True)
+    probs = {
+        "over their sum": kept / total, "as they are": kept, "softmax": s.masked_fill(~chosen, -torch.inf).softmax(-1),
+        "over all": kept / s.sum(-1, keepdim=True), "constant": kept / total.detach(),
+    }[weigh].float()  # fmt: skip
+    (grad,) = torch.autograd.grad((probs * (1 + probs.detach())).sum(), s)
     probs, grad = probs.detach(), (0 * grad if cut else grad).float()
     found: dict[str, Any] = {"probs": probs, "map": chosen, "gradient of scores": grad}
     if tied:
@@ -253,9 +314,10 @@ _SATURATED = {
 }  # fmt: skip
 
 
+# The counts: the mean is 2, the median 0; expert 2 has the mean.
 _SCORES = {
-    "scores": torch.tensor([[0.5, 0.25, 0.125], [0.5, 0.375, 0.25]]), "bias": torch.tensor([-0.5, 0.0, 0.25]), "k": 2,
-    "counts": torch.tensor([2, 0, 1]), "rate": 0.5,
+    "scores": torch.tensor([[0.5, 0.25, 0.125, 0.0625], [0.5, 0.375, 0.25, 0.0625]]),
+    "bias": torch.tensor([-0.5, 0.0, 0.25, 0.0]), "k": 2, "counts": torch.tensor([6, 0, 2, 0]), "rate": 0.5,
 }  # fmt: skip
 
 _BIAS_MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -268,6 +330,22 @@ _BIAS_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"how": "down"}, "An expert with fewer tokens than the mean needs a *larger* bias."),
     ({"how": "gap"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
     ({"how": "share"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
+    ({"how": "of the mean"}, "The bias moves by the rate, up or down: the sign of the gap, not the gap."),
+    ({"how": "median"}, "The counts are compared with their median. Compare them with their mean."),
+    ({"how": "middle"}, "The counts are compared with the middle of the largest and the smallest. Compare them with "
+     "their mean."),
+    ({"how": "whole"}, "The mean of whole numbers need not be whole: here it is rounded."),
+    ({"how": "up at the mean"}, "An expert that has exactly the mean does not move."),
+    ({"how": "down at the mean"}, "An expert that has exactly the mean does not move."),
+    ({"how": "extremes"}, "Here only the busiest and the idlest move. Every expert moves that has not the mean."),
+    ({"seen": "minus"}, "The bias is *added* to the score: an expert with a large bias is chosen more often."),
+    ({"seen": "minus", "how": "down"}, "The bias is *added* to the score: an expert with a large bias is chosen more "
+     "often."),
+    ({"seen": "times"}, "The bias is added to the score; here it multiplies."),
+    ({"weigh": "as they are"}, "The weights of a token sum to 1: scores over the sum of the chosen ones."),
+    ({"weigh": "softmax"}, "That is a softmax of the scores. Here the weights are the scores over their sum."),
+    ({"weigh": "over all"}, "The sum is that of the *chosen* scores, not of all."),
+    ({"weigh": "constant"}, "The sum of the chosen scores depends on the scores, too, and here it gets no gradient."),
 ]  # fmt: skip
 
 
@@ -281,7 +359,7 @@ BIAS = Exercise(
     drive=_drive_bias,
     rtol=1e-3,
     cases=[
-        Case("two tokens, three experts", _SCORES),
+        Case("two tokens, four experts", _SCORES),
         Case("other sizes", _some_scores, points=3, hidden=True, draws=3, fixed=[
             _of_k(1, 6), _of_k(3, 7), _of_k(5, 9), _of_k(4, 8, 1e-3), _SATURATED]),
     ],

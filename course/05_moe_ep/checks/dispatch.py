@@ -5,6 +5,7 @@ The references see the inputs of all ranks; rank r of P holds the experts [r E/P
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,51 +28,70 @@ def _drive_dispatch(exercise: Any, rows: Any, counts: Any, experts: Any, later: 
     return {**found, "combine's result": exercise.combine(experts * mine, blocks, counts, ep)}
 
 
-def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[list[torch.Tensor]]]:
-    """[receiver][sender][expert of the receiver] -> rows; `layer` is (rows, counts) of each rank."""
+def _pieces(layer: list[tuple[torch.Tensor, torch.Tensor]], dealt: bool = False) -> list[list[list[torch.Tensor]]]:
+    """[receiver][sender][expert of the receiver] -> rows; `layer` is (rows, counts) of each rank.
+
+    `dealt`: rank r holds every P-th expert from r on.
+    """
     world = len(layer)
     cut = [list(rows.split(counts.tolist())) for rows, counts in layer]
     local = len(cut[0]) // world
+    if dealt:
+        return [[cut[i][r::world] for i in range(world)] for r in range(world)]
     return [[cut[i][r * local : (r + 1) * local] for i in range(world)] for r in range(world)]
 
 
-def _dispatched(ranks: Inputs, *, grouped: bool = True, home: bool = True, flat: bool = False) -> list[dict[str, Any]]:
-    """`grouped`: by expert; `home`: the way back undoes what was done; `flat`: blocks turned round."""
+def _dispatched(
+    ranks: Inputs, *, grouped: bool = True, home: str = "mirrored", flat: bool = False, dealt: bool = False,
+    senders: str = "ascending",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """`grouped`: by expert; `home`: what is done to the rows before they travel back; `flat`: blocks turned round;
+    `dealt`: see `_pieces`; `senders`: the order of an expert's rows."""
+    how: dict[str, Any] = {"grouped": grouped, "home": home, "flat": flat, "dealt": dealt, "senders": senders}
     factors = [one["experts"] for one in ranks]
-    found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, grouped, home, flat)
+    found = _journey([(one["rows"], one["counts"]) for one in ranks], factors, **how)
     if ranks[0]["later"]:
-        more = _journey([tuple(one["later"]) for one in ranks], factors, grouped, home, flat)
+        more = _journey([tuple(one["later"]) for one in ranks], factors, **how)
         for one, other in zip(found, more, strict=True):
             one["combine's result, of another layer"] = other["combine's result"]
     return found
 
 
 def _journey(
-    layer: list[tuple[torch.Tensor, torch.Tensor]], factors: list[float], grouped: bool, home: bool, flat: bool
-) -> list[dict[str, Any]]:
+    layer: list[tuple[torch.Tensor, torch.Tensor]], factors: list[float], *, grouped: bool, home: str, flat: bool,
+    dealt: bool, senders: str,
+) -> list[dict[str, Any]]:  # fmt: skip
     """What one layer's rows meet, with the mistakes of `_dispatched`."""
-    found, local = [], len(layer[0][1]) // len(layer)
-    for of, (rows, counts) in zip(_pieces(layer), layer, strict=True):
-        by_expert = [piece for expert in zip(*of, strict=True) for piece in expert]
+    found, world, local = [], len(layer), len(layer[0][1]) // len(layer)
+    for r, (of, (rows, counts)) in enumerate(zip(_pieces(layer, dealt), layer, strict=True)):
+        order = {"ascending": range(world), "descending": range(world)[::-1],
+                 "own first": [r, *range(r), *range(r + 1, world)]}[senders]  # fmt: skip
+        by_expert = [of[i][e] for e in range(local) for i in order]
         by_sender = [piece for sender in of for piece in sender]
         blocks = torch.tensor([[len(piece) for piece in sender] for sender in of])
-        mine = torch.cat(by_expert if grouped else by_sender)
-        times = torch.tensor(factors, dtype=rows.dtype).repeat_interleave(local).repeat_interleave(counts)
+        times = torch.tensor(factors, dtype=rows.dtype)
+        times = times.repeat(local) if dealt else times.repeat_interleave(local)
         found.append(
             {
-                "dispatch's rows": mine,
+                "dispatch's rows": torch.cat(by_expert if grouped else by_sender),
                 "dispatch's blocks": blocks.T if flat else blocks,
-                "combine's result": times[:, None] * rows,
+                "combine's result": times.repeat_interleave(counts)[:, None] * rows,
             }
         )
-    if home:
+    if home == "mirrored":
         return found
-    # rows go home in the order of the experts, cut as if in that of the senders; or ungrouped, and never grouped
+    # what goes home is cut as if it stood by sender, with the right numbers of rows
     sent = [f * one["dispatch's rows"] for f, one in zip(factors, found, strict=True)]
-    if not grouped:
-        sent = [_ungrouped(rows, one["dispatch's blocks"]) for rows, one in zip(sent, found, strict=True)]
+    turn = {"as it is": lambda rows, _: rows, "ungrouped": _ungrouped, "grouped again": _grouped}[home]
+    sent = [turn(rows, one["dispatch's blocks"]) for rows, one in zip(sent, found, strict=True)]
     cut = [rows.split(one["dispatch's blocks"].sum(1).tolist()) for rows, one in zip(sent, found, strict=True)]
     return [{**one, "combine's result": torch.cat([cut[r][i] for r in range(len(cut))])} for i, one in enumerate(found)]
+
+
+def _grouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """The step that groups rows by expert, done to rows that are grouped."""
+    expert = torch.arange(blocks.shape[1]).repeat(len(blocks)).repeat_interleave(blocks.flatten())
+    return rows[expert.argsort(stable=True)]
 
 
 def _ungrouped(rows: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
@@ -167,6 +187,11 @@ _STAYS_AWAY = {
     for words in ("is not the same on its ranks", "has returned", "deadlock")
 }
 
+
+def _when(**how: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
+    return lambda ranks: _dispatched(ranks, **how)
+
+
 DISPATCH = Exercise(
     "dispatch",
     reference=_dispatched,
@@ -182,13 +207,21 @@ DISPATCH = Exercise(
             at_most("the busiest rank's rows, there and back, and the counts", _rows_and_counts, *OUTWARD)]),
     ],
     mistakes=[
-        Mistake(lambda ranks: _dispatched(ranks, grouped=False), "The rows arrive by sender, and are left so. An "
+        Mistake(_when(grouped=False), "The rows arrive by sender, and are left so. An "
                 "expert wants its own in one piece."),
-        Mistake(lambda ranks: _dispatched(ranks, grouped=False, home=False), "`dispatch` leaves the rows by sender, "
+        Mistake(_when(grouped=False, home="ungrouped"), "`dispatch` leaves the rows by sender, "
                 "and `combine` takes them for grouped by expert. An expert wants its own in one piece."),
-        Mistake(lambda ranks: _dispatched(ranks, home=False), "`y` is sorted by expert; before it travels its blocks "
+        *(Mistake(_when(senders=order, home=home), "The rows of an expert stand "
+                  "by sender: those of rank 0 first, then those of rank 1.")
+          for order, home in (("descending", "mirrored"), ("own first", "mirrored"), ("own first", "ungrouped"))),
+        Mistake(_when(dealt=True), "Here rank r holds every P-th expert. It holds E/P that "
+                "follow each other."),
+        Mistake(_when(home="grouped again"), "`combine` does the step of `dispatch` once "
+                "more: it moves rows to where they stood before that step only by chance. The way back needs its "
+                "inverse."),
+        Mistake(_when(home="as it is"), "`y` is sorted by expert; before it travels its blocks "
                 "must be back in the order in which they came, by sender."),
-        Mistake(lambda ranks: _dispatched(ranks, flat=True), "blocks[i, e]: the rows that rank i sends to expert e of "
+        Mistake(_when(flat=True), "blocks[i, e]: the rows that rank i sends to expert e of "
                 "this rank, [P, E/P]."),
     ],
     errors={

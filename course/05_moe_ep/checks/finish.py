@@ -39,12 +39,16 @@ def _finished(
         own = {"edp": edp, "dp": ranks, "own": [ranks[r]]}[expert_over]
         by = {
             "all": every, "edp": sum(one["tokens"] for one in edp), "mean": every * len(edp), "ep": every * ep,
-            "nothing": 1, "dp": every * world,
+            "nothing": 1, "dp": every * world, "as many": sum(one["tokens"] for one in edp) * ep,
+            "this rank": ranks[r]["tokens"], "this rank, times dp": ranks[r]["tokens"] * world,
         }  # fmt: skip
         means = torch.stack([one["dense"] / one["tokens"] for one in ranks]).mean(0)
         total = torch.stack([one["dense"] for one in (edp if dense_over == "edp" else ranks)]).sum(0)
-        dense = {"all": total / every, "means": means, "nothing": total}[dense_by]
-        found.append({"dense": dense, "expert": torch.stack([one["expert"] for one in own]).sum(0) / by[expert_by]})
+        dense = means if dense_by == "means" else total / by[dense_by]
+        expert = torch.stack([one["expert"] for one in own]).sum(0)
+        if expert_by == "means":
+            expert, by["means"] = torch.stack([one["expert"] / one["tokens"] for one in own]).sum(0), world
+        found.append({"dense": dense, "expert": expert / by[expert_by]})
     return found
 
 
@@ -118,9 +122,19 @@ FINISH = Exercise(
                 "keeps its own gradient."),
         Mistake(_expert(dense_over="edp"), "Every rank of dp holds a copy of the dense weights. Here only those of edp "
                 "are summed."),
-        Mistake(_expert(dense_by="means"), "A mean of means: ranks with few tokens count too much."),
+        Mistake(_expert(dense_over="edp", expert_over="dp"), "The two axes are exchanged: every rank of dp holds a "
+                "copy of the dense weights, every rank of edp one of these experts."),
+        *(Mistake(_expert(dense_by="means", expert_by=by), "A mean of means: ranks with few tokens count too much.")
+          for by in ("all", "means")),
+        Mistake(_expert(expert_by="as many"), "The tokens of edp times ep are those of all ranks only where each rank "
+                "has as many as any other."),
+        *(Mistake(_expert(dense_by=by, expert_by=by), "The sums are divided by a number made of this rank's tokens. "
+                  "The other ranks have other numbers.") for by in ("this rank", "this rank, times dp")),
+        Mistake(_expert(dense_by="dp", expert_by="mean"), "The sums are divided by the tokens, and then by a number of "
+                "ranks once more."),
         Mistake(_expert(dense_by="nothing", expert_by="nothing"), "The sums are not divided yet."),
     ],
+    errors={"has returned": "A rank without tokens takes part, too: a collective is a call that all ranks make."},
     idea="Count tokens, not ranks: the loss is one sum over all tokens of the batch, divided once.",
     hint="N = tokens summed over dp. dense: sum over dp, divided by N. expert: sum over edp, divided by the same N.",
 )  # fmt: skip

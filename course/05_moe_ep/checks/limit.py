@@ -21,7 +21,7 @@ def _drive_limit(exercise: Any, probs: Any, map: Any, capacity: int, tied: bool 
     left, kept = exercise.limit(probs, map, capacity)
     again, _ = exercise.limit(leaf * 1, copy, capacity)  # for the gradient: of copies, which it may spoil
     if again.requires_grad:
-        (again * again.detach()).sum().backward()
+        (again * (1 + again.detach())).sum().backward()
     grad = 0 * leaf.detach() if leaf.grad is None else leaf.grad
     if tied:
         return {
@@ -42,6 +42,32 @@ def limit(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
 def _first_come(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
     kept = map & (map.cumsum(0) <= capacity)
     return probs * kept, kept
+
+
+def _lightest(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = limit(2 - probs, map, capacity)[1]
+    return probs * kept, kept
+
+
+def _first_choices(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    """A token's heaviest expert keeps it before any whose heaviest expert is another."""
+    kept = limit(probs + 2 * (top(probs, 1) & map), map, capacity)[1]
+    return probs * kept, kept
+
+
+def _all_experts_together(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = limit(probs.reshape(-1, 1), map.reshape(-1, 1), capacity * map.shape[1])[1].view_as(map)
+    return probs * kept, kept
+
+
+def _whole_tokens(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = map & (limit(probs, map, capacity)[1] == map).all(1, keepdim=True)
+    return probs * kept, kept
+
+
+def _zero_with_gradient(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
+    kept = limit(probs, map, capacity)[1]
+    return probs - (probs * ~kept).detach(), kept
 
 
 def _of_a_token(probs: torch.Tensor, map: torch.Tensor, capacity: int) -> Pair:
@@ -78,7 +104,7 @@ def _limited(
     def answer(probs: torch.Tensor, map: torch.Tensor, capacity: int, tied: bool = False) -> dict[str, Any]:
         leaf = probs.clone().requires_grad_()
         left, kept = way(leaf, map, capacity)
-        (grad,) = torch.autograd.grad((left * left.detach()).sum(), leaf)
+        (grad,) = torch.autograd.grad((left * (1 + left.detach())).sum(), leaf)
         left, grad = left.detach(), 0 * grad if cut else grad
         if tied:
             return {"tokens of each expert": kept.sum(0).tolist(), "weights": left.sort(0).values,
@@ -129,8 +155,14 @@ def _weight_of_nothing(draw: Draw) -> dict[str, Any]:
 
 # Each expert but the first is chosen by one token, with the weight 0: there is room for it.
 _ROOM_FOR_ONE = {
-    "probs": torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.75, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]),
+    "probs": torch.tensor([[0.75, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]),
     "map": torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], dtype=torch.bool), "capacity": 1,
+}  # fmt: skip
+
+# Expert 0 is the second choice of the token that weighs more there, and the first of the other.
+_SECOND_CHOICE = {
+    "probs": torch.tensor([[0.45, 0.55, 0.0], [0.4, 0.3, 0.3]]),
+    "map": torch.tensor([[1, 1, 0], [1, 1, 1]], dtype=torch.bool), "capacity": 1,
 }  # fmt: skip
 
 _THREE = {
@@ -147,12 +179,22 @@ LIMIT = Exercise(
         Case("room for all", _roomy, hidden=True, fixed=[_more_room_than_tokens, _weight_of_nothing]),
         Case("chosen with the weight 0, and there is room", _ROOM_FOR_ONE),
         Case("other sizes", _routing, points=2, hidden=True, draws=3, fixed=[
-            _one_choice, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
+            _one_choice, _SECOND_CHOICE, lambda draw: _routing(draw, capacity=1), lambda draw: _routing(draw, 3, 5)]),
     ],
     mistakes=[
         Mistake(_limited(_first_come), "Those are the first to come. Keep the heaviest."),
         Mistake(_limited(_all_that_weigh_as_much), "Where tokens weigh the same, an expert gets more than it has room "
                 "for: at most C are kept, whichever of the equal ones they are."),
+        Mistake(_limited(_lightest), "Those are the lightest. Keep the heaviest."),
+        Mistake(_limited(_first_choices), "Here a token's first choice comes before heavier tokens whose second "
+                "choice it is. Only the weights decide."),
+        Mistake(_limited(_all_experts_together), "Here all experts share the room of all. Each expert has room for C."),
+        Mistake(_limited(_whole_tokens), "A token that one expert drops is dropped by its others, too. Each expert "
+                "decides for itself."),
+        Mistake(_limited(_zero_with_gradient), "What is dropped is 0 and still gets a gradient. It has no part in the "
+                "result: its gradient is 0."),
+        Mistake(_limited(lambda probs, map, capacity: (probs, limit(probs, map, capacity)[1])), "What is dropped still "
+                "has its weight: in `probs` it is 0."),
         Mistake(_limited(_made_whole), "The weights of those that stay do not change: what is dropped is missing."),
         Mistake(_limited(_same_map), "`map` must say who is left: rows that are dropped do not travel."),
         Mistake(_limited(_places_lost), "A token that did not choose an expert takes a place there from one that did, "
@@ -164,6 +206,7 @@ LIMIT = Exercise(
         Mistake(_limited(_of_a_token), "That limits the experts of a token. The capacity limits the tokens of an "
                 "*expert*: go down the columns."),
     ],
+    errors={"out of range": "The capacity may be larger than the number of tokens."},
     idea="Each expert ranks the tokens that chose it.",
     hint="Sort each column by weight, largest first; the first C are kept, if they were chosen at all. The rest is 0.",
 )  # fmt: skip

@@ -19,7 +19,7 @@ def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> 
     if said != [places] * 3:
         of_probs = ": `map` says where a token goes, `probs` does not" if said[0] == int((probs != 0).sum()) else ""
         raise ValueError(f"{said[0]} rows, {said[1]} weights, {said[2]} sources for {places} places in map{of_probs}")
-    ((rows * rows.detach()).sum() + (weights * weights.detach()).sum()).backward()
+    ((rows * rows.detach()).sum() + (weights * (1 + weights.detach())).sum()).backward()
     back = exercise.unpermute(y, source, len(tokens))
     (back * back.detach()).sum().backward()
     return {
@@ -35,13 +35,15 @@ def _drive_permute(exercise: Any, tokens: Any, probs: Any, map: Any, y: Any) -> 
 
 def _permuted(
     tokens: torch.Tensor, probs: torch.Tensor, map: torch.Tensor, y: torch.Tensor, *, by: str = "expert",
-    weights_by: str = "", back: str = "sum",
+    weights_by: str = "", back: str = "sum", weighed: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """`by`: what the rows are sorted by; `weights_by`: the same of their weights; `back`: what is done on the way."""
+    """`by`: what the rows are sorted by; `weights_by`: the same of their weights; `back`: what is done on the way;
+    `weighed`: a row is its token times its weight."""
     pairs = {
         "expert": [(t, e) for e in range(map.shape[1]) for t in range(len(map)) if map[t, e]],
         "token": [(t, e) for t in range(len(map)) for e in range(map.shape[1]) if map[t, e]],
     }
+    pairs["weight"] = sorted(pairs["expert"], key=lambda pair: (pair[1], -probs[pair].item()))
     source = torch.tensor([t for t, _ in pairs[by]], dtype=torch.int64)
     weights_of = pairs[weights_by or by]
     weights = torch.stack([probs[t, e] for t, e in weights_of]) if len(source) else probs.new_zeros(0)
@@ -52,13 +54,15 @@ def _permuted(
     if back == "mean":
         share = 1.0 / map.sum(1, keepdim=True).clamp_min(1)
         total = total * share
-    grad = torch.zeros_like(tokens).index_add(0, source, tokens[source])
+    factors = weights[:, None] if weighed else torch.ones_like(weights)[:, None]
+    rows = tokens[source] * factors
+    grad = torch.zeros_like(tokens).index_add(0, source, rows * factors)
     of_y = (total * share)[source]
     of_probs = torch.zeros_like(probs)
     for t, e in pairs["expert"]:
-        of_probs[t, e] = probs[t, e]
+        of_probs[t, e] = 1 + probs[t, e] + weighed * (tokens[t] * tokens[t] * probs[t, e]).sum()
     return {
-        "rows": tokens[source], "weights": weights, "source": source, "back": total, "gradient of tokens": grad,
+        "rows": rows, "weights": weights, "source": source, "back": total, "gradient of tokens": grad,
         "gradient of probs": of_probs, "gradient of what comes back": of_y,
     }  # fmt: skip
 
@@ -129,6 +133,12 @@ PERMUTE = Exercise(
     mistakes=[
         Mistake(lambda **i: _permuted(**i, by="token"), "The rows are sorted by token. What goes to one expert must "
                 "lie in one piece."),
+        Mistake(lambda **i: _permuted(**i, by="weight"), "The rows of an expert stand by weight. They stand in the "
+                "order of the tokens."),
+        Mistake(lambda **i: _permuted(**i, weighed=True), "The rows are multiplied by their weights already. A row is "
+                "its token as it is: the weights go along, and the experts apply them."),
+        Mistake(lambda **i: {**_permuted(**i), "source": i["map"].T.flatten().nonzero()[:, 0]}, "`source` counts all "
+                "places of the map. It is the number of the row's token, less than T."),
         Mistake(lambda **i: _permuted(**i, weights_by="token"), "The weights stand in the order of the tokens, the "
                 "rows in that of the experts: each row gets another row's weight."),
         Mistake(lambda **i: _permuted(**i, back="last"), "A token has several rows: they are *added* to it. An "
@@ -137,6 +147,10 @@ PERMUTE = Exercise(
                 "already."),
     ],
     errors={
+        "is invalid for input of size": "This takes as many rows for granted as tokens times k. A token may have more "
+        "or fewer than others, or none.",
+        "does not require grad": "A result is cut off from what it was made of: rows and weights need a gradient, and "
+        "what comes back, too.",
         "`probs` does not": "A weight may be 0, and the row travels all the same: `map` says where a token goes.",
     },
     idea="A row is a pair (expert, token): list the pairs in the right order, and both ways follow from the list.",

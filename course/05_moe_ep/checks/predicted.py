@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,19 @@ _TINY_NUMBERS = {"tokens": 48, "h": 96, "experts": 24, "k": 3, "ep": 8, "element
 _THREE_RANKS = {"tokens": 60, "h": 40, "experts": 6, "k": 5, "ep": 3, "element_size": 4}
 
 _wrong_bytes = partial(instead, bytes_per_layer)
+
+
+def _both(change: Callable[..., float]) -> Callable[..., dict[str, float]]:
+    """Both ways wrong alike: `change` gets what is right, then the inputs."""
+    return lambda **i: {way: change(right, **i) for way, right in bytes_per_layer(**i).items()}
+
+
+def _weights_like_elements(ways: tuple[str, ...]) -> Callable[..., dict[str, float]]:
+    wrong = {
+        "alltoall": lambda **i: _of_all_to_all(**i, weight=i["element_size"]),
+        "allgather": lambda **i: _of_all_gather(**i, routing=i["element_size"] + 1),
+    }
+    return _wrong_bytes(**{way: wrong[way] for way in ways})
 
 
 def _of_all_to_all(tokens: int, h: int, k: int, ep: int, element_size: int, *, way: int = 2, weight: int = 4,
@@ -70,7 +84,11 @@ BYTES = Exercise(
         ),
         Mistake(
             _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, kept=True)),
-            "All-to-all: one row of P is for an expert of this very rank, and stays.",
+            "All-to-all: of P rows one is for an expert of this very rank, and stays.",
+        ),
+        Mistake(
+            _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, kept=True) * (i["experts"] - 1) / i["experts"]),
+            "All-to-all: what stays goes to this *rank*, which holds E/P experts and not one.",
         ),
         Mistake(
             _wrong_bytes(alltoall=lambda **i: _of_all_to_all(**i, times_k=False)),
@@ -83,6 +101,41 @@ BYTES = Exercise(
         Mistake(
             _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, ranks=0)),
             "All-gather: a rank sends its tokens to the P-1 *others*.",
+        ),
+        *(
+            Mistake(
+                _wrong_bytes(
+                    allgather=lambda tokens, ep, way=way, **i: (
+                        _of_all_gather(tokens=tokens, ep=2, **{**i, "way": 1})
+                        + way(ep) * tokens * i["h"] * i["element_size"]
+                    )
+                ),
+                "All-gather: each of the P-1 other ranks gets a message of its own. Each of them counts.",
+            )
+            for way in (lambda ep: ep - 1, lambda ep: 1)
+        ),
+        Mistake(
+            _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, routing=10)),
+            "All-gather: weights and flags go there. What comes back is [P T, h] alone.",
+        ),
+        *(
+            Mistake(_weights_like_elements(ways), "A weight has 4 bytes, whatever the size of an element of a row.")
+            for ways in (("alltoall",), ("allgather",), ("alltoall", "allgather"))
+        ),
+        Mistake(
+            _wrong_bytes(
+                alltoall=lambda **i: _of_all_to_all(**{**i, "element_size": 1}, weight=1),
+                allgather=lambda **i: _of_all_gather(**{**i, "element_size": 1}, routing=2),
+            ),
+            "Those are numbers, not bytes.",
+        ),
+        Mistake(
+            _both(lambda right, ep, **_: right / ep), "T is the number of tokens of *one* rank: it is not divided by P."
+        ),
+        Mistake(_both(lambda right, ep, **_: right * ep), "That is what all P ranks send together."),
+        Mistake(
+            _both(lambda right, **_: 2 * right),
+            "Asked is the forward pass alone. The way back brings results, and no gradients.",
         ),
         Mistake(
             _wrong_bytes(allgather=lambda **i: _of_all_gather(**i, routing=0)),
@@ -136,6 +189,37 @@ def _fraction(draw: Draw) -> dict[str, Any]:
 _wrong_drops = partial(instead, expected_drops)
 
 
+def _mean(of: Callable[..., float]) -> Callable[..., float]:
+    """The mean of `of(n, capacity)` over n, times E, over k T."""
+
+    def dropped(tokens: int, experts: int, k: int, factor: float) -> float:
+        capacity, p = math.ceil(tokens * k / experts * factor), k / experts
+        return math.fsum(of(n, capacity) * _chance(n, tokens, p) for n in range(tokens + 1)) / (tokens * p)
+
+    return dropped
+
+
+def _with_repeats(tokens: int, experts: int, k: int, factor: float) -> float:
+    """k T choices, each of any expert."""
+    return expected_drops(tokens * k, experts, 1, factor)["dropped"]
+
+
+def _where_full(tokens: int, experts: int, k: int, factor: float) -> float:
+    """Of the experts that drop anything."""
+    over, full = (_mean(of)(tokens, experts, k, factor) for of in (lambda n, c: max(0, n - c), lambda n, c: n > c))
+    return over / full * experts / (k * tokens) if full else 0.0
+
+
+def _unrounded(tokens: int, experts: int, k: int, factor: float) -> float:
+    room = tokens * k / experts * factor
+    return _mean(lambda n, _: max(0.0, n - room))(tokens, experts, k, factor)
+
+
+def _room_without_k(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
+    room = math.ceil(tokens / experts * factor)
+    return {"capacity": room, "dropped": _mean(lambda n, _: max(0, n - room))(tokens, experts, k, factor)}
+
+
 def _floor(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
     capacity = math.floor(tokens * k / experts * factor)
     over = math.fsum((n - capacity) * _chance(n, tokens, k / experts) for n in range(capacity + 1, tokens + 1))
@@ -155,7 +239,8 @@ DROPS = Exercise(
     atol=0.0,
     cases=[
         Case("2 tokens, 2 experts, one each", {"tokens": 2, "experts": 2, "k": 1, "factor": 1.0}),
-        Case("other layers", _drops, points=2, hidden=True, fixed=[
+        Case("2 tokens, two of 3 experts each, factor 1/2", {"tokens": 2, "experts": 3, "k": 2, "factor": 0.5}),
+        Case("other layers", _drops, hidden=True, fixed=[
             {"tokens": 40, "experts": 8, "k": 4, "factor": 0.5},
             {"tokens": 40, "experts": 16, "k": 1, "factor": 0.75}]),
         Case("a capacity that is no whole number", _fraction, hidden=True, fixed=[
@@ -168,6 +253,22 @@ DROPS = Exercise(
                 "expert's share. All E of them drop."),
         Mistake(_wrong_drops(dropped=lambda **i: expected_drops(**i)["dropped"] * i["k"]), "The share is of the k*T "
                 "rows, not of the T tokens."),
+        Mistake(_wrong_drops(dropped=lambda **i: _mean(lambda n, c: n > c)(**i) * i["tokens"] * i["k"] / i["experts"]),
+                "That is the chance that an expert drops anything. Asked is how many rows: n - C where n is larger."),
+        Mistake(_wrong_drops(dropped=lambda **i: _mean(lambda n, c: max(0, n - c) / max(1, n))(**i) * i["tokens"]
+                * i["k"] / i["experts"]), "That is a mean of quotients. A busy expert has more rows than others: take "
+                "the mean number of dropped rows, and divide by all rows afterwards."),
+        Mistake(_wrong_drops(dropped=_mean(lambda n, c: max(0, c - n))), "Those are the places that stay empty."),
+        Mistake(_wrong_drops(dropped=_with_repeats), "Those are k T free choices. A token's k experts are different, "
+                "so it chooses an expert once at most: T trials, each with probability k/E."),
+        Mistake(_wrong_drops(dropped=_where_full), "That is the mean over experts that drop anything. Those that drop "
+                "nothing count, too."),
+        Mistake(_wrong_drops(dropped=_unrounded), "The rows are counted over a capacity that is not rounded up."),
+        Mistake(_wrong_drops(dropped=lambda **i: 100 * expected_drops(**i)["dropped"]), "Asked is a share, not a "
+                "percentage."),
+        Mistake(_wrong_drops(dropped=lambda **i: i["k"] * i["tokens"] * expected_drops(**i)["dropped"]), "That is how "
+                "many rows are dropped. Asked is their share of the k T rows."),
+        Mistake(_room_without_k, "The capacity counts rows: there are k of them for each token."),
         Mistake(_one_choice, "A token chooses k of E experts: the chance that this expert is one of them is k/E."),
         Mistake(_floor, "The capacity is rounded up."),
     ],
@@ -205,7 +306,7 @@ def _machine(draw: Draw) -> dict[str, Any]:
 
 
 _TINY = {
-    "tokens": 8, "h": 2, "f": 3, "experts": 4, "k": 2, "ep": 4, "dp": 8, "element_size": 2, "flops": 144.0,
+    "tokens": 8, "h": 2, "f": 3, "experts": 8, "k": 3, "ep": 4, "dp": 12, "element_size": 2, "flops": 144.0,
     "bandwidth": 96.0,
 }  # fmt: skip
 
@@ -226,7 +327,7 @@ QUESTIONS = Exercise(
     reference=answers,
     rtol=1e-3,
     cases=[
-        Case("8 tokens, 4 experts of 2 x 3, ep 4, dp 8", _TINY),
+        Case("8 tokens, three of 8 experts of 2 x 3, ep 4, dp 12", _TINY),
         Case("a layer of Mixtral 8x7B, another model, another machine", _machine, points=3, hidden=True, fixed=[
             _MIXTRAL, _FINE_GRAINED]),
     ],
@@ -243,10 +344,33 @@ QUESTIONS = Exercise(
         ), "The router is a matrix, too, [E, h], and every token passes all of it."),
         Mistake(_wrong_answers(active_parameters=lambda h, f, k, **_: k * (3 * h * f + h)), "A token passes the whole "
                 "router: it needs the logits of all experts."),
+        Mistake(_wrong_answers(active_parameters=lambda h, f, k, **_: k * 3 * h * f), "A token passes the router, "
+                "too."),
         Mistake(_wrong_answers(copies_of_an_expert=lambda dp, **_: dp), "Experts take their ranks from dp: dp/ep "
                 "copies of each."),
+        Mistake(_wrong_answers(copies_of_an_expert=lambda ep, **_: ep), "That is how many ranks share the experts. "
+                "Each such group of ranks holds every expert once."),
+        Mistake(_wrong_answers(copies_of_an_expert=lambda **_: 1), "That is the number within one ep group, and the "
+                "job has several."),
         Mistake(_wrong_answers(rows_of_an_expert=lambda tokens, k, experts, **_: tokens * k / experts), "An expert "
                 "gets rows from all ep ranks."),
+        Mistake(_wrong_answers(rows_of_an_expert=lambda tokens, k, dp, experts, **_: tokens * k * dp / experts),
+                "Those are the rows of all copies of an expert. One copy gets those of its own ep group."),
+        Mistake(_wrong_answers(rows_of_an_expert=lambda tokens, k, **_: tokens * k), "Those are the rows of all "
+                "experts of a rank together."),
+        *(Mistake(_wrong_answers(parameters=of), "Asked are the parameters of the whole layer, not those on one rank.")
+          for of in (lambda h, f, experts, ep, **_: 3 * h * f * experts / ep + experts * h,
+                     lambda h, f, experts, ep, **_: (3 * h * f + h) * experts / ep)),
+        Mistake(_wrong_answers(allgather_over_alltoall=lambda ep, k, **_: k / ep), "That is all-to-all over "
+                "all-gather."),
+        Mistake(_wrong_answers(compute_over_travel=lambda **i: 1 / answers(**i)["compute_over_travel"]), "That is "
+                "travel over compute."),
+        Mistake(_wrong_answers(compute_over_travel=lambda **i: 3 * answers(**i)["compute_over_travel"]), "Asked is the "
+                "forward pass alone, for computing and for travel."),
+        Mistake(_wrong_answers(compute_over_travel=lambda **i: answers(**i)["compute_over_travel"] / i["ep"]), "A row "
+                "goes to *one* rank: of a rank's rows (P-1)/P travel, not P-1 copies of all."),
+        Mistake(_wrong_answers(compute_over_travel=lambda **i: answers(**i)["compute_over_travel"] / i["k"]), "A rank "
+                "computes k rows for each token, and as many travel."),
         Mistake(_wrong_answers(allgather_over_alltoall=lambda ep, k, **_: (ep - 1) / k), "All-to-all keeps its own "
                 "share: k T (P-1)/P rows. All-gather sends T (P-1)."),
         Mistake(_wrong_answers(

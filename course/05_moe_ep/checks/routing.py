@@ -57,8 +57,10 @@ def weights(logits: torch.Tensor, k: int) -> Pair:
     return logits.masked_fill(~chosen, -torch.inf).softmax(-1), chosen
 
 
-def _router(way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch.float32) -> Callable[..., Any]:
-    """The answer of a router that makes of logits what `way` says."""
+def _router(
+    way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch.float32, *, to_x: bool = True
+) -> Callable[..., Any]:
+    """The answer of a router that makes of logits what `way` says. `to_x`: x gets its gradient."""
 
     def answer(x: torch.Tensor, weight: torch.Tensor, k: int, g: torch.Tensor, tied: bool = False) -> dict[str, Any]:
         a, w = (t.double().detach().requires_grad_() for t in (x, weight))
@@ -73,6 +75,7 @@ def _router(way: Callable[[torch.Tensor, int], Pair], dtype: torch.dtype = torch
         grads = [torch.zeros_like(a), torch.zeros_like(w)]
         if probs.requires_grad:
             grads = list(torch.autograd.grad((probs * g).sum(), (a, w)))
+        grads[0] = grads[0] * to_x
         for name, given, grad in (("x's gradient", x, grads[0]), ("weight's gradient", weight, grads[1])):
             if given.dtype == g.dtype:
                 found[name] = grad.to(given.dtype)
@@ -107,6 +110,39 @@ def _softmax_twice(logits: torch.Tensor, k: int) -> Pair:
 
 def _equal_weights(logits: torch.Tensor, k: int) -> Pair:
     return top(logits, k) / k, top(logits, k)
+
+
+def _chosen_by_experts(logits: torch.Tensor, k: int) -> Pair:
+    chosen = top(logits.T, min(k, len(logits))).T
+    return logits.masked_fill(~chosen, -torch.inf).softmax(-1).nan_to_num(), chosen
+
+
+def _beside_zeros(logits: torch.Tensor, k: int) -> Pair:
+    """The logits that are not chosen are 0 in the softmax, and their weights are 0 or left."""
+    chosen = top(logits, k)
+    return (logits * chosen).softmax(-1) * chosen, chosen
+
+
+def _by_their_sum(scores: torch.Tensor, k: int, of: torch.Tensor) -> Pair:
+    """Something else than exp in the place of exp; `of` decides."""
+    chosen = top(of, k)
+    return scores * chosen / (scores * chosen).sum(-1, keepdim=True), chosen
+
+
+def _down_the_tokens(logits: torch.Tensor, k: int) -> Pair:
+    """Of the largest logits of all tokens, of the second largest ..."""
+    best = logits.topk(k, -1)
+    return torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(0)), top(logits, k)
+
+
+def _down_a_column(logits: torch.Tensor, k: int) -> Pair:
+    chosen = top(logits, k)
+    return logits.masked_fill(~chosen, -torch.inf).softmax(0).nan_to_num(), chosen
+
+
+def _in_front(logits: torch.Tensor, k: int) -> Pair:
+    best = logits.topk(k, -1).values.softmax(-1)
+    return torch.cat([best, torch.zeros_like(logits[:, k:])], 1), top(logits, k)
 
 
 def _cut_off(logits: torch.Tensor, k: int) -> Pair:
@@ -210,6 +246,19 @@ ROUTE = Exercise(
                 "router nothing."),
         Mistake(_router(_cut_off), "The weights have no gradient, and so the router learns nothing: they must stay "
                 "differentiable."),
+        Mistake(_router(weights, to_x=False), "x gets no gradient: through the weights the router teaches the layers "
+                "before it, too."),
+        Mistake(_router(_chosen_by_experts), "Here each expert chooses k tokens. Each *token* chooses k experts."),
+        *(Mistake(_router(way), "The softmax runs over all places, with 0 in the place of the logits that are not "
+                  "chosen. But exp(0) is 1: they take a part of the sum.")
+          for way in (_beside_zeros, lambda logits, k: ((logits * top(logits, k)).softmax(-1), top(logits, k)))),
+        Mistake(_router(lambda logits, k: _by_their_sum(logits.sigmoid(), k, logits)), "Those are sigmoids over their "
+                "sum. Here the weights are a softmax."),
+        Mistake(_router(lambda logits, k: _by_their_sum(logits, k, logits)), "Those are logits over their sum. A "
+                "softmax takes the exp of each first."),
+        *(Mistake(_router(way), "This softmax runs over the tokens. The weights of one *token* sum to 1.")
+          for way in (_down_the_tokens, _down_a_column)),
+        Mistake(_router(_in_front), "The weights stand in the first k columns. The column of a weight is its expert."),
         Mistake(_router(_where_it_weighs), "A chosen expert may weigh 0, and the token goes there all the same: `map` "
                 "says who is chosen, not who weighs something."),
         Mistake(_router(_plain_exp), "exp of a large logit overflows."),

@@ -10,6 +10,9 @@ def suspects(got, want):
         g, w = got[n].double().flatten(), want[n].double().flatten()
         if torch.dist(g, w) <= 1e-3 * w.norm():
             continue
+        if not (g - w).isfinite().all():
+            out[n] = float('nan')
+            continue
         f = torch.linalg.lstsq(w[:, None], g[:, None]).solution.item()
         out[n] = f if torch.dist(g, f * w) <= 1e-3 * g.norm() else float('nan')
     return out
