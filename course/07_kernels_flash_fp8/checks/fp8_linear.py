@@ -117,7 +117,7 @@ def _linear_right(answer: Answer) -> str | None:
     for wrong, why in (
         (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than precision"),
         (fp8_linear(**i, gradient=None), "dy is not rounded: both products of the backward pass take it in E5M2"),
-        (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: dequantise with the scales "
+        (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: divide by the scales "
                                       "that x and W were cast with"),
         (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
         (_plain(**i), "nothing is rounded to FP8 here"),
