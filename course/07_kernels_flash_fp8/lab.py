@@ -417,8 +417,8 @@ butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 # `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
 # of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
 #
-# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for loads *and* stores.
-# `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for the loads of x and γ *and*
+# for the stores. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
 
 # %%
 # %%exercise norm_warp
