@@ -30,7 +30,7 @@ class LaunchError(KernelError):
     """A launch failed: an access out of bounds, a race, a barrier that not all threads meet. `line` is of the cell."""
 
     def __init__(self, what: str, line: int = 0) -> None:
-        super().__init__(what, where=f"line {line} of the cell" if line else "", fix="mend the kernel")
+        super().__init__(what, where=f"line {line} of the cell" if line else "", fix="mend the kernel, or its launch")
         self.line = line
 
 

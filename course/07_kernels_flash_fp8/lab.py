@@ -14,7 +14,7 @@
 #
 # | part | sections | you build | time |
 # |---|---|---|---|
-# | A | 1, 2, and 3 up to the ladder | six small programs: two predictions, a first kernel, RMSNorm three times | 3–5 h |
+# | A | 1, 2, and 3 up to RMSNorm | six small programs: two predictions, a first kernel, RMSNorm three times | 3–5 h |
 # | B | 3, flash attention | the bytes of attention, and attention tile by tile | 1–2 h |
 # | C | 3, FP8, to the end | a cast to FP8, scales, an FP8 linear layer that trains on two ranks; a bug to find | 3 h |
 #
@@ -40,8 +40,9 @@ guess("bytes", None, "How many times fewer bytes does flash attention move?")  #
 # ## 1 · The problem
 #
 # Every transformer layer has two norms. RMSNorm divides each row of x by the root of its mean square, and multiplies
-# column i by γᵢ. Here it is as one would write it. How often does it move its tensor? The folded cell counts, for
-# every operation of torch, the bytes of the tensors that go in and come out.
+# column i by γᵢ. (`eps`, a small number under the root, keeps a row of zeros from a division by 0.) Here it is as one
+# would write it. How often does it move its tensor? The folded cell counts, for every operation of torch, the bytes of
+# the tensors that go in and come out.
 
 # %% jupyter={"source_hidden": true}
 import torch
@@ -82,16 +83,17 @@ display(bars({}, moves.bytes, title="One norm, operation by operation", what="re
 
 # %% [markdown]
 # Seven times. Each operation reads its input from memory and writes its result back, where the next one reads it
-# again. One kernel could read a row, keep it on the chip, and write the result: two times. The arithmetic is the same.
-# If memory is what the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of it this CPU
-# gives; the factor itself is measured in section 4, on a machine with a GPU.
+# again: torch calls this *eager*. One program on the GPU, a *kernel*, could do all of them: read a row, keep it on the
+# chip, and write the result, two times. Such a kernel is called *fused*. The arithmetic is the same. If memory is what
+# the norm waits for, the fused norm is 3.5 times faster. Section 5 measures how much of this factor your CPU gives;
+# section 4 measures the factor itself, on a machine with a GPU.
 #
 # ## 2 · Predict
 #
 # ### Bytes
 #
-# **Exercise.** The bytes that both versions move. Count tensors of the full size only, not the small ones (one number
-# a row or a column). `mul` is in the picture once for two operations.
+# **Exercise.** The bytes that the eager and the fused norm move, read and written. Count tensors of the full size only,
+# not the small ones (one number a row or a column). In the picture the bar of `mul` is the sum of two operations.
 
 # %%
 # %%exercise norm_bytes
@@ -116,7 +118,7 @@ print(f"predicted {predicted}, measured {sum(moves.bytes.values())}: {sum(moves.
 #
 # Does the norm wait for memory? A GPU computes at most `peak` FLOP/s and moves at most `bandwidth` bytes/s. At best it
 # does both at the same time. The **arithmetic intensity** of a program is its FLOP per byte. Compare it with
-# peak/bandwidth, the machine's *ridge*: below it memory is the bound, above it arithmetic.
+# peak/bandwidth, the machine's *ridge*: below it memory is the bound, from it on arithmetic.
 #
 # By hand: 4 GFLOP and 2 GB on a machine with 1000 TFLOP/s and 4 TB/s. To compute takes 4 µs, to move takes 500 µs. So
 # it takes 500 µs at best, and the bound is memory. The intensity is 2 FLOP a byte, the ridge is 250.
@@ -164,16 +166,18 @@ for name, (flops, nbytes) in programs.items():
 display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
 # %% [markdown]
-# Only the product of two matrices reaches the flat part. Everything left of the ridge runs as fast as its bytes: 128
+# Only the product of two matrices reaches the flat part. Everything left of the ridge takes as long as its bytes: 128
 # vectors take 6 % longer than one. While the norm's bytes move, the tensor cores could do 236 times the norm's
 # operations: it uses 0.4 % of their arithmetic. (A norm cannot use tensor cores anyway. Of the ordinary float32
-# arithmetic, 67 TFLOP/s, it uses 6 %.) So: fewer passes (a fused kernel, flash attention) and fewer bytes (FP8).
+# arithmetic, 67 TFLOP/s, it uses 6 %.) Two things help: fewer passes over memory (a fused kernel, flash attention), and
+# fewer bytes a number (FP8).
 #
 # ## 3 · Implement
 #
 # ### Grid, block, warp, thread
 #
-# A function that runs on a GPU is a **kernel**. You *launch* it, and many threads run the same text:
+# A function that runs on a GPU is a **kernel**. You *launch* it, and many threads run the same text. You write four
+# kernels: an addition, then the norm three times, each time faster.
 
 # %%
 from minimegatron.viz.cuda import hierarchy
@@ -183,9 +187,10 @@ hierarchy(blocks=4, threads=64, sms=2)
 # %% [markdown]
 # * A **thread** runs the kernel's text once. Its variables are in registers, which no other thread sees.
 # * 32 threads are a **warp**. As a rule they execute the same instruction at the same time, each on its own numbers.
-#   (It is no promise: the third rung says more.)
+#   (CUDA does not promise it; "Third norm", below, says more.)
 # * A **block** is up to 1024 threads. It runs on one SM (streaming multiprocessor) from its beginning to its end, and
-#   its threads share a piece of that SM's memory.
+#   its threads share a piece of that SM's memory, which is on the chip. Arrays like x lie in the *global memory*, the
+#   large one outside the chip, which all threads see.
 # * The **grid** is all blocks of a launch. They run in any order, several at a time, and do not wait for each other.
 #
 # In the text, `threadIdx.x` is the thread's number in its block, `blockIdx.x` the block's number in the grid, and
@@ -223,7 +228,7 @@ else:
 # A ninth thread reads behind the end of x. The emulator says which thread, and on which line. A GPU often says
 # nothing, and the thread reads, or overwrites, whatever lies there.
 #
-# ### Before the ladder: a thread a number
+# ### A first kernel: a thread a number
 #
 # More numbers than a block has threads? Take more blocks. Thread `threadIdx.x` of block `blockIdx.x` takes number
 # `blockIdx.x * blockDim.x + threadIdx.x`, as under the picture of the grid, above. 10 numbers in blocks of 4 threads
@@ -263,7 +268,7 @@ def add(x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
 check("add")
 
 # %% [markdown]
-# ### First rung: a thread a row
+# ### First norm: a thread a row
 #
 # Now the norm. A row's sum needs all of its numbers, so the simplest kernel gives a whole row to one thread.
 #
@@ -324,7 +329,7 @@ access_map(shape, {
 # Eight sectors are fetched for eight numbers, where one would do. (A cache may keep the other numbers until the loop
 # reaches them. With thousands of rows under way it is too small.)
 #
-# ### Second rung: a block a row
+# ### Second norm: a block a row
 #
 # Let a whole block work on one row. Thread t reads columns t, t + blockDim.x, ...: neighbours read neighbours. Each
 # thread then has a part of the sum, and the parts must come together. For that a block has **shared memory**, on the
@@ -388,7 +393,7 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_block")
 
 # %% [markdown]
-# ### Third rung: warps, and 16 bytes a load
+# ### Third norm: warps, and 16 bytes a load
 #
 # Two things are still costly. Nine barriers a row: at each one, 256 threads wait for the slowest. And an instruction
 # for every 4 bytes.
@@ -412,8 +417,8 @@ butterfly([3, 1, 4, 1, 5, 9, 2, 6])
 # `const float4* x4 = reinterpret_cast<const float4*>(row);`, and `v.x, v.y, v.z, v.w`. The address must be a multiple
 # of 16 bytes, so this works when cols is a multiple of 4. Otherwise go number by number.
 #
-# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for loads *and* stores.
-# `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
+# **Exercise.** The norm with shuffles (at most two barriers; one is enough) and float4 for the loads of x and γ *and*
+# for the stores. `make_float4(a, b, c, d)` makes one. Functions of your own are marked `__device__`.
 
 # %%
 # %%exercise norm_warp
@@ -475,8 +480,8 @@ def norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> torch.Tensor:
 check("norm_warp")
 
 # %% [markdown]
-# The ladder, as the emulator counted it. x is read twice in each: the second reading comes from a cache, if the row is
-# still there. The package's own kernel goes one rung further and keeps the row in registers between its two uses; then
+# Your three norms, as the emulator counts them. Each reads x twice: the second reading comes from a cache, if the row
+# is still there. The package's own kernel goes one step further and keeps the row in registers between its two uses; then
 # every byte moves once.
 
 # %%
@@ -487,26 +492,27 @@ import torch
 import torch.nn.functional as F
 
 x, gamma = torch.randn(128, 1024), torch.randn(1024)
-print("rung        right   fetched bytes of x that are used   bytes a load   barriers a thread")
+print("kernel      right   fetched bytes of x that are used   bytes a load   barriers a thread")
 for name in ("norm_rows", "norm_block", "norm_warp"):
-    rung = importlib.import_module(f"exercises.{name}")
-    right = torch.allclose(rung.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
-    of_x = rung.kernel.counts["x"]
+    module = importlib.import_module(f"exercises.{name}")
+    right = torch.allclose(module.norm(x, gamma, 1e-5), F.rms_norm(x, (1024,), gamma, 1e-5), atol=1e-5)
+    of_x = module.kernel.counts["x"]
     width = of_x["read"] // of_x["loads"]
-    print(f"{name:11} {right!s:5} {of_x['share']:34.1%} {width:14} {rung.kernel.counts['barriers']:19.0f}")
+    print(f"{name:11} {right!s:5} {of_x['share']:34.1%} {width:14} {module.kernel.counts['barriers']:19.0f}")
 
 # %% [markdown]
 # *The end of part A, and a good place to stop.*
 #
 # ### Flash attention: what not to move
 #
-# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. They
-# are written and read again, and no later operation needs them.
+# Attention as three operations: S = Q·Kᵀ, P = softmax(S), out = P·V. S and P have s x s numbers for each head. The
+# forward pass writes them only to read them again in the next operation.
 #
 # Flash attention (Dao et al., 2022) never writes them. In the order of FlashAttention-2 (Dao, 2023), a kernel keeps a
-# block of `rows` queries on the chip. Blocks of `cols` keys and values pass by, and the softmax is built block by
-# block. (The first paper had the loops the other way round: it kept keys and values, and queries passed by.) Only q,
-# k, v, out and one number a query, lse, touch the large memory. The price: every block of queries loads K and V again.
+# block of `rows` queries on the chip, loads one block of `cols` keys and values after another, and builds the softmax
+# block by block. (The first paper had the loops the other way round: it kept keys and values, and loaded the queries
+# again and again.) Only q, k, v, out and one number a query, lse, are in the global memory. The price: every block of
+# queries loads K and V again.
 #
 # The mask is causal, so a block of queries needs no keys after its last query. Twelve tokens, in blocks of 4 queries
 # and 3 keys:
@@ -519,7 +525,8 @@ score_tiles(12, 4, 3)
 # %% [markdown]
 # **Exercise.** Bytes that one head moves, forward. *Standard*: three kernels; each reads its inputs and writes its
 # result, all of S and P, although the mask is causal. *Flash*: q is read once, out and lse are written once, and each
-# block of queries loads only the blocks of keys that begin no later than its last query. `rows` and `cols` divide s.
+# block of queries loads, whole, the blocks of keys that begin no later than its last query, and their values. Every
+# number, those of lse too, has `element_size` bytes. `rows` and `cols` divide s.
 
 # %%
 # %%exercise flash_bytes
@@ -547,7 +554,7 @@ for s in (1024, 8192, 65536):
 # What counts is the block of *queries*: twice as many rows, half as often K and V. `cols` changes next to nothing. So
 # a kernel takes as many rows as the chip has room for, and that is why flash kernels are written around registers and
 # shared memory. (Here every load counts. On a GPU blocks of queries that run at the same time load the same keys, and
-# many of these loads are served by the L2 cache.)
+# many of these loads are served by the L2, the cache that all SMs share.)
 #
 # How can a softmax be built block by block, without the largest score known? Keep three numbers a query: the largest
 # score so far m, the sum l of e^(score - m), and o, the values weighted with these. When a larger score comes, l and o
@@ -708,8 +715,8 @@ with styled():
 # By hand, top = 448 and a tile (1, -2): amax is 2, 448/2 = 224, and the largest power of two up to 224 is 128.
 #
 # **Exercise.** Scales for tiles of any shape; the last ones of a row or column may be cut short. The tile may also be
-# the whole tensor: that is current scaling. A tile of zeros gets 1. Fit means amax · scale ≤ top to the last bit, and
-# a scale is a float32 like any other: it is at most 2^127.
+# the whole tensor: that is current scaling. A tile of zeros gets 1. A scale fits if amax · scale ≤ top, exactly, and
+# no scale is above 2^127, the largest power of two in float32.
 
 # %%
 # %%exercise tile_scales
@@ -821,7 +828,7 @@ check("delayed_scaling")
 # stores what `to_fp8` rounded in one byte a number, with no further change.
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
-# scaled. Between forward and backward the scales may move on: dequantise with those that a tensor was cast with, and
+# scaled. Between forward and backward the scales may change: divide by those that a tensor was cast with, and
 # cast dy with the one that sdy has when dy comes. Keep only the FP8 tensors, not x or W: the
 # check looks at all that is alive after the forward pass.
 
@@ -968,8 +975,8 @@ with styled():
 # ### On a machine with a GPU
 #
 # The same texts, compiled by nvcc, on 16384 rows of 4096, and last the norm of section 1 as torch runs it, operation
-# by operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, whose sectors
-# are fetched for one number; close to a copy for the others, if they find a row in a cache when they read it again.
+# by operation. Predicted: 2/7 of the rate of a copy for that one; far less than a copy for `norm_rows`, which uses one
+# number of each sector that it fetches; close to a copy for the others, if they find a row in a cache when they read it again.
 # (Without a GPU this cell runs nothing, and these predictions stay predictions.)
 
 # %% jupyter={"source_hidden": true}
@@ -1086,7 +1093,7 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # out page by page, zeroed, when it is first written, and that can take longer than the norm itself. (torch on a GPU
 # keeps its memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time*
 # moves two times 32 MiB, and takes a half to two thirds of the time of *into tensors that are there*: fusing pays on
-# this CPU, too, though not all of 3.5, as in a cache the operations themselves take most of the time.
+# this CPU, too, but by less than 3.5: with the numbers in a cache, arithmetic takes most of the time.
 #
 # A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
 # need not come from memory.
@@ -1236,11 +1243,11 @@ for rank, factors in enumerate(shares(list(outs), list(parts))):
 # %% [markdown]
 # Each rank has all of its own part, and the wrong amount of the other's. The factor is the ratio of their scales: the
 # ranks scaled by their *own* amax, the products were summed as if by one scale, and each rank divided by its own. So
-# the ranks do not even agree with each other, on a tensor that everything after takes to be the same.
+# the ranks do not even hold the same tensor, and every layer after this one assumes that they do.
 #
 # The cure is one all-reduce of amax over tp before the cast; then dividing late is right too. Or divide before the
-# sum. With scales that are powers of two the mistake hides better still: the two ranks' scales are equal most of the
-# time, and it shows in some layers at some steps.
+# sum. With scales that are powers of two the mistake is harder to see: the two ranks' scales are equal most of the
+# time, and only some layers at some steps are wrong.
 
 # %% [markdown]
 # ## 7 · Explain
@@ -1253,31 +1260,32 @@ moved = flash_bytes(65536, 128, 128, 64, 2)
 guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer bytes, by your flash_bytes")
 
 # %% [markdown]
-# Why not thousands? K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows, half
-# the bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
+# Why not thousands? K and V are loaded once for each block of queries, and there are 512 blocks. Twice the rows would
+# halve the bytes. What it saves beside bytes is room: S and P of one head would take 8 GiB each.
 #
 # 1. *A fused norm moves 3.5 times fewer bytes than the eager one. Why not fuse a matrix product?* It is bound by
-#    arithmetic; its bytes already hide behind it. Fuse what is *around* it: the bias, the activation, the cast.
+#    arithmetic: its bytes move while it computes. Fuse what is *around* it: the bias, the activation, the cast.
 # 2. *Why is flash attention faster, although it computes P twice?* Arithmetic is cheap left of the ridge. Writing and
 #    reading s x s numbers is not.
 # 3. *What does a warp shuffle save over shared memory?* A write, a barrier and a read. What it cannot do is cross a
 #    warp.
-# 4. *Why E5M2 for gradients?* They span more sizes than 2^-9 to 448 of one scale can hold, and a wrong last bit of a
-#    gradient hurts less than a missing gradient. With a scale for every tile E4M3 is enough, and DeepSeek-V3 uses it.
+# 4. *Why E5M2 for gradients?* Their sizes differ by more than the range of E4M3, 2^-9 to 448, and a wrong last bit
+#    of a gradient hurts less than a gradient that became 0. With a scale for every tile E4M3 is enough, and
+#    DeepSeek-V3 uses it.
 # 5. *Delayed or current?* Delayed saves a pass over memory and has its scale before the tensor, at the price of one
 #    step of clipping when a tensor grows. Current is safe, and costs the pass and a message a tensor.
-# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over dp
-#    replicas hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the
+# 6. *Why must amax be shared over tp, and over dp?* Over tp because ranks hold pieces of one tensor. Over
+#    dp, replicas hold identical weights, so amax of W agrees by itself. x and dy differ there: without a shared amax the
 #    replicas' scales would differ, and a checkpoint of one replica would not be the state of the others.
 #
 # **Exercise.** Numbers for any machine and model. Return a dict:
 #
 # * `ridge`: FLOP per byte;
 # * `tokens_for_arithmetic`: the fewest tokens n with which x·Wᵀ, [n, h] times [h, h], is no longer bound by memory. x
-#   and W are read once and y is written once, `element_size` bytes a number. Round up;
-# * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best;
-# * `amax_bytes`: the payload of the one amax message a step, in float32: four linear layers in each
-#   transformer layer, and for each x, W and dy;
+#   and W are read once and y is written once, `element_size` bytes a number. (h is so large that there is such an n.)
+# * `norm_microseconds`: a fused norm of 8192 tokens of width h, at best: the time of its bytes;
+# * `amax_bytes`: the payload of the one amax message a step, a float32 for each amax. Each transformer layer has four
+#   linear layers, each of these has x, W and dy;
 # * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
 #   scale does not know yet (the largest used to hit the top exactly);
 # * `smallest_kept`: the smallest number that E4M3 holds, other than 0, relative to amax, with scale 448/amax.
@@ -1316,7 +1324,7 @@ progress()
 #
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
-# | the norm and its ladder | `kernels/csrc/norm.cu`, `kernels/norm.py` | Transformer Engine, Apex |
+# | the norms | `kernels/csrc/norm.cu`, `kernels/norm.py` | Transformer Engine, Apex |
 # | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `labkit/csrc/lab.h` | not there |
 # | flash attention | `layers/flash.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |

@@ -240,7 +240,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("torch.full((rows, 1), -torch.inf)", "torch.zeros(rows, 1)", told="m began at 0"),
         Edit("scores.amax(1, keepdim=True)", "scores.amax()", told="NaN | wrong"),
         Edit("o / total", "o", told="still to be divided by l"),
-        Edit("/ d**0.5", "/ d", told="out is wrong"),
+        Edit("/ d**0.5", "/ d", told="not by d"),
         # 2 blocks of keys at most
         Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
     ],
@@ -421,7 +421,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("math.ceil(ridge * e * h / (2 * h - 2 * ridge * e))", "math.ceil(ridge * e / 2)", told="x and y move too"),
         Edit("layers * 4 * 3 * 4", "layers * 4 * 4", told="three numbers"),
-        Edit("layers * 4 * 3 * 4", "layers * 3 * 4", told="Four linear layers"),
+        Edit("layers * 4 * 3 * 4", "layers * 3 * 4", told="four linear layers"),
         Edit("1 - 1 / growth", "1 / growth", told="what is left"),
         Edit("2**-9 / 448", "2**-6 / 448", told="seven more"),
         Edit("2 * 8192", "8192", told="*and* written"),

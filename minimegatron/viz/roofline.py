@@ -3,6 +3,7 @@
 Along the slope memory is the bound, on the flat arithmetic is; where they meet is the machine's *ridge*. Both axes are
 logarithmic, so every machine has the same shape. A point with a measured rate stands below its roof; one without stands
 on it: that is what it could reach. Of two points in one place the second is a larger, empty mark around the first.
+A dotted line at the first machine's ridge parts the programs that memory bounds from those that arithmetic bounds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
@@ -17,6 +19,7 @@ from minimegatron.viz.picture import INK, new_figure, styled
 
 _LINES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_SIZE = 8  # of a mark
 _FILLS = ("white", "#c8c8c8", "#555555")  # a program is known by its mark; colours mean ranks and work elsewhere
 
 
@@ -28,6 +31,14 @@ def roof(intensity: float, peak: float, bandwidth: float) -> float:
 def _close(one: tuple[float, float], other: tuple[float, float]) -> bool:
     """Whether two marks would cover each other."""
     return all(abs(math.log10(a / b)) < 0.12 for a, b in zip(one, other, strict=True))
+
+
+def _sides(axes: Axes, ridge: float) -> None:
+    """What bounds a program left and right of a ridge."""
+    axes.axvline(ridge, color=INK, linewidth=0.8, linestyle=":")
+    for words, side, off in (("memory is the bound", "right", -6), ("arithmetic is the bound", "left", 6)):
+        axes.annotate(words, (ridge, 0.03), xycoords=("data", "axes fraction"), xytext=(off, 0),
+                      textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
 
 
 def roofline(
@@ -66,8 +77,8 @@ def roofline(
         for i, (name, (x, rate)) in enumerate(points.items()):
             y = roof(x, *first) if rate is None else rate
             fill, mark = _FILLS[i % len(_FILLS)], _MARKS[i % len(_MARKS)]
-            size = 8 + 7 * sum(_close(place, (x, y)) for place in drawn)  # around what stands there already
-            fill = "none" if size > 8 else fill
+            size = _SIZE + 7 * sum(_close(place, (x, y)) for place in drawn)  # around what stands there already
+            fill = "none" if size > _SIZE else fill
             drawn.append((x, y))
             axes.plot([x], [y], mark, color=fill, markeredgecolor=INK, markersize=size, linestyle="none", label=name)
         axes.set_xscale("log")
@@ -76,5 +87,7 @@ def roofline(
         axes.set_xlabel("arithmetic intensity, FLOP per byte")
         axes.set_ylabel("FLOP/s")
         axes.grid(axis="both", visible=True)
-        figure.legend(loc="outside right upper", fontsize=8)
+        _sides(axes, first[0] / first[1])
+        for handle in figure.legend(loc="outside right upper", fontsize=8).get_lines():
+            handle.set_markersize(_SIZE)  # a mark around another is as large as the others here
     return figure

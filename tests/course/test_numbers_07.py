@@ -21,6 +21,7 @@ PROSE = re.sub(r"\s+", " ", PROSE)
 FLASH = import_module("course.07_kernels_flash_fp8.checks.flash")
 FP8 = import_module("course.07_kernels_flash_fp8.checks.fp8")
 SCALES = import_module("course.07_kernels_flash_fp8.checks.scales")
+LAB = import_module("course.07_kernels_flash_fp8").LAB
 
 H, RIDGE = 4096, 989e12 / 3.35e12
 NORM = 5 * H * H / (2 * H * H * 2)  # FLOP per byte, in bf16
@@ -72,6 +73,7 @@ STATED = [
     ("it uses {} % of their arithmetic", f"{100 * NORM / RIDGE:.1f}"),
     ("67 TFLOP/s, it uses {} %", f"{100 * NORM / (67e12 / 3.35e12):.0f}"),
     # kernels
+    ("You write {} kernels", WORDS[sum(exercise.kernels for exercise in LAB.exercises.values())]),
     ("10 numbers in blocks of 4 threads need {} blocks", f"{-(-10 // 4)}"),
     ("that is {} threads, and the last two", f"{-(-10 // 4) * 4}"),
     ("and the last {} of them have no number", WORDS[-(-10 // 4) * 4 - 10]),

@@ -35,6 +35,20 @@ def test_of_two_points_in_one_place_the_second_stands_around_the_first():
     assert drawn["second"].get_markerfacecolor() == "none" != drawn["first"].get_markerfacecolor()
 
 
+def test_the_marks_of_the_legend_are_of_one_size():
+    figure = roofline({"H100": H100}, {"first": (2.0, 1e12), "second": (2.0, 1.05e12), "third": (2.0, 1.0e12)})
+    assert {handle.get_markersize() for handle in figure.legends[0].get_lines()} == {8}
+
+
+def test_the_first_ridge_parts_memory_from_arithmetic():
+    figure = roofline({"H100": H100, "H200": H200}, {"norm": (1.25, None)}, "At best")
+    boxes = {text.get_text(): text for text in figure.axes[0].texts}
+    ridge = H100[0] / H100[1]
+    assert boxes["memory is the bound"].xy[0] == boxes["arithmetic is the bound"].xy[0] == pytest.approx(ridge)
+    assert (boxes["memory is the bound"].get_ha(), boxes["arithmetic is the bound"].get_ha()) == ("right", "left")
+    assert not overlaps(figure)
+
+
 def test_what_has_no_place_on_logarithmic_axes_is_refused():
     with pytest.raises(ConfigError, match="needs a machine"):
         roofline({}, {})

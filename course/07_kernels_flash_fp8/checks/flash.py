@@ -36,8 +36,8 @@ FLASH_BYTES = Exercise(
     "flash_bytes",
     reference=flash_bytes,
     cases=[
-        Case("8 tokens, blocks of 4", {"s": 8, "d": 2, "rows": 4, "cols": 4, "element_size": 2}),
-        Case("8 tokens, 4 queries against 2 keys", {"s": 8, "d": 2, "rows": 4, "cols": 2, "element_size": 2}),
+        Case("12 tokens, blocks of 4", {"s": 12, "d": 5, "rows": 4, "cols": 4, "element_size": 2}),
+        Case("the picture: 4 queries against 3 keys", {"s": 12, "d": 5, "rows": 4, "cols": 3, "element_size": 2}),
         Case("other sizes", _attention_sizes, hidden=True, points=2, fixed=[
             {"s": 16, "d": 3, "rows": 2, "cols": 8, "element_size": 1},
             {"s": 96, "d": 40, "rows": 6, "cols": 4, "element_size": 4},
@@ -80,8 +80,40 @@ FLASH_BYTES = Exercise(
             "K and V do not fit on the chip: every block of queries loads them again.",
         ),
         Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + s + 2 * d * sum((first // cols + 1) * cols for first in range(0, s, rows)))),
+            "The keys up to a block's *first* query are loaded here; its last query sees more of them.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                s * d + s + (2 * cols + rows) * d * sum(_keys_seen(s, rows, cols)) // cols)),
+            "A block of queries is loaded once, and stays on the chip while its keys are loaded.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, cols, element_size: element_size * (
+                2 * s * d + (2 * d + 1) * sum(s - start // rows * rows for start in range(0, s, cols)))),
+            "This is the order of the first paper. Here queries stay, and keys and values are loaded again.",
+        ),
+        Mistake(
+            _other(flash=lambda s, rows, cols, element_size, **i: 4 * s - s * element_size + flash_bytes(
+                s=s, rows=rows, cols=cols, element_size=element_size, **i)["flash"]),
+            "Each number of lse has element_size bytes, too.",
+        ),
+        Mistake(
+            _other(flash=lambda s, d, rows, element_size, **_: element_size * (2 * s * d + s + d * s * s // rows)),
+            "This is half of all keys. The blocks on the diagonal are loaded whole, which makes it more than half.",
+        ),
+        Mistake(
+            _other(standard=lambda s, d, element_size, **_: (2 * s * (s + 1) + 4 * s * d) * element_size),
+            "The standard way writes and reads all of S and P, what the mask hides, too.",
+        ),
+        Mistake(
             _other(standard=lambda s, d, element_size, **_: (2 * s * s + 4 * s * d) * element_size),
             "What one of the three kernels writes, the next one reads: count S and P in both.",
+        ),
+        Mistake(
+            _other(standard=lambda s, d, element_size, **_: 4 * s * d * element_size),
+            "S and P move, too: s x s numbers each, written and read.",
         ),
         Mistake(
             _other(standard=lambda s, element_size, **_: 4 * s * s * element_size),
@@ -113,26 +145,35 @@ _CLOSE = 1e-3, 1e-4  # float32 keeps 7 decimal digits: of scores in the hundreds
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, scaled: bool = True, seen: Any = None
-) -> Any:
-    """out and lse by the formula, in float64; `seen` says how many keys each query sees."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, power: float = 0.5, seen: Any = None,
+    zero: Any = None,
+) -> Any:  # fmt: skip
+    """out and lse by the formula, in float64; mistakes take another power of d, see other keys, score some with 0."""
     q, k, v = q.double(), k.double(), v.double()
-    s = q @ k.T / (q.shape[1] ** 0.5 if scaled else 1.0)
+    s = q @ k.T / q.shape[1] ** power
+    if zero is not None:
+        s = s.masked_fill(zero, 0.0)
     if causal:
-        places = torch.arange(len(s))
-        s = s.masked_fill(places >= (places + 1 if seen is None else seen)[:, None], -torch.inf)
+        s = s.masked_fill(~(torch.ones_like(s).tril().bool() if seen is None else seen), -torch.inf)
     return s.softmax(-1) @ v, s.logsumexp(-1)
 
 
 def _added_up(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int, shrinks: str
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, cols: int, shrinks: str = "lo", wrong: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse block by block, in float64; only what `shrinks` names ("o", "l") is rescaled when m grows."""
+    """out and lse block by block, in float64; mistakes.
+
+    Args:
+        shrinks: what is rescaled when m grows, "o", "l" or both.
+        wrong: "divides" o by l at every block, or "goes on" from one block of queries to the next with m, l and o.
+    """
     q, k, v = q.double(), k.double(), v.double()
     places, outs, lses = torch.arange(len(q)), [], []
+    begin = torch.full((rows, 1), -torch.inf).double(), torch.zeros(rows, 1), torch.zeros_like(q[:rows])
+    m, total, o = begin
     for first in range(0, len(q), rows):
         here = slice(first, first + rows)
-        m, total, o = torch.full((rows, 1), -torch.inf).double(), torch.zeros(rows, 1), torch.zeros_like(q[here])
+        m, total, o = (m, total, o) if wrong == "goes on" else begin
         for start in range(0, first + rows, cols):
             there = slice(start, start + cols)
             scores = q[here] @ k[there].T / q.shape[1] ** 0.5
@@ -141,7 +182,8 @@ def _added_up(
             p, shrink = torch.exp(scores - higher), torch.exp(m - higher)
             total = total * (shrink if "l" in shrinks else 1) + p.sum(1, keepdim=True)
             o, m = o * (shrink if "o" in shrinks else 1) + p @ v[there], higher
-        outs.append(o / total)
+            o = o / total if wrong == "divides" else o
+        outs.append(o if wrong == "divides" else o / total)
         lses.append((m + total.log())[:, 0])
     return torch.cat(outs), torch.cat(lses)
 
@@ -150,6 +192,12 @@ def _top(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The largest score of each query."""
     scores = q @ k.T / q.shape[1] ** 0.5
     return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).amax(1)
+
+
+def _without_weight(q: torch.Tensor, k: torch.Tensor, rows: int) -> torch.Tensor:
+    """Queries whose weights are all 0 when a block of queries has one m."""
+    top = _top(q, k)
+    return torch.exp(top - top.view(-1, rows).amax(1).repeat_interleave(rows)) == 0
 
 
 def _lost(q: torch.Tensor, k: torch.Tensor, start: float, grows: bool) -> torch.Tensor:
@@ -165,18 +213,30 @@ def _right(answer: Answer) -> str | None:
     q, k, v = i["q"], i["k"], i["v"]
     want, lse = (t.float() for t in attention(q, k, v))
     if difference(got["out"], want, *_CLOSE):
-        blocks = torch.tensor(_keys_seen(len(q), i["rows"], i["cols"])).repeat_interleave(i["rows"])
-        for how, why in (({"seen": blocks}, "inside of a block too a key may come after the query: -inf there"),
+        last = torch.tensor(_keys_seen(len(q), i["rows"], i["cols"])).repeat_interleave(i["rows"])[:, None]
+        places = torch.arange(len(q))
+        loaded, inside = places < last, places % i["cols"] <= (places % i["rows"])[:, None]
+        for how, why in (({"seen": loaded}, "inside of a block too a key may come after the query: -inf there"),
                          ({"causal": False}, "a query sees keys up to itself, no later one"),
-                         ({"scaled": False}, "the scores are divided by sqrt(d)")):  # fmt: skip
+                         ({"seen": loaded, "zero": places > places[:, None]}, "e^0 is 1: a hidden score of 0 still has "
+                                                                             "a weight"),
+                         ({"seen": loaded & inside}, "the mask compares places in the tile; a key comes after the "
+                                                     "query by its place in the sequence"),
+                         ({"power": 1.0}, "the scores are divided by sqrt(d), not by d"),
+                         ({"power": 0.0}, "the scores are divided by sqrt(d)")):  # fmt: skip
             if not difference(got["out"], attention(q, k, v, **how)[0].float(), *_CLOSE):
                 return why
-        for shrinks, why in (
-            ("l", "o was added up under the old maximum, and is not rescaled when m grows"),
-            ("o", "l was added up under the old maximum, and is not rescaled when m grows"),
-            ("", "l and o were added up under the old maximum, and are not rescaled when m grows"),
+        for steps, why in (
+            ({"shrinks": "l"}, "o was added up under the old maximum, and is not rescaled when m grows"),
+            ({"shrinks": "o"}, "l was added up under the old maximum, and is not rescaled when m grows"),
+            ({"shrinks": ""}, "l and o were added up under the old maximum, and are not rescaled when m grows"),
+            (
+                {"wrong": "divides"},
+                "o is divided by l at every block, and the next block adds to it: divide at the end",
+            ),
+            ({"wrong": "goes on"}, "m, l and o go on from one block of queries to the next"),
         ):
-            if not difference(got["out"], _added_up(q, k, v, i["rows"], i["cols"], shrinks)[0].float(), *_CLOSE):
+            if not difference(got["out"], _added_up(q, k, v, i["rows"], i["cols"], **steps)[0].float(), *_CLOSE):
                 return f"out is wrong: {why}"
         if not difference(got["out"], want * torch.exp(lse - _top(q, k))[:, None], *_CLOSE):
             return "out is wrong: it is o, which is still to be divided by l"
@@ -189,7 +249,12 @@ def _right(answer: Answer) -> str | None:
                     return f"out has NaN: {why}"
             if _memory(answer)["stored"]["out"] < q.numel():
                 return "out has NaN: some of its rows were never stored"
-            return "out has NaN: -inf minus -inf was computed, for a query that had not seen any key yet"
+            nan = got["out"].isnan().any(1)
+            if torch.equal(nan, _without_weight(q, k, i["rows"])):
+                return "out has NaN: m is one number for a whole block; queries with far lower scores lose all weights"
+            if torch.equal(nan, places < last[:, 0] - i["cols"]):
+                return "out has NaN: -inf minus -inf was computed, where a query sees no key of a block"
+            return f"out has NaN, first of query {int(nan.nonzero()[0])}: 0/0, inf - inf or inf times 0 was computed"
         row = int((~torch.isclose(got["out"], want, *_CLOSE)).any(1).nonzero()[0])
         return f"out is wrong, first of query {row}"
     return "out is right, lse is wrong: it is m + log l" if difference(got["lse"], lse, *_CLOSE) else None
@@ -209,8 +274,13 @@ def _moves(answer: Answer) -> str | None:
             if got[what][name] > right:
                 return f"{name}: {got[what][name]} numbers are {what}; {right} are enough"
             if got[what][name] < right:
-                return (f"{name}: {got[what][name]} numbers are {what}, predicted are {right}: each block of queries "
-                        "loads its keys and values again, as the chip has no room to keep them")  # fmt: skip
+                why = ""
+                if what == "loaded" and name != "q":
+                    cut = got[what][name] == d * sum(range(i["rows"], s + 1, i["rows"]))
+                    why = (": a block of keys is loaded whole, with those after the last query" if cut else
+                           ": each block of queries loads its keys and values again, as the chip has no room to keep "
+                           "them")  # fmt: skip
+                return f"{name}: {got[what][name]} numbers are {what}, predicted are {right}{why}"
     return None
 
 

@@ -58,6 +58,22 @@ def _wrong(**how: Any) -> Callable[..., torch.Tensor]:
     return lambda **i: _rounded(**i, **{"how": torch.round, **how})
 
 
+def _steps_by(exponent: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A wrong cast: another exponent of each magnitude."""
+
+    def cast(x: torch.Tensor, mantissa: int, lowest: int, top: float) -> torch.Tensor:
+        y = x.double().clamp(-top, top)
+        step = torch.exp2(exponent(y.abs()).clamp(min=lowest) - mantissa)
+        return ((y / step).round() * step).float()
+
+    return cast
+
+
+def _by_torch(dtypes: tuple[torch.dtype, torch.dtype]) -> Callable[..., torch.Tensor]:
+    """torch's own cast: the first dtype for three mantissa bits, the second for all others."""
+    return lambda x, mantissa, lowest, top: x.clamp(-top, top).to(dtypes[mantissa != 3]).float()
+
+
 def _awkward(draw: Draw, mantissa: int, lowest: int, top: float) -> dict[str, Any]:
     """Ties, numbers below the lowest exponent, beyond the top, of both signs, and zeros."""
     numbers = grid(mantissa, lowest, top)
@@ -87,7 +103,7 @@ def _every_tie(format: dict[str, Any]) -> dict[str, Any]:
     return {"x": torch.stack((x, -x)), **format}
 
 
-_BY_HAND = torch.tensor([17.0, -19.0, 21.0, 0.3, -1.06, 447.0, 1000.0, 0.001])
+_BY_HAND = torch.tensor([17.0, -19.0, 21.0, 0.3, -1.06, 420.0, 1000.0, 0.001])
 
 TO_FP8 = Exercise(
     "to_fp8",
@@ -117,8 +133,22 @@ TO_FP8 = Exercise(
         Mistake(_wrong(how=torch.floor), "This rounds down. Round to the nearest."),
         Mistake(_wrong(small="normal"), "Below 2**lowest the steps get no finer: they stay as they are."),
         Mistake(_wrong(small="zero"), "Below 2**lowest there are still numbers: multiples of 2**(lowest - mantissa)."),
-        Mistake(lambda x, mantissa, lowest, top: x.clamp(-448, 448).to(torch.float8_e4m3fn).float(), "Other formats "
-                "than E4M3 are asked too."),
+        Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].abs() > i["top"], torch.nan), "Beyond ±top the answer is "
+                "±top. (Some casts give NaN there.)"),
+        Mistake(lambda **i: torch.where(i["x"].isinf(), i["x"], to_fp8(**i)), "An infinite number is beyond the top, "
+                "too, and becomes ±top."),
+        Mistake(lambda **i: to_fp8(**i).abs(), "The sign is lost."),
+        Mistake(_steps_by(lambda a: torch.frexp(a)[1].double()), "Here the steps are twice too large: torch.frexp "
+                "gives a fraction between 0.5 and 1, and so an exponent that is one higher."),
+        Mistake(_steps_by(lambda a: a.log2().round()), "Here the exponent is rounded to the nearest. Round it down: "
+                "1.9 is 1.9 · 2^0."),
+        Mistake(_steps_by(torch.zeros_like), "Here all steps are equal. They double from one power of two to the "
+                "next."),
+        Mistake(lambda x, mantissa, lowest, top: x.clamp(-top, top).round(decimals=mantissa), "These are decimal "
+                "places; the mantissa has *bits*."),
+        *(Mistake(_by_torch(dtypes), "Other formats than E4M3 and E5M2 are asked too.") for dtypes in (
+            (torch.float8_e4m3fn, torch.float8_e4m3fn), (torch.float8_e4m3fn, torch.float8_e5m2),
+            (torch.float8_e5m2, torch.float8_e4m3fn))),
     ],
     idea="Between two powers of two all steps are equal: find the step at each number, and round to a multiple of it.",
     hint="x = clamp(x, ±top); e = the exponent of |x| (torch.frexp(x)[1] - 1), at least lowest; the steps there are "
@@ -176,7 +206,8 @@ def _at_the_edge(top: float) -> dict[str, Any]:
     at = torch.tensor([top * 2.0**e for e in (-30, -9, -1, 0, 1, 7, 30)])
     beside = [torch.nextafter(at, torch.full_like(at, end)) for end in (0.0, torch.inf)]
     x = torch.stack((at, *beside))
-    return {"x": torch.stack((x, -x / 3), -1).flatten(1), "tile": [1, 2], "top": top}
+    plain = torch.full((3, 2), top / 224)  # where neither top / amax nor the nearest power of two is right
+    return {"x": torch.cat((torch.stack((x, -x / 3), -1).flatten(1), plain), 1), "tile": [1, 2], "top": top}
 
 
 # A scale is a float32, too: at most 2**127.
@@ -205,6 +236,11 @@ def _scales(of: Callable[[torch.Tensor, float], torch.Tensor]) -> Callable[..., 
 def _in_float32(x: torch.Tensor, tile: Sequence[int], top: float) -> torch.Tensor:
     a = _amaxes(x, tile)
     return torch.where(a > 0, torch.exp2((top / a).log2().floor()), 1.0).float()
+
+
+def _exponents(of_zeros: float) -> Callable[..., torch.Tensor]:
+    """A wrong answer: log2 of the scales."""
+    return lambda x, tile, top: torch.where(_amaxes(x, tile) > 0, tile_scales(x, tile, top).log2(), of_zeros)
 
 
 def _of_zeros(scale: float) -> Callable[..., torch.Tensor]:
@@ -236,6 +272,7 @@ TILE_SCALES = Exercise(
           for scale in (math.inf, math.nan, 0.0, 2.0**127)),
         Mistake(lambda **i: 1 / tile_scales(**i), "This is the inverse. x is *multiplied* by the scale."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, top / a, 1.0)), "Round it down to a power of two."),
+        *(Mistake(_exponents(zeros), "This is an exponent: the scale is 2 to this power.") for zeros in (0.0, 1.0)),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().ceil()), 1.0)),
                 "Rounded up, the largest number of the tile goes beyond the top. Round down."),
         Mistake(_scales(lambda a, top: torch.where(a > 0, torch.exp2((top / a).log2().round()), 1.0)),

@@ -44,12 +44,16 @@ NORM = OneLaunch("norm", ("x", "gamma"), rms_norm, _wrong_formulas, "eps")
 
 
 def _wide(answer: Answer) -> str | None:
-    counts, launch = counts_of(answer, "x"), launch_of(answer)
-    width = sum(of["read"] for of in counts) / max(1, sum(of["loads"] for of in counts))
+    launch = launch_of(answer)
+    for array in ("x", "gamma"):
+        counts = counts_of(answer, array)
+        width = sum(of["read"] for of in counts) / max(1, sum(of["loads"] for of in counts))
+        if width < 15.9:
+            return (
+                f"a load of {array} brings {width:.3g} bytes; with float4 it brings 16 (cols is a multiple of 4 here)"
+            )
     stored = [launch["counts"][name] for name in launch["writes"]]
     out = sum(of["written"] for of in stored) / max(1, sum(of["stores"] for of in stored))
-    if width < 15.9:
-        return f"a load of x brings {width:.3g} bytes; with float4 it brings 16 (cols is a multiple of 4 here)"
     return f"a store to y takes {out:.3g} bytes; with float4 it takes 16" if out < 15.9 else None
 
 

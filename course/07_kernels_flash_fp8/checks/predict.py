@@ -12,6 +12,17 @@ def norm_bytes(rows: int, cols: int, element_size: int) -> dict[str, int]:
     return {"eager": 7 * whole, "fused": 2 * whole}
 
 
+def _small_ones(fused: bool) -> Callable[..., dict[str, int]]:
+    """What a row's mean, its root and gamma move is counted, too."""
+
+    def counted(rows: int, cols: int, element_size: int) -> dict[str, int]:
+        right = norm_bytes(rows, cols, element_size)
+        small = {"eager": (6 * rows + cols) * element_size, "fused": cols * element_size if fused else 0}
+        return {key: right[key] + small[key] for key in right}
+
+    return counted
+
+
 def _times(eager: int, fused: int) -> Callable[..., dict[str, int]]:
     return lambda rows, cols, element_size: {
         "eager": eager * rows * cols * element_size, "fused": fused * rows * cols * element_size
@@ -30,6 +41,9 @@ NORM_BYTES = Exercise(
     mistakes=[
         Mistake(_times(4, 1), "Each operation also *writes* its result (that of the mean is too small to count)."),
         Mistake(_times(4, 2), "Each operation also *writes* its result (that of the mean is too small to count)."),
+        *(Mistake(_times(3, fused), "Each operation also *reads* a whole tensor.") for fused in (1, 2)),
+        *(Mistake(_small_ones(fused), "Count tensors of the full size only: no means, no roots, no gamma.")
+          for fused in (True, False)),
         Mistake(_times(8, 2), "The mean reads a whole tensor and writes one number a row: that does not count."),
         Mistake(_times(5, 2), "`* gamma` is an operation of its own: it reads a whole tensor and writes one."),
         Mistake(_times(7, 3), "One kernel could keep the row on the chip between its two uses."),
@@ -76,6 +90,12 @@ AT_BEST = Exercise(
                 str(at_best(**i)["bound"])]}, "The bound is what takes longer."),
         Mistake(lambda **i: {**at_best(**i), "seconds": min(i["flops"] / i["peak"], i["nbytes"] / i["bandwidth"])},
                 "Both must be done: the longer one counts."),
+        Mistake(lambda **i: {**at_best(**i), "seconds": 1e6 * float(str(at_best(**i)["seconds"]))},
+                "Flop over FLOP/s and bytes over bytes/s are seconds already."),
+        Mistake(lambda **i: {**at_best(**i), "intensity": i["flops"] / i["nbytes"] / i["peak"] * i["bandwidth"]},
+                "The intensity is the program's own, FLOP per byte; the ridge is no part of it."),
+        Mistake(lambda **i: {**at_best(**i), "intensity": min(i["flops"] / i["nbytes"], i["peak"] / i["bandwidth"])},
+                "The intensity is the program's own, FLOP per byte; the ridge is no part of it."),
     ],
     idea="Two things go on at the same time, computing and moving: which one takes longer?",
     hint="flops/peak and nbytes/bandwidth are two times. The longer one is the answer, and names the bound.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,23 +33,36 @@ def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float, tp: Any
     return trace
 
 
+def _maxima(ranks: Inputs) -> Inputs:
+    """With the largest number of each tensor in the place of its largest magnitude: `_drive_delayed` turns signs."""
+
+    def one(amaxes: Any) -> Any:
+        sign = itertools.cycle((1 / 3, 1.0))
+        return [[[next(sign) * a for a in microbatch] for microbatch in step] for step in amaxes]
+
+    return [{**rank, "amaxes": one(rank["amaxes"])} for rank in ranks]
+
+
 def _largest(amaxes: list[float]) -> float:
     """NaN where one of them is."""
     return math.nan if any(math.isnan(a) for a in amaxes) else max(amaxes)
 
 
 def delayed(
-    ranks: Inputs, *, shared: bool = True, longest: bool = True, own: bool = True, last: bool = False,
-    overflow: str = "leaves", nan: bool = True, zero: str = "history", total: bool = False,
+    ranks: Inputs, *, shared: bool = True, most: str = "largest", own: bool = True, last: bool = False,
+    overflow: str = "leaves", nan: bool = True, zero: str = "history", together: str = "largest",
 ) -> list[list[list[float]]]:  # fmt: skip
     """The scales of every step, by rank. The keywords make mistakes.
 
     Args:
         overflow: a step that overflows "leaves" the scale and puts 0 into the history; or the scale "moves"; or the
-            history "skips" the step; or each rank notes 0 for it before the ranks exchange ("local").
-        total: the ranks' amaxes are added up, as by an all_reduce with SUM.
+            history "skips" the step, or "begins" anew with it; or the scale is "one" afterwards; or what is not finite
+            is "dropped"; or each rank notes 0 for it before the ranks exchange ("local"); or it stops "all" tensors.
+        most: what the scale follows: the "largest" or the "mean" of the history, the amax of the "step" alone, or the
+            largest "ever".
+        together: of the ranks' amaxes counts the "largest", the "sum" or the "mean".
         nan: whether it counts as not finite; else Python's `max` drops it.
-        zero: the scale is left where the "history" is all zero, or already where the "step" is.
+        zero: the scale is left where the "history" is all zero, or already where the "step" is; or it becomes "one".
     """
     world, out = len(ranks), []
     for rank in range(world):
@@ -64,17 +78,27 @@ def delayed(
                 if overflow == "local":
                     seen = [a if math.isfinite(_largest(row)) else 0.0 for row in noted for a in row]
                 amax = _largest(seen if nan else [a for a in seen if not math.isnan(a)] or [0.0])
-                if total:
-                    amax = sum(_largest(row) for row in noted)
+                if overflow == "dropped":
+                    amax = max((a for a in seen if math.isfinite(a)), default=0.0)
+                if together != "largest":
+                    amax = sum(_largest(row) for row in noted) / (len(noted) if together == "mean" else 1)
+                if overflow == "all" and not all(
+                    math.isfinite(a) for r in who for m in ranks[r]["amaxes"][step] for a in m
+                ):
+                    amax = math.inf
+                if overflow == "begins" and not math.isfinite(amax):
+                    past[t] = []
                 if overflow != "skips" or math.isfinite(amax):
                     past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
-                window = past[t][-h:] if longest else past[t][-1:]
+                window = past[t][{"step": -1, "ever": 0}.get(most, -h) :]
                 if not own:
                     window = past[t][-h - 1 : -1]
-                most = max(window, default=0.0)
+                follows = sum(window) / len(window) if most == "mean" and window else max(window, default=0.0)
                 left = overflow != "moves" and not math.isfinite(amax)
-                if most > 0 and not left and not (zero == "step" and amax == 0):
-                    scale[t] = top / most
+                if follows > 0 and not left and not (zero == "step" and amax == 0):
+                    scale[t] = top / follows
+                if (overflow == "one" and left) or (zero == "one" and not left and follows == 0):
+                    scale[t] = 1.0
             trace.append(list(scale))
         out.append(trace)
     return out
@@ -86,7 +110,7 @@ def _steps(history: tuple[int, int], ranks: tuple[int, int], microbatches: int =
         world = draw.integer(*ranks)
 
         def amax() -> float:
-            return float(2.0 ** draw.integer(-6, 6) * draw.choice([1.0, 1.25, 1.5]))
+            return float(2.0 ** draw.integer(-6, 6) * draw.choice([1.0, 1.1, 1.5]))
 
         given = [[[[amax() for _ in range(tensors)] for _ in range(microbatches)] for _ in range(steps)]
                  for _ in range(world)]  # fmt: skip
@@ -152,7 +176,16 @@ DELAYED = Exercise(
     ],
     mistakes=[
         Mistake(lambda r: delayed(r, shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
-        Mistake(lambda r: delayed(r, longest=False), "The largest of the last `history` steps, not of the last one."),
+        Mistake(lambda r: delayed(r, most="step"), "The largest of the last `history` steps, not of the last one."),
+        Mistake(lambda r: delayed(r, most="ever"), "Something older than the last `history` steps still counts: an "
+                "amax that stays in the history, or one that is not 0 when a new step begins."),
+        Mistake(lambda r: delayed(r, most="mean"), "This follows the mean of the history. With it the largest of them "
+                "would be cut off: the largest counts."),
+        Mistake(lambda r: delayed(_maxima(r)), "The largest *magnitude*: a negative number counts, too."),
+        Mistake(lambda r: delayed(r, overflow="one"), "A step that overflows leaves the scale as it is; here it "
+                "becomes 1 again."),
+        Mistake(lambda r: delayed(r, overflow="begins"), "A step that overflows does not empty the history: it joins "
+                "it as 0."),
         Mistake(lambda r: delayed(r, own=False), "The step that ends now belongs to the history."),
         Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
         Mistake(lambda r: delayed(r, overflow="moves"), "A step that overflows leaves the scale as it is, also when "
@@ -161,7 +194,16 @@ DELAYED = Exercise(
                 "that the oldest step leaves."),
         Mistake(lambda r: delayed(r, overflow="local"), "A rank that makes 0 of its infinity hides it from the others: "
                 "the step overflowed on all of them."),
-        Mistake(lambda r: delayed(r, total=True), "The ranks' amaxes are added up here; the largest of them counts."),
+        Mistake(lambda r: delayed(r, overflow="dropped"), "The infinity or NaN is dropped here, and with it the news "
+                "that the step overflowed."),
+        Mistake(lambda r: delayed(r, overflow="all"), "Each tensor has a scale of its own: where one overflows, the "
+                "others move on."),
+        Mistake(lambda r: delayed(r, together="sum"), "The ranks' amaxes are added up here; the largest of them "
+                "counts."),
+        Mistake(lambda r: delayed(r, together="mean"), "This is the mean of the ranks' amaxes; the largest of them "
+                "counts."),
+        Mistake(lambda r: delayed(r, zero="one"), "Where all of the history is 0 the scale is left; here it becomes "
+                "1."),
         Mistake(lambda r: delayed(r, nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
                 "nan) is a.)"),
         Mistake(lambda r: delayed(r, zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
@@ -180,6 +222,12 @@ def shares(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[flo
     """Least squares in float64."""
     columns = torch.stack([p.double().flatten() for p in parts], 1)
     return [torch.linalg.lstsq(columns, out.double().flatten()[:, None]).solution.flatten().tolist() for out in outs]
+
+
+def _own_part_whole(outs: list[torch.Tensor], parts: list[torch.Tensor]) -> list[list[float]]:
+    """A wrong answer: of its own part each rank has 1, and only the others are looked for."""
+    rest = [shares([out - parts[r]], parts[:r] + parts[r + 1 :])[0] for r, out in enumerate(outs)]
+    return [[*of[:r], 1.0, *of[r:]] for r, of in enumerate(rest)]
 
 
 def _mixed(tp: tuple[int, int], noise: float = 0.0, equal: bool = False) -> Callable[[Draw], dict[str, Any]]:
@@ -203,7 +251,7 @@ def _any_factors(draw: Draw) -> dict[str, Any]:
 
 
 _PARTS = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])]
-_FOUR = {"outs": [_PARTS[0] + 2 * _PARTS[1], 0.5 * _PARTS[0] + _PARTS[1]], "parts": _PARTS}
+_FOUR = {"outs": [0.5 * _PARTS[0] + 2 * _PARTS[1], _PARTS[0] + 0.25 * _PARTS[1]], "parts": _PARTS}
 
 SHARES = Exercise(
     "shares",
@@ -218,6 +266,9 @@ SHARES = Exercise(
         Case("ranks that agree", _mixed((2, 3), 0.01, True), hidden=True),
     ],
     mistakes=[
+        Mistake(_own_part_whole, "A rank's own part has an unknown factor, too: it is not always 1."),
+        Mistake(lambda outs, parts: [[float(o.norm() / p.norm()) for p in parts] for o in outs],
+                "A norm is of the whole output: it does not say which part it comes from."),
         Mistake(lambda outs, parts: [list(col) for col in zip(*shares(outs, parts), strict=True)],
                 "[r][j]: a list a rank, and in it the factor of each rank's part."),
         Mistake(lambda outs, parts: [[1.0] * len(parts) for _ in outs], "Find out; do not assume."),
@@ -278,15 +329,36 @@ ANSWERS = Exercise(
             peak / bandwidth * element_size / 2)), "x and y move too, not W alone."),
         Mistake(_instead(amax_bytes=lambda layers, **_: 4 * 4 * layers), "x, W *and* dy: three numbers a linear "
                 "layer."),
-        Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "Four linear layers in each layer."),
+        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, **_: math.ceil(peak / bandwidth)),
+                "The intensity of this product is not n: it is its FLOP over the bytes of x, W and y."),
+        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, hidden, **_: math.ceil(
+            peak / bandwidth * element_size * hidden / (2 * hidden - peak / bandwidth * element_size))),
+                "One of x and y is not counted: x and W are read, and y is written."),
+        Mistake(_instead(tokens_for_arithmetic=lambda peak, bandwidth, element_size, hidden, **_: math.ceil(
+            peak / bandwidth * element_size * hidden / (hidden - 2 * peak / bandwidth * element_size))),
+                "A multiplication and an addition are two FLOP: x·Wᵀ takes 2 n h² of them."),
+        Mistake(_instead(norm_microseconds=lambda bandwidth, hidden, **_: 1e6 * 2 * 8192 * hidden * 4 / bandwidth),
+                "Each number of the norm has element_size bytes."),
+        Mistake(_instead(tokens_for_arithmetic=lambda **i: answers(**i)["tokens_for_arithmetic"] - 1),
+                "With this many tokens memory is still the bound: one more is needed."),
+        Mistake(_instead(amax_bytes=lambda layers, element_size, **_: 12 * element_size * layers),
+                "An amax is sent in float32, whatever the size of the other numbers."),
+        Mistake(_instead(amax_bytes=lambda layers, **_: 12 * layers), "A factor of four is missing: four linear layers "
+                "in each transformer layer, and four bytes a number."),
         Mistake(_instead(cut_off=lambda growth, **_: 1 / growth), "That is what is left of it; the error is the rest."),
         Mistake(_instead(cut_off=lambda growth, **_: growth - 1), "Relative to the true value, not to what is "
                 "left of it."),
         Mistake(_instead(smallest_kept=lambda **_: 2.0**-6 / 448), "Below 2^-6 E4M3 has seven more numbers, "
                 "in equal steps down to 0."),
         Mistake(_instead(smallest_kept=lambda **_: 2.0**-10 / 448), "2^-10 rounds to 0: it is no number of E4M3."),
+        Mistake(_instead(smallest_kept=lambda **_: 2.0**-9), "This is the number of E4M3 itself; asked is its size "
+                "relative to amax."),
         Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] / 2), "Read once *and* "
                 "written once."),
+        Mistake(_instead(norm_microseconds=lambda **i: answers(**i)["norm_microseconds"] * 7 / 2), "This is the "
+                "eager norm, which moves seven times; the fused one moves two times."),
+        *(Mistake(_instead(norm_microseconds=lambda unit=unit, **i: answers(**i)["norm_microseconds"] / unit),
+                  "In microseconds: a second has 10^6.") for unit in (1e3, 1e6)),
     ],
     idea="Write each number down with its units first: FLOP, bytes, seconds, numbers.",
     hint="ridge = peak / bandwidth. 2 n h² / (e (2 n h + h²)) = ridge, solved for n, rounded up. 4 linear layers x 3 "
