@@ -78,7 +78,7 @@ def _any_pieces(draw: Draw) -> dict[str, Any]:
 
 
 def _on_a_grid(draw: Draw) -> dict[str, Any]:
-    """Queries of whole numbers in the hundreds, keys of sixteenths, four numbers a row: scores in the hundreds are exact.
+    """Queries of whole numbers in the hundreds, keys of sixteenths, four numbers a row: such scores are exact.
 
     Else a score of 1000 is off by 6e-5 in fp32, in another way for each order of the same operations, and so is out.
     """
