@@ -4,7 +4,7 @@
 |-------------|-------------------------------------------------------------------------------------|
 | `model`     | its weights; dropout takes numbers from torch's global generator                    |
 | `optimizer` | two moments and a count for each weight                                             |
-| `scheduler` | its count of steps; every second step halves the rate, where `decays`               |
+| `scheduler` | its count of steps; every third step halves the rate, where `decays`                |
 | `data`      | `position` in `order`, the rows of this epoch; `generator` draws the next epoch's   |
 """
 
@@ -52,7 +52,7 @@ class Run:
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, weight_decay=0.1)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5 if decays else 1.0)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5 if decays else 1.0)
         self.data = Batches(rows, batch, seed + 1000)
 
     def train(self, steps: int) -> list[float]:

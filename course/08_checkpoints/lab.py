@@ -339,7 +339,7 @@ crash_map({"yours": crashes(save_checkpoint)})
 # ### Going on
 #
 # Weights alone are not a run. Think of one training step: what does it read, and what does it change? The example is
-# small, and yet has everything: a model with dropout, AdamW, a learning rate that is halved every second step, and
+# small, and yet has everything: a model with dropout, AdamW, a learning rate that is halved every third step, and
 # batches in an order that is drawn anew each epoch.
 
 # %%
@@ -347,8 +347,7 @@ from labkit.small_run import Run
 
 straight = Run(seed=1)
 straight.train(4)
-print("places in a run: model, optimizer, scheduler;", f"data: position {straight.data.position} of the order",
-      straight.data.order.tolist(), "and a generator")  # fmt: skip
+print("after 4 steps: order of the epoch", straight.data.order.tolist(), " rows taken:", straight.data.position)
 
 again = Run(seed=2)
 again.model.load_state_dict(straight.model.state_dict())
@@ -645,7 +644,7 @@ print("up above the gate: shapes are the same:", all(swapped[name].shape == ours
 #
 # ## 5 · See
 #
-# What rank 1 of 3 has read, from your manifest's boxes and from what was counted; and both saves on one scale.
+# What rank 1 of 3 has read: your boxes, and the numbers that were counted. Then both saves on one scale.
 
 # %%
 # %%needs boxes_of save_checkpoint load_box
