@@ -69,7 +69,7 @@ def model(
     bias: bool = True, vocabulary: int = 5,
 ) -> Tensors:  # fmt: skip
     """Numbers of a published model; without a draw 0, 1, 2, ... from tensor to tensor."""
-    shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for i in range(layers):
         at = f"model.layers.{i}."
         for x, rows in (("q", heads * head), ("k", groups * head), ("v", groups * head)):
@@ -81,11 +81,13 @@ def model(
             f"{at}input_layernorm.weight": (hidden,), f"{at}post_attention_layernorm.weight": (hidden,),
         }  # fmt: skip
     shapes |= {"model.norm.weight": (hidden,)} | ({} if tied else {"lm_head.weight": (vocabulary, hidden)})
-    found, at = {}, 0
+    found, first = Tensors(), 0
     for name, shape in shapes.items():
         size = torch.Size(shape).numel()
-        found[name] = torch.arange(float(at), float(at + size)).view(shape) if draw is None else draw.tensor(*shape)
-        at += size
+        found[name] = (
+            torch.arange(float(first), float(first + size)).view(shape) if draw is None else draw.tensor(*shape)
+        )
+        first += size
     return found
 
 

@@ -198,7 +198,7 @@ def _layout(rows: int, columns: int, dim: int, parts: int, pieces: int) -> list[
 
 
 def _some(draw: Draw) -> dict[str, Any]:
-    dim, parts, pieces = draw.integer(0, 1), *draw.choice([(2, 2), (4, 1), (1, 4), (1, 2)])
+    dim, (parts, pieces) = draw.integer(0, 1), draw.choice([(2, 2), (4, 1), (1, 4), (1, 2)])
     rows, columns = 4 * draw.integer(2, 3), 4 * draw.integer(2, 3)
     box = [sorted(draw.random.sample(range(n + 1), 2)) for n in (rows, columns)]
     return {**stored((rows, columns), _layout(rows, columns, dim, parts, pieces), draw.integer(0, 5)), "box": box,
@@ -247,7 +247,7 @@ def _zeros_in_the_hole(regions: list[Any], box: Box, **files: torch.Tensor) -> t
 
 def _from_the_start(regions: list[Any], box: Box, **files: torch.Tensor) -> torch.Tensor:
     """Each region as if it began at 0 of its file."""
-    found = load_box([[file, 0, region] for file, _, region in regions], box, **files)["box"]
+    found = load_box([[file, 0, region] for file, _, region in regions], box, False, **files)["box"]
     assert isinstance(found, torch.Tensor)
     return found
 
