@@ -118,7 +118,8 @@ check("costs")
 # %%needs costs
 run = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, 600)
 guessed("hours", run["between_failures"] / 3600, "hours between two failures")
-print(f"{run['bytes'] / 1e12:.2f} TB, a save takes {run['seconds']:.1f} s; the best interval is {run['best'] / 60:.1f} min")
+print(f"{run['bytes'] / 1e12:.2f} TB, a save takes {run['seconds']:.1f} s;",
+      f"the best interval is {run['best'] / 60:.1f} min")  # fmt: skip
 for every in (60, 240, 600, 3600):
     lost = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, every)["lost"]
     print(f"a save every {every / 60:4.0f} min: {lost:5.1%} of the time is lost")
@@ -276,7 +277,8 @@ def crashes(save):
 def told(name, steps):
     """How often something broken can be found, of how many changes."""
     for who, at in (("the program dies", 1), ("the power fails", 2)):
-        print(f"{name}: {who}: something broken after {sum('broken' in step[at] for step in steps)} of {len(steps)} changes")
+        broken = sum("broken" in step[at] for step in steps)
+        print(f"{name}: {who}: something broken after {broken} of {len(steps)} changes")
     print(f"{name}: it has returned, and the power fails: a reader can find {' or '.join(sorted(steps[-1][2]))}")
 
 
@@ -572,8 +574,9 @@ import sys
 from exercises.save_checkpoint import save_checkpoint
 from labkit.killer import RealDisk, operations
 root, step, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+files = {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")}
 with operations(at):
-    save_checkpoint(RealDisk(root), step, {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")})
+    save_checkpoint(RealDisk(root), step, files)
 """
 WHERE = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
@@ -697,9 +700,11 @@ def some_ids(number):
 
 def in_order(model, layers):
     """{name: parameter}, the layers in this order."""
-    named = dict(model.named_parameters())
-    place = {layer: i for i, layer in enumerate(layers)}
-    return dict(sorted(named.items(), key=lambda item: place[int(item[0].split(".")[2])] if ".layers." in item[0] else -1))
+
+    def place(item):
+        return layers.index(int(item[0].split(".")[2])) if ".layers." in item[0] else -1
+
+    return dict(sorted(model.named_parameters(), key=place))
 
 
 def trained(model, optimizer, numbers):
@@ -754,8 +759,9 @@ def compared(name):
     """What a log shows of the first step after the save, and what it does not show."""
     (loss, norm, change), (right, right_norm, right_change) = steps[name][0], steps["no stop"][0]
     cosine = torch.nn.functional.cosine_similarity(change, right_change, dim=0).item()
-    print(f"{name}: first loss the same {abs(loss - right) < 1e-5}, first gradient norm the same "
-          f"{abs(norm - right_norm) < 1e-4 * right_norm}; cosine of the first changes of the weights {cosine:.1f}")  # fmt: skip
+    print(f"{name}: first loss the same {abs(loss - right) < 1e-5},",
+          f"first gradient norm the same {abs(norm - right_norm) < 1e-4 * right_norm};",
+          f"cosine of the first changes of the weights {cosine:.1f}")  # fmt: skip
 
 
 compared("old order")
@@ -834,7 +840,8 @@ check("by_name")
 # %%
 # %%needs whose by_name
 repaired, steps["new order, by name"] = resumed([0, 2, 1, 3], by_name)
-print("parameters with averages of another one:", sum(source != name for name, source in whose(saved, repaired).items()))
+wrong = [name for name, source in whose(saved, repaired).items() if source != name]
+print("parameters with averages of another one:", len(wrong))
 compared("new order, by name")
 same = [a[0] == b[0] for a, b in zip(steps["new order, by name"], steps["no stop"])]
 print(f"steps whose loss is that of the run without a stop, to the bit: {sum(same)} of {len(same)}")
