@@ -30,6 +30,9 @@
 | `cuda_parse`            |                                                                           |
 | `emulator`              | a compiled kernel, launched: what it did to each array, and what failed   |
 | `hbm`                   | a memory that counts                                                      |
+| `disk`, `disk_service`, | a disk that forgets what it has not confirmed; the judge's, with a killer; |
+| `killer`                | a real process that dies at its n-th change of real files                 |
+| `small_run`             | a training run small enough to look at every part of its state            |
 | `beside`,               | the judge's own process beside a learner's: launches and memory happen    |
 | `kernel_service`        | there                                                                     |
 | `sandbox`               | what such a process may do to the machine: compute; `namespaces`,         |

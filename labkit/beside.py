@@ -1,4 +1,4 @@
-"""The judge's own process beside a learner's: the memory and the emulator that a check counts in.
+"""The judge's own process beside a learner's: the memory, the disk and the emulator that a check counts in.
 
 The problem in a sentence: what a learner's process says about itself can be forged; that a launch happened, or that a
 tile was loaded, is evidence only where the learner's code is not.
@@ -6,6 +6,7 @@ tile was loaded, is evidence only where the learner's code is not.
     learner's process                        judge's process
       kernel(x, y, n, grid=.., block=..) --->  kernels   launches, counts, keeps   (`kernel_service`)
       memory.load("k", 0, 64)            --->  memory    copies rows, counts       (`hbm`)
+      disk.rename(".new", "step-20")     --->  disk      changes, notes, kills     (`disk_service`)
                                               -- evidence ------------------------------> decide
 
 `run` is what the nursery starts (`Nursery.call(beside=...)`). It gives up files, network and programs before the first
@@ -24,6 +25,7 @@ import torch
 
 from labkit import sandbox
 from labkit.broker import Service, serve
+from labkit.disk_service import DiskService
 from labkit.hbm import MemoryService
 from labkit.kernel_service import KernelService
 
@@ -35,10 +37,12 @@ def run(lines: Sequence[socket.socket], control: socket.socket, job: Mapping[str
 
     Args:
         job: `libraries`, {digest: what `cuda.compile_cell` made of a text}, or None; `memory`, the tensors of each
-            trial by name, or None; `hidden`, a folder that stays closed; `seconds`.
+            trial by name, or None; `disk`, {path: text} of each trial, or None; `hidden`, a folder that stays closed;
+            `seconds`.
 
     Returns:
-        {"kernels": the launches of each trial, "memory": what was moved in each trial}, as far as they were asked for.
+        {"kernels": the launches of each trial, "memory": what was moved in each, "disk": the runs of each}, as far as
+        they were asked for.
     """
     torch.set_num_threads(1)
     services: dict[str, Service] = {}
@@ -50,6 +54,8 @@ def run(lines: Sequence[socket.socket], control: socket.socket, job: Mapping[str
         services["kernels"] = KernelService(job["libraries"], folder)
     if job["memory"] is not None:
         services["memory"] = MemoryService(job["memory"])
+    if job["disk"] is not None:
+        services["disk"] = DiskService(job["disk"])
     return serve(lines, control, services)
 
 

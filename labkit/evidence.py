@@ -104,6 +104,7 @@ class Evidence:
         marks: (text, number in the order of all ranks) of what a drive has marked.
         launches: of kernels, as the judge's own process counted them (`kernel_service`).
         memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
+        disk: the runs on the judge's disk (`disk_service`); None without one.
     """
 
     calls: tuple[Call, ...] = ()
@@ -117,6 +118,7 @@ class Evidence:
     marks: tuple[tuple[str, int], ...] = ()
     launches: tuple[dict[str, Any], ...] = ()
     memory: dict[str, Any] | None = None
+    disk: list[dict[str, Any]] | None = None
 
     def count(self, *names: str) -> int:
         """Number of communications with one of these names; of all, if none is given."""
@@ -139,6 +141,7 @@ class Evidence:
             "marks": [list(mark) for mark in self.marks],
             "launches": list(self.launches),
             "memory": self.memory,
+            "disk": self.disk,
         }
 
     @classmethod
@@ -149,7 +152,7 @@ class Evidence:
         places, marks = tuple(data["places"]), tuple((text, number) for text, number in data["marks"])
         return cls(
             calls, events, data["ops"], data["largest"], data["peak"], order, places, data["alive"], marks,
-            tuple(data["launches"]), data["memory"],
+            tuple(data["launches"]), data["memory"], data["disk"],
         )  # fmt: skip
 
     def with_log(self, log: Sequence[Sequence[Any]], places: Sequence[int]) -> Evidence:

@@ -213,6 +213,8 @@ class Exercise:
             launched in the judge's process: `evidence.launches`.
         memory: names of inputs that stay in the judge's process; `drive` reaches them by a `labkit.hbm.JudgedMemory`,
             what is moved is in `evidence.memory`. Of exercises that run alone.
+        disk: name of an input, {path: text}: the files of a disk in the judge's process (`labkit.disk_service`), on
+            which `drive` has the learner's program killed; what it did is in `evidence.disk`. Of the same exercises.
         rtol, atol: of floating-point answers; None takes the defaults of the dtype (`checks.TOLERANCES`).
         changes: inputs that the call may change; all others are compared with what was given.
         late: on ranks, an input, a list of numbers, that stays in the judge's process; `drive` gets them one by one
@@ -242,6 +244,7 @@ class Exercise:
     seconds: float = 20.0
     kernels: bool = False
     memory: Sequence[str] = ()
+    disk: str = ""
     rtol: float | None = None
     atol: float | None = None
     changes: Sequence[str] = ()

@@ -77,13 +77,15 @@ def play(
     }  # fmt: skip
     limits = Limits(seconds=asked.seconds)
     if not drawn[0]["world"]:
-        services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory)
-        given = [{k: v for k, v in trial["inputs"].items() if k not in asked.memory} for trial in drawn]
+        services = ["kernels"] * (libraries is not None) + ["memory"] * bool(asked.memory) + ["disk"] * bool(asked.disk)
+        apart = (*asked.memory, asked.disk)
+        given = [{k: v for k, v in trial["inputs"].items() if k not in apart} for trial in drawn]
         job = {**common, "world": 0, "strided": [False] * len(drawn), "trials": given, "services": services}
         if not services:
             return _outcomes(nursery.call(player.play, [job], limits), [], len(drawn), asked, sources)
         stays = [{name: trial["inputs"][name] for name in asked.memory} for trial in drawn]
-        beside = {"libraries": libraries, "memory": stays if asked.memory else None, "hidden": hidden,
+        disks = [trial["inputs"][asked.disk] for trial in drawn] if asked.disk else None
+        beside = {"libraries": libraries, "memory": stays if asked.memory else None, "disk": disks, "hidden": hidden,
                   "seconds": asked.seconds}  # fmt: skip
         reply, judged = nursery.call(player.play, [job], limits, beside=(beside_run, beside))
         played = _outcomes([reply], [], len(drawn), asked, sources)
@@ -143,12 +145,13 @@ def of_the_call(entries: list[list[Any]], index: int, last: bool) -> list[list[A
 
 def _witnessed(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> None:
     """Put what the judge's own process saw in the place of what a learner's says about itself."""
-    launches, moved = said.get("kernels", []), said.get("memory", [])
+    launches, moved, runs = (said.get(name, []) for name in ("kernels", "memory", "disk"))
     for index, outcome in enumerate(outcomes):
         for one in outcome.get("evidence", []):
             if isinstance(one, dict):
                 one["launches"] = launches[index] if index < len(launches) else []
                 one["memory"] = moved[index] if index < len(moved) else None
+                one["disk"] = runs[index] if index < len(runs) else None
 
 
 def _outcomes(

@@ -24,6 +24,8 @@
 | `zero_stages`| what a rank keeps in the stages of ZeRO, as areas and in bytes              |
 | `gathers`    | weights that come on use: gathers that are hidden, and those waited for     |
 | `memory`     | bytes alive over a step, by owner                                           |
+| `region_map` | which rank holds which numbers of a tensor, in one layout and in another    |
+| `crashes`    | what can be found after a crash at each change that a save makes            |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |
 | `cuda`       | grid, block, warp and thread, and the memories that they see                |
 | `access`     | what the threads of a warp ask memory for, and what is fetched              |

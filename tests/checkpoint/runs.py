@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from labkit.killer import operations
 from minimegatron.checkpoint.commit import Keep, complete, folder_of, published, read_manifest, verify, verify_names
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.planning import read_tensors
@@ -78,71 +75,6 @@ def exact(root: Path) -> list[int]:
             whole = tensors_of(step, 0, 1)[name].parts[0].data
             assert torch.equal(tensor, whole), f"step {step}: {name}"
     return steps
-
-
-@contextlib.contextmanager
-def operations(at: int, error: OSError | None = None) -> Iterator[list[int]]:
-    """Count what changes the disk; at operation `at` the process dies, or the operation fails with the error.
-
-    A write has two places: before it, and when half of it is made.
-    """
-    count, lock = [0], threading.Lock()
-
-    def before() -> None:
-        with lock:
-            count[0] += 1
-            if count[0] == at:
-                if error is None:
-                    os._exit(9)
-                raise error
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            before()
-            return real(*args, **kwargs)
-
-        return call
-
-    class Half:
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __enter__(self) -> Half:
-            return self
-
-        def __exit__(self, *exc: object) -> None:
-            self.file.close()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-        def write(self, block: Any) -> None:
-            before()
-            view = memoryview(block).cast("B")
-            self.file.write(view[: len(view) // 2])
-            self.file.flush()
-            before()
-            self.file.write(view[len(view) // 2 :])
-
-    real_open = io.open
-
-    def open_(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if not set(mode) & set("wax+"):
-            return real_open(file, mode, *args, **kwargs)
-        before()
-        return Half(real_open(file, mode, *args, **kwargs))
-
-    names = ("mkdir", "rename", "unlink", "rmdir", "fsync")
-    kept = {name: getattr(os, name) for name in names}
-    try:
-        io.open = open_  # type: ignore[assignment]
-        for name in names:
-            setattr(os, name, counted(kept[name]))
-        yield count
-    finally:
-        io.open = real_open
-        for name in names:
-            setattr(os, name, kept[name])
 
 
 def complete_steps(root: Path) -> list[int]:

@@ -33,6 +33,7 @@ NO_TINY_CASE = {
     "05_moe_ep": "",
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
+    "08_checkpoints": "",
 }
 NO_IDEA = {
     "01_process_groups": "",
@@ -42,6 +43,7 @@ NO_IDEA = {
     "05_moe_ep": "",
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
+    "08_checkpoints": "",
 }
 SAYS_CODE = {
     "01_process_groups": "",
@@ -51,6 +53,7 @@ SAYS_CODE = {
     "05_moe_ep": "",
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
+    "08_checkpoints": "",
 }
 
 

@@ -1,0 +1,13 @@
+# told: older checkpoint
+def save_checkpoint(disk, step, files):
+    for folder in disk.names():
+        for name in disk.names(folder):
+            disk.remove(f"{folder}/{name}")
+        disk.remove(folder)
+    disk.mkdir(".new")
+    for name, data in files.items():
+        disk.write(f".new/{name}", data)
+        disk.fsync(f".new/{name}")
+    disk.fsync(".new")
+    disk.rename(".new", f"step-{step}")
+    disk.fsync("")

@@ -1,0 +1,278 @@
+"""Lab 08, a save that is there whole or not at all: killed at every change, and its power cut after every change.
+
+The disk is in the judge's process (`labkit.disk_service`), where every change is noted and the killer sits. The program
+runs once alive. Then it is killed at its first change, its second, ..., on a fresh disk each time, and after each death
+a new program saves the next step on what is left. From the notes the judge computes what a power cut can leave after
+each change (`labkit.disk`).
+
+| asked                                          | how it is seen                                                   |
+|------------------------------------------------|------------------------------------------------------------------|
+| the checkpoint is there, and the older one too | the disk at the end                                              |
+| killed anywhere: nothing half is visible       | folders `step-*` after each death: exactly the files of one save |
+| and the next save is not in the way of it      | the program after each death ends, and leaves no hidden folder   |
+| no power: nothing half is visible              | all that can be left after each change                           |
+| what has returned stays                        | all that can be left at the end                                  |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from labkit.disk import Disk, Left, replay
+from labkit.exercises import Answer, Case, Draw, Exercise
+
+Files = dict[str, str]
+_MOST = 100  # changes of a save
+
+
+def _drive(exercise: Any, step: int, files: Any, later: Any) -> Any:
+    from labkit.disk import Killed
+    from labkit.disk_service import JudgedDisk
+
+    disk, said = JudgedDisk(), []
+    disk.begin()
+    exercise.save_checkpoint(disk, step, {name: text.encode() for name, text in files.items()})
+    for change in range(1, 101):
+        disk.begin(kill_at=change)
+        killed = False
+        try:
+            exercise.save_checkpoint(disk, step, {name: text.encode() for name, text in files.items()})
+        except Killed:
+            killed = True
+        disk.restart()
+        if not killed:
+            break
+        try:
+            exercise.save_checkpoint(disk, step + 10, {name: text.encode() for name, text in later.items()})
+            said.append("")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+# ------------------------------------------------------------------------------------------------- what is whole
+
+
+def _saves(inputs: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
+    """{folder: its files} of every checkpoint that there may be."""
+    found: dict[str, dict[str, bytes]] = {}
+    for path, text in inputs["before"].items():
+        folder, _, name = path.rpartition("/")
+        found.setdefault(folder, {})[name] = text.encode()
+    for step, files in ((inputs["step"], inputs["files"]), (inputs["step"] + 10, inputs["later"])):
+        found[f"step-{step}"] = {name: text.encode() for name, text in files.items()}
+    return found
+
+
+def _half(folder: str, left: Left, saves: Mapping[str, Mapping[str, bytes]]) -> str | None:
+    """What is wrong with a folder that a reader sees."""
+    want = saves.get(folder)
+    if want is None:
+        return f"there is a folder {folder}, which is no checkpoint that was saved"
+    if missing := sorted(want.keys() - left.files.keys()):
+        return f"{folder} without {missing[0]}"
+    if more := sorted(left.files.keys() - want.keys()):
+        return f"{folder} with {more[0]}, which is not part of this save"
+    for name, data in want.items():
+        if other := left.files[name] - {data}:
+            shortest = min(other, key=len)
+            what = "nothing" if not shortest else "half of its bytes" if data.startswith(shortest) else "other bytes"
+            return f"{folder} with {what} in {name}"
+    return None
+
+
+def _visible(folders: Mapping[str, Any]) -> Iterator[str]:
+    return (name for name in folders if not name.startswith("."))
+
+
+def _seen(folders: Mapping[str, Left], saves: Mapping[str, Mapping[str, bytes]], old: str) -> str | None:
+    if old not in folders:
+        return f"no {old}: the older checkpoint has to stay"
+    return next((half for name in _visible(folders) if (half := _half(name, folders[name], saves))), None)
+
+
+def _cut(disk: Disk, saves: Mapping[str, Mapping[str, bytes]], old: str, new: str = "") -> str | None:
+    """The worst that a power cut can leave now; with `new` it must be there."""
+    for folders in disk.after_a_power_cut():
+        if old not in folders:
+            return f"no {old}: the older checkpoint has to stay"
+        for name in _visible(folders):
+            for left in folders[name]:
+                if half := _half(name, left, saves):
+                    return half
+        if new and new not in folders:
+            return f"no {new}"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- judges
+
+
+def _runs(answer: Answer) -> list[dict[str, Any]]:
+    found = answer.evidence[0].disk
+    return found if found else [{"kill_at": 0, "log": []}]
+
+
+def _old(inputs: Mapping[str, Any]) -> str:
+    return f"step-{inputs['step'] - 10}"
+
+
+def _bytes(inputs: Mapping[str, Any]) -> dict[str, bytes]:
+    return {path: text.encode() for path, text in inputs["before"].items()}
+
+
+def _after(inputs: Mapping[str, Any], log: list[Any]) -> Disk:
+    """The disk after a log without deaths."""
+    disk = Disk(_bytes(inputs))
+    for _, now in replay(_bytes(inputs), [tuple(one) for one in log]):
+        disk = now
+    return disk
+
+
+def _said(change: tuple[str, ...]) -> str:
+    what, *args = change
+    return f"{what}({', '.join(repr(arg) for arg in (args[:1] if what == 'write' else args))})"
+
+
+def _published(answer: Answer) -> str | None:
+    """What a reader finds after a save that nothing has disturbed."""
+    inputs, saves, new = answer.inputs, _saves(answer.inputs), f"step-{answer.inputs['step']}"
+    log = _runs(answer)[0]["log"]
+    folders = _after(inputs, log).now()
+    if new not in folders:
+        return f"there is no folder {new} after the save"
+    if half := _seen(folders, saves, _old(inputs)):
+        return f"after the save there is {half}"
+    if hidden := [name for name in folders if name.startswith(".")]:
+        return f"after the save {hidden[0]} is still there"
+    return f"a save that makes {len(log)} changes" if len(log) > _MOST else None
+
+
+def _killed(answer: Answer) -> str | None:
+    """What programs find after each death."""
+    if wrong := _published(answer):
+        return wrong
+    inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
+    first, *others = _runs(answer)
+    said = [*(answer.value if isinstance(answer.value, list) else []), *[""] * _MOST]
+    if [one["kill_at"] for one in others] != list(range(1, len(first["log"]) + 2)):
+        return "it goes on after it was killed"
+    for number, run in enumerate(others[:-1], 1):
+        change = _said(tuple(first["log"][number - 1]))
+        died = run["log"].index(["restart"])
+        if died != number or [one[0] for one in run["log"][:died]] != [one[0] for one in first["log"][:died]]:
+            return "it goes on after it was killed, or does other things each time"
+        disk = Disk(_bytes(inputs), kill_at=number)
+        _run(disk, run["log"][:died])
+        if half := _seen(disk.now(), saves, old):
+            return f"killed at change {number}, {change}: there is {half}"
+        if said[number - 1]:
+            return f"killed at change {number}, {change}: the next save ends in {said[number - 1]}"
+        disk.restart()
+        _run(disk, run["log"][died + 1 :])
+        then, new = disk.now(), f"step-{inputs['step'] + 10}"
+        if half := f"no {new}" if new not in then else _seen(then, saves, old):
+            return f"killed at change {number}, {change}: after the next save there is {half}"
+        if hidden := [name for name in then if name.startswith(".")]:
+            return f"killed at change {number}, {change}: {hidden[0]} is still there after the next save"
+    return None
+
+
+def _run(disk: Disk, log: list[Any]) -> None:
+    """Do again what a program did, up to its death."""
+    from labkit.disk import Killed
+
+    try:
+        for what, *args in log:
+            getattr(disk, what)(*([args[0], args[1].encode("latin-1")] if what == "write" else args))
+    except Killed:
+        pass
+
+
+def _without_power(answer: Answer) -> str | None:
+    """What can be left after each change, of a save on a disk as it was and on one that a death has left."""
+    if wrong := _published(answer):
+        return wrong
+    inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
+    for number, (change, disk) in enumerate(replay(_bytes(inputs), _log(answer)), 1):
+        if half := _cut(disk, saves, old):
+            return f"the power fails after change {number}, {_said(change)}: there may be {half}"
+    for number, run in enumerate(_runs(answer)[1:-1], 1):
+        died = run["log"].index(["restart"])
+        disk = Disk(_bytes(inputs), kill_at=number)
+        _run(disk, run["log"][:died])
+        disk.restart()
+        for change in run["log"][died + 1 :]:
+            _run(disk, [change])
+            if half := _cut(disk, saves, old):
+                return (f"killed at change {number}, saved again, and the power fails after {_said(tuple(change))}: "
+                        f"there may be {half}")  # fmt: skip
+    return None
+
+
+def _log(answer: Answer) -> list[tuple[str, ...]]:
+    return [tuple(one) for one in _runs(answer)[0]["log"]]
+
+
+def _stays(answer: Answer) -> str | None:
+    """What can be left when the save has returned."""
+    if wrong := _published(answer):
+        return wrong
+    inputs, new = answer.inputs, f"step-{answer.inputs['step']}"
+    disk = _after(inputs, _runs(answer)[0]["log"])
+    half = _cut(disk, _saves(inputs), _old(inputs), new)
+    return f"the save has returned and the power fails: there may be {half}" if half else None
+
+
+# ---------------------------------------------------------------------------------------------------------- inputs
+
+
+def _text(draw: Draw) -> str:
+    return "".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(draw.integer(4, 12)))
+
+
+def _some(draw: Draw) -> dict[str, Any]:
+    step, ranks, then = 10 * draw.integer(2, 9), draw.integer(1, 3), draw.integer(1, 3)
+    old = {name: _text(draw) for name in ("manifest", "shard-0", "shard-1")}
+    return {
+        "before": {f"step-{step - 10}/{name}": text for name, text in old.items()}, "step": step,
+        "files": {"manifest": _text(draw), **{f"shard-{r}": _text(draw) for r in range(ranks)}},
+        "later": {**{f"part-{r}": _text(draw) for r in range(then)}, "manifest": _text(draw)},
+    }  # fmt: skip
+
+
+def _three(draw: Draw) -> dict[str, Any]:
+    """More digits than the older step, more files than the next save."""
+    inputs = _some(draw)
+    old = {re.sub(r"step-\d+", "step-90", path): text for path, text in inputs["before"].items()}
+    return {**inputs, "before": old, "step": 100, "files": {f"shard-{r}": _text(draw) for r in range(3)},
+            "later": {"shard-0": _text(draw)}}  # fmt: skip
+
+
+_TINY = {
+    "before": {"step-10/shard-0": "old one", "step-10/manifest": "of step 10"}, "step": 20,
+    "files": {"shard-0": "numbers", "manifest": "of step 20"}, "later": {"shard-0": "more", "manifest": "of step 30"},
+}  # fmt: skip
+
+SAVE = Exercise(
+    "save_checkpoint",
+    drive=_drive,
+    disk="before",
+    cases=[
+        Case("step 20, two files, beside step 10", _TINY, accept=[_published], fixed=[]),
+        Case("killed at each of its changes; then the next save", _some, points=3, hidden=True, accept=[_killed],
+             draws=1, fixed=[_three]),
+        Case("the power fails after each of its changes", _some, points=3, hidden=True, accept=[_without_power],
+             draws=1, fixed=[_three]),
+        Case("the power fails when the save has returned", _some, points=2, hidden=True, accept=[_stays], draws=1,
+             fixed=[_three]),
+    ],
+    errors={
+        "FileNotFoundError": "A file needs its folder first, and a name that was changed is the old one no more.",
+    },
+    idea="Which single change makes the checkpoint visible, and what must the disk have confirmed before it?",
+    hint="Remove every folder whose name begins with a dot, file by file. mkdir .step-N; write and fsync each file; "
+    "fsync the folder .step-N, which confirms the names in it; rename it to step-N; fsync the root, \"\".",
+)  # fmt: skip

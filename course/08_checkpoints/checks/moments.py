@@ -1,0 +1,217 @@
+"""Lab 08, the planted bug: whose moments an optimizer has been given, and moments that find their parameter by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Tensors = dict[str, torch.Tensor]
+
+
+def whose(saved: Tensors, restored: Tensors) -> dict[str, str | None]:
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return one.shape == other.shape and bool((one == other).all())
+
+    return {
+        name: next((source for source in (name, *saved) if source in saved and same(saved[source], tensor)), None)
+        for name, tensor in restored.items()
+    }
+
+
+_NAMES = ("embed", "norm", "q", "k", "v", "out", "fc1", "fc2")
+
+
+def _moments(draw: Draw) -> Tensors:
+    """Some have equal shapes, two the same numbers in another order, two are nearly the same."""
+    side = draw.integer(2, 4)
+    found = {name: draw.tensor(side, side).square() for name in _NAMES}
+    found["norm"] = draw.tensor(side).square()
+    found["k"] = found["q"].flip(0)
+    found["v"] = found["out"] * (1 + 1e-6)
+    found["fc1"] = draw.tensor(side, side + 1).square()
+    return found
+
+
+def _moved(draw: Draw) -> dict[str, Any]:
+    saved = _moments(draw)
+    names = list(saved)
+    draw.random.shuffle(names)
+    restored = {name: saved[source].clone() for name, source in zip(saved, names, strict=True)}
+    lost = draw.choice(names)
+    restored[lost] = draw.tensor(*restored[lost].shape)
+    return {"saved": saved, "restored": restored}
+
+
+def _in_order(draw: Draw) -> dict[str, Any]:
+    """All right, in another order of names; two are equal, which is no mix-up."""
+    saved = _moments(draw)
+    saved["fc2"] = saved["embed"].clone()
+    return {"saved": saved, "restored": {name: saved[name].clone() for name in reversed(saved)}}
+
+
+def _equal_ones(draw: Draw) -> dict[str, Any]:
+    """Of two that are equal the first is named; transposed, reshaped and shorter ones are others."""
+    saved = _moments(draw)
+    saved["fc2"] = saved["embed"].clone()
+    restored = {"v": saved["embed"].clone(), "q": saved["q"].mT.clone(), "fc1": saved["fc1"].mT.clone(),
+                "norm": saved["norm"][:1].clone(), "new": saved["norm"].clone(),
+                "k": saved["k"] * (1 + 1e-6), "flat": saved["embed"].flatten()}  # fmt: skip
+    return {"saved": saved, "restored": restored}
+
+
+_PAIR = {
+    "saved": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([2.0, 1.0]), "c": torch.tensor([5.0])},
+    "restored": {"a": torch.tensor([2.0, 1.0]), "b": torch.tensor([2.0, 1.0]), "c": torch.tensor([4.0])},
+}
+
+
+def _by(alike: Any) -> Any:
+    """The first that `alike(saved, restored)` takes for the same."""
+    return lambda saved, restored: {
+        name: next((s for s in (name, *saved) if s in saved and alike(saved[s], tensor)), None)
+        for name, tensor in restored.items()
+    }
+
+
+def _sums(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.isclose(one.sum(), other.sum()))
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other)
+
+
+WHOSE = Exercise(
+    "whose",
+    reference=whose,
+    cases=[
+        Case("a has been given b's, b its own, c what was never saved", _PAIR),
+        Case("other tables", _moved, points=2, hidden=True, fixed=[_in_order, _equal_ones]),
+    ],
+    mistakes=[
+        Mistake(_by(lambda one, other: one.shape == other.shape), "Equal shapes are no proof: half of the parameters "
+                "of a layer have the same one."),
+        Mistake(_by(_sums), "Sums and norms are the same for other numbers, or the same in another order."),
+        Mistake(_by(_near), "Near is not the same: what was saved and read again is equal in every bit."),
+        Mistake(lambda saved, restored: {name: None if found == name else found for name, found in whose(
+            saved, restored).items()}, "A parameter that has its own is named too, with its own name."),
+        Mistake(lambda saved, restored: {name: name if found is None else found for name, found in whose(
+            saved, restored).items()}, "What was never saved belongs to no parameter: None."),
+        Mistake(lambda saved, restored: {name: next((s for s in saved if saved[s].shape == tensor.shape and bool(
+            (saved[s] == tensor).all())), None) for name, tensor in restored.items()}, "Where several are equal, its "
+            "own comes first: that is no mix-up."),
+        Mistake(lambda saved, restored: {found: name for name, found in whose(saved, restored).items()}, "The other "
+                "way round: the key is the parameter that was given them."),
+    ],
+    errors={"must match": "Tensors of other shapes cannot be compared number by number: they are others."},
+    idea="Which numbers of a parameter's moments could not be those of another one?",
+    hint="For each name of restored: its own first, then every name of saved; the first with the same shape and "
+    "torch.equal is the answer, else None.",
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------------- by name
+
+
+def by_name(
+    state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool = False, *, position: bool = False,
+) -> Any:  # fmt: skip
+    """`position`: a mistake."""
+    if refused:
+        return "refused"
+    if position:
+        return {i: state[i] for i in range(len(names)) if i in state}
+    table = {name: state[i] for i, name in enumerate(saved_names) if i in state}
+    return {i: table[name] for i, name in enumerate(names) if name in table}
+
+
+def _drive(exercise: Any, state: Any, saved_names: Any, names: Any, refused: bool) -> Any:
+    try:
+        return exercise.by_name(state, saved_names, names)
+    except ValueError:
+        if not refused:
+            raise
+        return "refused"
+
+
+def _one(value: float, step: int = 1) -> dict[str, Any]:
+    return {"step": step, "exp_avg": torch.tensor([value]), "exp_avg_sq": torch.tensor([value * value])}
+
+
+def _states(draw: Draw, there: list[int], size: int = 2) -> dict[int, Any]:
+    return {i: {"step": draw.integer(1, 9), "exp_avg": draw.tensor(size), "exp_avg_sq": draw.tensor(size).square()}
+            for i in there}  # fmt: skip
+
+
+def _orders(draw: Draw) -> dict[str, Any]:
+    names = list(_NAMES)
+    draw.random.shuffle(names)
+    there = sorted(draw.random.sample(range(8), 6))
+    return {"state": _states(draw, there), "saved_names": list(_NAMES), "names": names, "refused": False}
+
+
+def _grown(draw: Draw) -> dict[str, Any]:
+    """Parameters that are new, at the front and in the middle, have no state yet."""
+    names = ["adapter", *_NAMES[:3], "gate", *_NAMES[:2:-1]]
+    return {"state": _states(draw, list(range(8))), "saved_names": list(_NAMES), "names": names, "refused": False}
+
+
+def _empty(draw: Draw) -> dict[str, Any]:
+    """Nothing has been stepped."""
+    return {"state": {}, "saved_names": list(_NAMES), "names": list(reversed(_NAMES)), "refused": False}
+
+
+def _stateless_one_gone(draw: Draw) -> dict[str, Any]:
+    """The parameter that is gone never had a state: nothing is lost."""
+    return {"state": _states(draw, [0, 2]), "saved_names": ["a", "b", "c"], "names": ["c", "a"], "refused": False}
+
+
+def _gone(draw: Draw) -> dict[str, Any]:
+    """A state whose parameter is not there, be it the last or the first."""
+    return {"state": _states(draw, [0, 1, 2]), "saved_names": ["a", "b", "c"],
+            "names": draw.choice([["b", "a"], ["c", "b"], ["c", "b", "d"]]), "refused": True}  # fmt: skip
+
+
+_SWAPPED = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q", "k"], "names": ["k", "q"], "refused": False}
+_LOST = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q", "k"], "names": ["k", "v"], "refused": True}
+
+
+def _sorted_names(state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool) -> Any:
+    return by_name(state, sorted(saved_names), sorted(names))
+
+
+def _dense(state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool) -> Any:
+    """States numbered as they come, parameters without one not counted."""
+    return dict(enumerate(by_name(state, saved_names, names).values()))
+
+
+BY_NAME = Exercise(
+    "by_name",
+    reference=by_name,
+    drive=_drive,
+    rtol=0.0,
+    atol=0.0,
+    cases=[
+        Case("q, k were saved; the new order is k, q", _SWAPPED),
+        Case("other orders, parameters without a state, new ones", _orders, points=2, hidden=True, draws=2, fixed=[
+            _grown, _empty, _stateless_one_gone]),
+        Case("a state whose parameter is gone is refused with a ValueError", _gone, hidden=True, fixed=[_LOST]),
+    ],
+    mistakes=[
+        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names, position=True),
+                "That is by position: the first state goes to the first parameter, whatever its name."),
+        Mistake(_sorted_names, "Sorting the names gives a position again, and only where both have the same names."),
+        Mistake(lambda state, saved_names, names, refused: by_name(state, names, saved_names), "The other way round: "
+                "the numbers of the answer are places in the new order."),
+        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names), "What has no place any "
+                "more is dropped without a word. Refuse it, by its name."),
+        Mistake(lambda state, saved_names, names, refused: {name: state[i] for i, name in enumerate(saved_names)
+                if i in state}, "The optimizer knows its parameters by number: the keys are places, not names."),
+        Mistake(_dense, "A parameter that has no state keeps its number; those after it do not move up."),
+    ],
+    idea="A number is a place in one order. What do both orders know a parameter by?",
+    hint="table = {saved_names[i]: one for i, one in state.items()}; raise ValueError if a name of it is not in names; "
+    "return {i: table[name] for i, name in enumerate(names) if name in table}.",
+)  # fmt: skip

@@ -1,0 +1,222 @@
+"""Lab 08, a published model: Qwen2's tensors under our names, packed so that a cut by heads is a cut of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+Tensors = dict[str, torch.Tensor]
+_ENDS = {
+    "model.embed_tokens.weight": "embedding.word_embeddings.weight",
+    "model.norm.weight": "decoder.final_layernorm.weight",
+    "lm_head.weight": "output_layer.weight",
+}
+_OF_LAYER = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "post_attention_layernorm.weight": "pre_mlp_layernorm.weight",
+    "self_attn.o_proj.weight": "self_attention.linear_proj.weight",
+    "mlp.down_proj.weight": "mlp.linear_fc2.weight",
+}
+
+
+def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
+    """For each group its query heads, its key head, its value head."""
+    return torch.cat([piece for of in zip(*(x.chunk(groups) for x in (q, k, v)), strict=True) for piece in of])
+
+
+def converted(
+    theirs: Tensors, heads: int, groups: int, refused: bool = False, pack: Callable[..., torch.Tensor] = packed,
+    stack: Callable[..., torch.Tensor] = lambda gate, up: torch.cat([gate, up]), plain_bias: bool = False,
+) -> Any:  # fmt: skip
+    """`pack`, `stack` and `plain_bias` are mistakes."""
+    if refused:
+        return "refused"
+    ours: Tensors = {}
+    for name, tensor in theirs.items():
+        layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        if layer is None:
+            ours[_ENDS[name]] = tensor
+            continue
+        at, rest = f"decoder.layers.{layer[1]}.", layer[2]
+        if rest in _OF_LAYER:
+            ours[at + _OF_LAYER[rest]] = tensor
+        elif match := re.fullmatch(r"self_attn\.q_proj\.(weight|bias)", rest):
+            q, k, v = (theirs[name.replace("q_proj", f"{x}_proj")] for x in "qkv")
+            plainly = plain_bias and match[1] == "bias"
+            how = torch.cat([q, k, v]) if plainly else pack(q, k, v, heads, groups)
+            ours[f"{at}self_attention.linear_qkv.{match[1]}"] = how
+        elif rest == "mlp.gate_proj.weight":
+            ours[f"{at}mlp.linear_fc1.weight"] = stack(tensor, theirs[name.replace("gate_proj", "up_proj")])
+    return ours
+
+
+def _drive(exercise: Any, theirs: Any, heads: int, groups: int, refused: bool) -> Any:
+    if not refused:
+        return exercise.from_hf(theirs, heads, groups)
+    try:
+        return exercise.from_hf(theirs, heads, groups)
+    except ValueError:
+        return "refused"
+
+
+def model(
+    draw: Draw | None, layers: int, heads: int, groups: int, head: int, hidden: int, ffn: int, tied: bool = True,
+    bias: bool = True, vocabulary: int = 5,
+) -> Tensors:  # fmt: skip
+    """Numbers of a published model; without a draw 0, 1, 2, ... from tensor to tensor."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for i in range(layers):
+        at = f"model.layers.{i}."
+        for x, rows in (("q", heads * head), ("k", groups * head), ("v", groups * head)):
+            shapes[f"{at}self_attn.{x}_proj.weight"] = (rows, hidden)
+            shapes |= {f"{at}self_attn.{x}_proj.bias": (rows,)} if bias else {}
+        shapes |= {
+            f"{at}self_attn.o_proj.weight": (hidden, heads * head), f"{at}mlp.gate_proj.weight": (ffn, hidden),
+            f"{at}mlp.up_proj.weight": (ffn, hidden), f"{at}mlp.down_proj.weight": (hidden, ffn),
+            f"{at}input_layernorm.weight": (hidden,), f"{at}post_attention_layernorm.weight": (hidden,),
+        }  # fmt: skip
+    shapes |= {"model.norm.weight": (hidden,)} | ({} if tied else {"lm_head.weight": (vocabulary, hidden)})
+    found, first = Tensors(), 0
+    for name, shape in shapes.items():
+        size = torch.Size(shape).numel()
+        found[name] = (
+            torch.arange(float(first), float(first + size)).view(shape) if draw is None else draw.tensor(*shape)
+        )
+        first += size
+    return found
+
+
+def _some(draw: Draw, **more: Any) -> dict[str, Any]:
+    groups, head = draw.choice([2, 3]), draw.choice([2, 4])
+    heads = groups * draw.choice([2, 3])
+    theirs = model(
+        draw, more.pop("layers", 2), heads, groups, head, draw.choice([5, 7, 12]), draw.integer(3, 6), **more
+    )
+    return {"theirs": theirs, "heads": heads, "groups": groups, "refused": False}
+
+
+def _untied(draw: Draw) -> dict[str, Any]:
+    return _some(draw, tied=False, layers=1)
+
+
+def _without_biases(draw: Draw) -> dict[str, Any]:
+    return _some(draw, bias=False, tied=False)
+
+
+def _a_head_for_each(draw: Draw) -> dict[str, Any]:
+    return {"theirs": model(draw, 1, 3, 3, 2, 4, 5), "heads": 3, "groups": 3, "refused": False}
+
+
+def _one_group(draw: Draw) -> dict[str, Any]:
+    return {"theirs": model(draw, 1, 4, 1, 2, 3, 5, tied=False), "heads": 4, "groups": 1, "refused": False}
+
+
+def _eleven_layers(draw: Draw) -> dict[str, Any]:
+    return {"theirs": model(draw, 11, 4, 2, 1, 2, 2), "heads": 4, "groups": 2, "refused": False}
+
+
+def _shuffled(draw: Draw) -> dict[str, Any]:
+    """The order of the file says nothing."""
+    inputs = _some(draw, tied=False)
+    names = list(inputs["theirs"])
+    draw.random.shuffle(names)
+    return {**inputs, "theirs": {name: inputs["theirs"][name] for name in names}}
+
+
+def _with_more(name: str) -> Any:
+    """A tensor that Qwen2 does not have."""
+
+    def inputs(draw: Draw) -> dict[str, Any]:
+        found = _some(draw)
+        return {**found, "theirs": {**found["theirs"], name: draw.tensor(4)}, "refused": True}
+
+    return inputs
+
+
+def _without(name: str) -> Any:
+    def inputs(draw: Draw) -> dict[str, Any]:
+        found = _some(draw)
+        return {**found, "theirs": {n: t for n, t in found["theirs"].items() if n != name}, "refused": True}
+
+    return inputs
+
+
+_TINY = {"theirs": model(None, 1, 4, 2, 1, 2, 2, vocabulary=3), "heads": 4, "groups": 2, "refused": False}
+
+
+def _wrongly(**how: Any) -> Any:
+    return lambda theirs, heads, groups, refused: converted(theirs, heads, groups, refused, **how)
+
+
+def _all_q_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
+    return torch.cat([q, k, v])
+
+
+def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
+    """A key and a value for each query head."""
+    k, v = (torch.cat([piece for piece in x.chunk(groups) for _ in range(heads // groups)]) for x in (k, v))
+    return packed(q, k, v, heads, heads)
+
+
+def _every_head_of_other_groups(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups: int
+) -> torch.Tensor:  # fmt: skip
+    """Query heads g, g + groups, ... in group g."""
+    dealt = q.view(heads // groups, groups, -1, *q.shape[1:]).transpose(0, 1).reshape(q.shape)
+    return packed(dealt, k, v, heads, groups)
+
+
+def _row_by_row(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.stack([gate, up], 1).flatten(0, 1)
+
+
+FROM_HF = Exercise(
+    "from_hf",
+    reference=converted,
+    drive=_drive,
+    rtol=0.0,
+    atol=0.0,
+    cases=[
+        Case("one layer, 4 heads in 2 groups, a head of 1 row", _TINY, points=2),
+        Case("other sizes", _some, points=2, hidden=True, draws=2, fixed=[
+            _untied, _without_biases, _a_head_for_each, _one_group, _eleven_layers, _shuffled]),
+        Case("a tensor that Qwen2 does not have is refused with a ValueError",
+             _with_more("model.layers.0.self_attn.q_norm.weight"), hidden=True, fixed=[
+                 _with_more("model.layers.1.mlp.gate_proj.bias"), _with_more("model.embed_tokens.bias"),
+                 _with_more("model.layers.1.self_attn.o_proj.bias"), _with_more("visual.patch_embed.weight"),
+                 _with_more("model.layers.0.mlp.experts.0.up_proj.weight")]),
+        Case("and one that is missing, too", _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
+            _without("model.layers.0.mlp.up_proj.weight"), _without("model.norm.weight"),
+            _without("model.layers.1.self_attn.v_proj.weight"), _without("model.layers.0.input_layernorm.weight"),
+            _without("model.layers.0.self_attn.q_proj.bias"), _without("model.embed_tokens.weight"),
+            _without("model.layers.1.mlp.gate_proj.weight")]),
+    ],
+    mistakes=[
+        Mistake(_wrongly(pack=_all_q_first), "First all q, then all k, then all v: a cut into halves of rows would "
+                "give one rank no value at all. Each group's heads stand together."),
+        Mistake(_wrongly(plain_bias=True), "The weights are packed and the biases are not: the rows of a bias go with "
+                "those of its weight."),
+        Mistake(_wrongly(stack=lambda gate, up: torch.cat([up, gate])), "The gate comes above up: here they have "
+                "changed places, and the activation is applied to the wrong one."),
+        Mistake(_wrongly(stack=_row_by_row), "Gate and up alternate row by row; they stand one above the other."),
+        Mistake(_wrongly(pack=lambda q, k, v, heads, groups: packed(q, v, k, heads, groups)), "Within a group keys "
+                "stand before values; here they have changed places, and the shapes do not tell."),
+        Mistake(_wrongly(pack=_repeated), "Keys and values are repeated for every query head; a group has one each."),
+        Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other; here they "
+                "are dealt out like cards."),
+        Mistake(lambda theirs, heads, groups, refused: {**converted(theirs, heads, groups, refused),
+                "output_layer.weight": theirs["model.embed_tokens.weight"]} if not refused else None,
+                "Where embedding and output layer are tied there is one tensor, not two."),
+        Mistake(lambda theirs, heads, groups, refused: {n: t for n, t in converted(theirs, heads, groups).items()
+                if not n.endswith("qkv.bias")} if not refused else None, "The biases of q, k and v are left out."),
+    ],
+    idea="Follow one group of heads: which rows of q, of k and of v does the rank need that computes it?",
+    hint="Split q, k and v into `groups` chunks of rows; for each group q's, k's, v's chunk, all concatenated; the "
+    "same for biases, where there are any. fc1 is cat([gate, up]). Pop every name that you use; what is left, or "
+    "missing, is a ValueError that names it.",
+)  # fmt: skip

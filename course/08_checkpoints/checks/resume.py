@@ -1,0 +1,156 @@
+"""Lab 08, going on: what a second process makes of a saved state is, to the bit, what the first would have made.
+
+Rank 0 trains, saves and trains on; its state travels as plain data, after it has trained on. Rank 1 is another process
+with another seed, which has trained a step of its own; it loads the state and trains. The judge trains a third one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from labkit import plain
+from labkit.checks import count, only
+from labkit.exercises import Case, Draw, Exercise, Mistake
+from labkit.small_run import Run
+
+Inputs = list[dict[str, Any]]
+
+
+def _drive(
+    exercise: Any, seed: int, at: int, after: int, dropout: float, decays: bool, rows: int, batch: int
+) -> Any:  # fmt: skip
+    import torch as t
+    import torch.distributed as dist
+
+    from labkit import plain as data
+    from labkit.small_run import Run as SmallRun
+
+    rank = dist.get_rank()
+    run = SmallRun(seed + rank, dropout, decays, rows, batch)
+    size = t.zeros(1, dtype=t.int64)
+    if rank == 0:
+        run.train(at)
+        state = exercise.save_state(run)
+        losses = run.train(after)
+        raw = t.tensor(list(data.dumps(state).encode()), dtype=t.uint8)
+        size += len(raw)
+    else:
+        run.train(1)
+    dist.broadcast(size, 0)
+    if rank == 1:
+        raw = t.empty(int(size), dtype=t.uint8)
+    dist.broadcast(raw, 0)
+    if rank == 1:
+        exercise.load_state(run, data.loads(bytes(raw.tolist())))
+        losses = run.train(after)
+    return {"losses": losses, "weights": run.weights()}
+
+
+def _saved(run: Run) -> dict[str, Any]:
+    return {
+        "weights": run.model.state_dict(), "moments": run.optimizer.state_dict(), "rate": run.scheduler.state_dict(),
+        "dropout": torch.get_rng_state(), "order": run.data.order, "position": run.data.position,
+        "generator": run.data.generator.get_state(),
+    }  # fmt: skip
+
+
+def _resumed(ranks: Inputs, forgotten: str = "", aliased: bool = False) -> list[dict[str, Any]]:
+    """Of both ranks; `forgotten` is what is not loaded, `aliased`: the state is that of a later step."""
+    r = ranks[0]
+    made = {name: r[name] for name in ("dropout", "decays", "rows", "batch")}
+    first = Run(r["seed"], **made)
+    first.train(r["at"])
+    state = _saved(first) if aliased else copy.deepcopy(_saved(first))
+    straight = {"losses": first.train(r["after"]), "weights": first.weights()}
+    state = plain.loads(plain.dumps(state))
+    second = Run(r["seed"] + 1, **made)
+    second.train(1)
+    parts = [
+        ("weights", lambda: second.model.load_state_dict(state["weights"])),
+        ("moments", lambda: second.optimizer.load_state_dict(state["moments"])),
+        ("rate", lambda: second.scheduler.load_state_dict(state["rate"])),
+        ("dropout", lambda: torch.set_rng_state(state["dropout"])),
+        ("order", lambda: setattr(second.data, "order", state["order"])),
+        ("position", lambda: setattr(second.data, "position", state["position"])),
+        ("generator", lambda: second.data.generator.set_state(state["generator"])),
+    ]
+    for name, load in parts:
+        if name not in forgotten.split():
+            load()
+    return [straight, {"losses": second.train(r["after"]), "weights": second.weights()}]
+
+
+def _both(seed: int, at: int = 3, after: int = 4, dropout: float = 0.0, decays: bool = False, rows: int = 1,
+          batch: int = 1) -> Inputs:  # fmt: skip
+    one = {"seed": seed, "at": at, "after": after, "dropout": dropout, "decays": decays, "rows": rows, "batch": batch}
+    return [dict(one), dict(one)]
+
+
+def _falling(draw: Draw) -> Inputs:
+    """Every third step; rank 1 has made one: where the save came after 1, 4, 7, ... its own count would be right."""
+    return _both(draw.integer(1, 99), at=draw.choice([2, 3, 5, 6]), decays=True)
+
+
+def _with_dropout(draw: Draw) -> Inputs:
+    return _both(draw.integer(1, 99), at=draw.integer(2, 5), dropout=0.5)
+
+
+def _within_an_epoch(draw: Draw) -> Inputs:
+    """Six rows by two, three steps an epoch: the run saves after two of a later one, rank 1 has made one."""
+    return _both(draw.integer(1, 99), at=draw.choice([5, 8]), after=6, rows=6, batch=2)
+
+
+def _all(draw: Draw) -> Inputs:
+    return _both(draw.integer(1, 99), draw.choice([2, 3, 6]), 7, 0.3, True, 8, 2)
+
+
+def _forgot(what: str) -> Any:
+    return lambda ranks: _resumed(ranks, what)
+
+
+_DATA = "order position generator"
+
+RESUME = Exercise(
+    "resume",
+    reference=_resumed,
+    drive=_drive,
+    rtol=0.0,
+    atol=0.0,
+    accept=[only("broadcast"), count("broadcast", 2)],
+    cases=[
+        Case("one row of data, no dropout, a rate that stays", _both(5), points=2),
+        Case("a rate that falls", _falling, hidden=True),
+        Case("dropout", _with_dropout, hidden=True),
+        Case("saved in the middle of an epoch, gone on into the next", _within_an_epoch, points=2, hidden=True),
+        Case("all of it", _all, hidden=True),
+    ],
+    mistakes=[
+        Mistake(lambda ranks: _resumed(ranks, aliased=True), "What is saved changes while the run trains on: a state "
+                "dict holds the tensors themselves, not copies."),
+        Mistake(_forgot("weights"), "The weights are not those that were saved."),
+        Mistake(_forgot("moments"), "The optimizer begins anew: its moments and its count of steps are state too."),
+        Mistake(_forgot("rate"), "The schedule begins anew, and the rate with it."),
+        Mistake(_forgot("dropout"), "Dropout draws other numbers: the place in torch's own stream of random numbers "
+                "is state too."),
+        Mistake(_forgot(_DATA), "The run goes on with other samples."),
+        Mistake(_forgot("order position"), "The rows of the epoch that has begun are not those drawn for it."),
+        Mistake(_forgot("order"), "The rows of the epoch that has begun are not those drawn for it."),
+        Mistake(_forgot("position"), "The order of this epoch is right; how far the run had come in it is not."),
+        Mistake(_forgot("generator"), "This epoch is right, and the next one is drawn from another stream."),
+        Mistake(_forgot(f"{_DATA} dropout"), "Weights and optimizer are right; random numbers and samples are not."),
+        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and moments are right; what else changes in a step?"),
+    ],
+    errors={
+        "DataError": "A state is plain data: numbers, texts, lists, dicts and tensors.",
+        "plain data": "A state is plain data: numbers, texts, lists, dicts and tensors.",
+        "which a check cannot read": "A state is plain data: numbers, texts, lists, dicts and tensors.",
+    },
+    idea="Go through one step and write down everything that it reads and changes. What of it would another process "
+    "not know?",
+    hint="Save copies of the state dicts of model, optimizer and scheduler, torch's get_rng_state(), and of the data "
+    "order, position and generator's get_state(). Load each where it came from: load_state_dict, set_rng_state, "
+    "set_state; order and position are attributes.",
+)  # fmt: skip

@@ -1,0 +1,904 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Lab 08 · Checkpoints and Hugging Face
+#
+# In labs 01 to 07 a run had one life. Real runs die and begin again, often with another number of GPUs, sometimes
+# from weights that somebody else has published. What lies on the disk between two lives is a *checkpoint*.
+#
+# **You build** the map of who holds which numbers of a tensor; a reader that puts any part together from whatever was
+# stored, and reads no number too many; a save that is there whole or not at all, wherever it is killed; a state from
+# which another process goes on bit for bit; and a converter for the models of the Qwen2 family. At the end you find a
+# bug that shows in no loss and in no gradient.
+#
+# **You need** lab 02 (a matrix cut by rows and columns), lab 06 (flat parts of ZeRO) and AdamW. No GPU.
+#
+# | part | sections | time |
+# |---|---|---|
+# | A | 1 The problem · 2 Predict | 45 min |
+# | B | 3 Implement: regions, a save that survives | 2 h |
+# | C | 3 Implement: going on, a published model | 1 h 15 min |
+# | D | 4 Run · 5 See | 30 min |
+# | E | 6 Break it · 7 Explain | 1 h |
+#
+# Together 5–6 hours. Each part ends at a place to stop.
+# After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
+
+# %%
+# %load_ext course
+# %lab 08_checkpoints
+
+# %% [markdown]
+# One number from the gut. A run uses 16,384 GPUs. A single GPU, with its share of cables and memory, fails once in 50,000
+# hours: nearly six years. When one fails, the run ends. How many hours does such a run go on average before it ends?
+
+# %%
+guess("hours", None, "16,384 GPUs, each fails once in 50,000 hours. Hours between two failures of the run?")
+
+# %% [markdown]
+# ## 1 · The problem
+#
+# A matrix of 9 rows and 6 columns, trained by four ranks: cut by columns into two halves (tensor parallelism), and each
+# half shared out to two ranks, who keep 13 and 14 of its 27 numbers (ZeRO). Then the run dies. Three GPUs are left, and
+# the run goes on with the matrix cut by rows into three. What must rank 1 of 3 read?
+
+# %%
+from minimegatron.viz.region_map import region_map
+
+four = [
+    [[[0, 4], [0, 3]], [[4, 5], [0, 1]]],  # rank 0: rows 0 to 4, and one number of row 4
+    [[[4, 5], [1, 3]], [[5, 9], [0, 3]]],
+    [[[0, 4], [3, 6]], [[4, 5], [3, 4]]],
+    [[[4, 5], [4, 6]], [[5, 9], [3, 6]]],
+]
+three = [[[[3 * r, 3 * r + 3], [0, 6]]] for r in range(3)]
+region_map((9, 6), {"written by 4 ranks": four, "read by 3 ranks": three}, ("what rank 1 of 3 reads", three[1]))
+
+# %% [markdown]
+# It needs numbers of all four. A checkpoint that says "this is the memory of rank 0 of 4" is of no use to it. One that
+# says "here are rows 0 to 4 of columns 0 to 3" is. ("0 to 4" are rows 0, 1, 2 and 3, as in Python: the last number is not
+# included.) Such a range of rows and columns is a *box*, and a box with its numbers is a *region*.
+#
+# And these are 54 numbers. Llama 3 405B, with its weights in bf16, a copy in fp32, and AdamW's two averages, has 5.7 TB.
+# While they are written, anything may happen.
+#
+# ## 2 · Predict
+#
+# A checkpoint holds for each parameter: the bf16 weight, 2 bytes; its fp32 copy, 4; two averages of the optimizer, 8. No
+# gradients: a step begins without them. Each number is written once, by one of the ranks that have it, and all ranks
+# write at once, each the same share.
+#
+# How often should a run save? Each save costs its seconds, in which the run stands still. A failure undoes what was
+# computed since the last save: on average half an interval. With S seconds a save, F seconds between two failures and
+# an interval of T seconds, the share of time that is lost is about
+#
+# $$\frac{S}{T} + \frac{T}{2F}$$
+#
+# An example: 2·10⁹ parameters are 28 GB. 7 ranks that write 1 GB a second each need 4 seconds. A GPU fails once in 14
+# hours, 7 of them once in 2 hours, 7200 seconds. Who saves every 240 seconds loses 4/240 + 240/14400 = 1/60 + 1/60 of the
+# time. This is the best interval: a shorter one saves too often, with a longer one failures undo too much.
+#
+# **Exercise.** All times in seconds. Return a dict with `bytes`, of the whole checkpoint; `seconds`, of a save;
+# `between_failures`, of the run; `lost`, the share that is lost with one save every `every` seconds; and `best`, the
+# interval with the smallest share.
+
+# %%
+# %%exercise costs
+import math
+
+
+def costs(parameters: int, ranks: int, gigabytes: float, gpu_hours: float, every: float) -> dict[str, float]:
+    """`gigabytes`: 10^9 bytes that a rank writes in a second; `gpu_hours`: between two failures of one GPU."""
+    ### BEGIN SOLUTION
+    nbytes = 14 * parameters
+    seconds = nbytes / (ranks * gigabytes * 1e9)
+    failures = gpu_hours * 3600 / ranks
+    return {
+        "bytes": nbytes,
+        "seconds": seconds,
+        "between_failures": failures,
+        "lost": seconds / every + every / (2 * failures),
+        "best": math.sqrt(2 * seconds * failures),
+    }
+    ### END SOLUTION
+
+
+# %%
+check("costs")
+
+# %% [markdown]
+# Llama 3 405B on 16,384 GPUs, with a file system that takes 2 TB a second from all of them together:
+
+# %%
+# %%needs costs
+run = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, 600)
+guessed("hours", run["between_failures"] / 3600, "hours between two failures")
+print(f"{run['bytes'] / 1e12:.2f} TB, a save takes {run['seconds']:.1f} s;",
+      f"the best interval is {run['best'] / 60:.1f} min")  # fmt: skip
+for every in (60, 240, 600, 3600):
+    lost = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, every)["lost"]
+    print(f"a save every {every / 60:4.0f} min: {lost:5.1%} of the time is lost")
+
+# %% [markdown]
+# (The report on Llama 3 counts 419 unexpected interruptions in 54 days on 16,384 GPUs: one in 3.1 hours.) A run that
+# fails eight times a day is killed in the middle of a save sooner or later. Keep this in mind.
+#
+# *This is a good place to stop: the end of part A.*
+#
+# ## 3 · Implement
+#
+# ### Which boxes a rank holds
+#
+# Back to the picture. A matrix is cut along one dim into equal parts (0: rows, 1: columns). Of the numbers of one part,
+# counted row by row, ZeRO gives a rank those from `start` to `stop`. They may begin in the middle of a row and end in
+# the middle of another. So they are up to three boxes: the end of a row, whole rows, the start of a row. An example: [4, 6]
+# is cut by columns into two parts, [4, 3] each. Of part 1, columns 3 to 6, a rank holds the numbers 2 to 10:
+#
+#      column  3 4 5
+#     row 0    . . x       [[0, 1], [5, 6]]     the end of row 0
+#     row 1    x x x       [[1, 3], [3, 6]]     rows 1 to 3
+#     row 2    x x x
+#     row 3    x . .       [[3, 4], [3, 4]]     the start of row 3
+#
+# **Exercise.** The boxes `[[first row, last row], [first column, last column]]` *of the whole matrix*, in the order of
+# the numbers. Rows of the part that are whole, and follow each other, are one box. No numbers, no box.
+
+# %%
+# %%exercise boxes_of
+def boxes_of(
+    rows: int, columns: int, dim: int, parts: int, part: int, start: int, stop: int
+) -> list[list[list[int]]]:
+    """[[[0, 1], [5, 6]], [[1, 3], [3, 6]], [[3, 4], [3, 4]]] in the example; the last number is not included."""
+    ### BEGIN SOLUTION
+    size = [rows, columns]
+    size[dim] //= parts
+    offset = [0, 0]
+    offset[dim] = part * size[dim]
+    width, found = size[1], []
+    while start < stop:
+        row, column = divmod(start, width)
+        many = (stop - start) // width if column == 0 else 0
+        if many:
+            box, start = [[row, row + many], [0, width]], start + many * width
+        else:
+            end = min(width, column + stop - start)
+            box, start = [[row, row + 1], [column, end]], start + end - column
+        found.append([[a + o, b + o] for (a, b), o in zip(box, offset)])
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("boxes_of")
+
+# %% [markdown]
+# ### A box from regions
+#
+# Each rank wrote its regions into a file of its own, the numbers of a region row by row, one region after the other. A
+# table in the checkpoint, its *manifest*, says of each region `(file, at, box)`: its first number is number `at` of the
+# file. Before it lie other tensors.
+#
+# A rank that reads wants one box. For each region it asks: which rows and columns do we share? The numbers that both
+# have of *one row* lie side by side in the file. Reading all files whole would work too, but a checkpoint of 5.7 TB read
+# by 16,384 ranks is 93,000 TB.
+#
+# Files are read through a `memory` that counts. `memory.load(file, first, last)` reads numbers first to last - 1:
+
+# %%
+import torch
+
+from labkit.hbm import Memory
+
+left, right = torch.tensor([0.0, 1.0, 4.0, 5.0]), torch.tensor([2.0, 3.0, 6.0, 7.0])
+files = Memory(shard_0=left, shard_1=right)  # of the matrix [[0, 1, 2, 3], [4, 5, 6, 7]], columns 0 to 2 and 2 to 4
+print(files.load("shard_0", 1, 2).tolist(), files.load("shard_1", 0, 1).tolist(), " first row of columns 1 to 3")
+print("numbers read:", files.loaded)
+
+# %% [markdown]
+# **Exercise.** The numbers of `box`, from the regions that meet it. Regions do not overlap. Read exactly the numbers of
+# the box, each once, and those of one row of a region in one read. Where a number of the box is in no region, a shard was
+# never written: raise a `ValueError`. (Zeros in its place would train on, without an error.)
+
+# %%
+# %%exercise load_box
+import torch
+
+
+def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
+    """regions: [("shard_0", 0, [[0, 2], [0, 2]]), ("shard_1", 0, [[0, 2], [2, 4]])] in the example; float32."""
+    ### BEGIN SOLUTION
+    (top, bottom), (left, right) = box
+    found, filled = torch.empty(bottom - top, right - left), 0
+    for file, at, ((r0, r1), (c0, c1)) in regions:
+        first, last = max(left, c0), min(right, c1)
+        if first >= last:
+            continue
+        for row in range(max(top, r0), min(bottom, r1)):
+            start = at + (row - r0) * (c1 - c0) + first - c0
+            found[row - top, first - left : last - left] = memory.load(file, start, start + last - first)
+            filled += last - first
+    if filled < found.numel():
+        raise ValueError(f"{found.numel() - filled} numbers of {box} are in no region")
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("load_box")
+
+# %% [markdown]
+# ### A save that is there whole, or not at all
+#
+# Now the moment in which files are written. A save that writes `step-20/shard-0`, then `step-20/shard-1`, then
+# `step-20/manifest` can die between any two of them. Then there is a folder that looks like the newest checkpoint and is
+# half of one. Worse: what a program has "written" is at first only in the memory of the operating system. If the
+# *program* is killed, the system still brings it to the disk. If the *machine* loses power, it is gone:
+#
+# | operation | what running programs see | what surely survives a power cut |
+# |---|---|---|
+# | `disk.write(path, data)` | a file with these bytes | nothing yet: the file may be empty, or half |
+# | `disk.mkdir(path)`, `disk.rename(old, new)`, `disk.remove(path)` | the new names, at once | nothing yet: the old names may be back |
+# | `disk.fsync(file)` | | the bytes of this file. *Not its name* |
+# | `disk.fsync(folder)` | | the names in this folder. *Not the bytes of its files* |
+#
+# `disk` is simulated, and knows what a real disk may lose. The root folder is `""`. `remove` removes a file or an empty
+# folder, `disk.names(folder)` lists, `disk.read(path)` reads. A real rename within one folder happens at once: no reader
+# ever sees half of it.
+#
+# The folded cell takes a save, lets the machine stop after each of its changes, and notes what a reader can find: the
+# `old` checkpoint as the newest, the `new` one, or something `broken`. Look at the simplest save.
+
+# %% jupyter={"source_hidden": true}
+from labkit.disk import Disk, fates, replay
+from minimegatron.viz.crashes import crash_map
+
+BEFORE = {"step-10/shard-0": b"old numbers", "step-10/manifest": b"step 10"}
+FILES = {"shard-0": b"new numbers", "shard-1": b"more of them", "manifest": b"step 20"}
+SAVES = {"step-10": {"shard-0": b"old numbers", "manifest": b"step 10"}, "step-20": FILES}
+
+
+def crashes(save):
+    """(change, what the death of the program leaves, what a power cut can leave) after each change of a save."""
+    disk = Disk(BEFORE)
+    save(disk, 20, FILES)
+    steps = []
+    for (what, path, *more), now in replay(BEFORE, disk.log):
+        label = f"{what} {path or 'the root'}" + (f" to {more[0]}" if what == "rename" else "")
+        found = (fates(now, SAVES, "step-20", power) for power in (False, True))
+        steps.append((label, *found))
+    return steps
+
+
+def told(name, steps):
+    """How often something broken can be found, of how many changes."""
+    for who, at in (("the program dies", 1), ("the power fails", 2)):
+        broken = sum("broken" in step[at] for step in steps)
+        print(f"{name}: {who}: something broken after {broken} of {len(steps)} changes")
+    print(f"{name}: it has returned, and the power fails: a reader can find {' or '.join(sorted(steps[-1][2]))}")
+
+
+# %%
+def in_place(disk, step, files):
+    """The simplest save."""
+    disk.mkdir(f"step-{step}")
+    for name, data in files.items():
+        disk.write(f"step-{step}/{name}", data)
+
+
+told("in place", crashes(in_place))
+crash_map({"in place": crashes(in_place)})
+
+# %% [markdown]
+# Even when this save has returned, a power cut can leave the old checkpoint, the new one or half of the new one.
+#
+# A reader follows two rules. It takes the folder `step-N` with the largest N, and stops with an error if that is not
+# exactly what was saved: an older checkpoint taken in silence is a loss that nobody sees. And it never looks at names
+# that begin with a dot.
+#
+# **Exercise.** Write the files of a new checkpoint so that, wherever the program dies or the power fails, every folder
+# `step-N` that a reader can find holds exactly the files of one save; and so that the new one survives a power cut as
+# soon as the function has returned. Older checkpoints stay. What a save that died has left behind is removed by the next
+# save: when it returns, no name begins with a dot. (One process saves at a time.) The check kills your function at every
+# change that it makes, lets another save follow each time, and looks at everything that a power cut could leave.
+
+# %%
+# %%exercise save_checkpoint
+def save_checkpoint(disk, step: int, files: dict[str, bytes]) -> None:
+    """{"shard-0": b"...", "manifest": b"..."} becomes the folder f"step-{step}"."""
+    ### BEGIN SOLUTION
+    for left in disk.names():
+        if left.startswith("."):
+            for name in disk.names(left):
+                disk.remove(f"{left}/{name}")
+            disk.remove(left)
+    staged = f".step-{step}"
+    disk.mkdir(staged)
+    for name, data in files.items():
+        disk.write(f"{staged}/{name}", data)
+        disk.fsync(f"{staged}/{name}")
+    disk.fsync(staged)
+    disk.rename(staged, f"step-{step}")
+    disk.fsync("")
+    ### END SOLUTION
+
+
+# %%
+check("save_checkpoint")
+
+# %%
+# %%needs save_checkpoint
+told("yours", crashes(save_checkpoint))
+crash_map({"yours": crashes(save_checkpoint)})
+
+# %% [markdown]
+# *This is a good place to stop: the end of part B.*
+#
+# ### Going on
+#
+# Weights alone are not a run. Think of one training step: what does it read, and what does it change? The example is
+# small, and yet has everything: a model with dropout, AdamW, a learning rate that is halved every third step, and
+# batches in an order that is drawn anew each epoch.
+
+# %%
+from labkit.small_run import Run
+
+straight = Run(seed=1)
+straight.train(4)
+print("after 4 steps: order of the epoch", straight.data.order.tolist(), " rows taken:", straight.data.position)
+
+again = Run(seed=2)
+again.model.load_state_dict(straight.model.state_dict())
+losses, of_weights_alone = straight.train(6), again.train(6)
+print("with the weights alone the next losses are the same:", losses == of_weights_alone)
+
+# %% [markdown]
+# A run that goes on *almost* the same is a trap: each difference looks like noise, and a real bug hides behind it. Equal
+# bit for bit is easier to reach than to argue about.
+#
+# **Exercise.** `save_state(run)` returns all that another process needs, as plain data: numbers, texts, lists, dicts,
+# tensors. `load_state(run, state)` puts it into a run that was built with the same sizes, another seed, and has trained a
+# step already. Then both must give the same losses and weights, to the last bit. The state travels while the first run
+# trains on. `run` has `model`, `optimizer`, `scheduler` (each with `state_dict` and `load_state_dict`) and `data`, with
+# `order`, `position` and `generator` (`get_state`, `set_state`). Dropout draws from torch's own stream
+# (`torch.get_rng_state`, `torch.set_rng_state`).
+
+# %%
+# %%exercise resume
+import copy
+
+import torch
+
+
+def save_state(run) -> dict:
+    """Everything that the next steps depend on, as it is now."""
+    ### BEGIN SOLUTION
+    return copy.deepcopy({
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
+        "order": run.data.order,
+        "position": run.data.position,
+        "generator": run.data.generator.get_state(),
+        "dropout": torch.get_rng_state(),
+    })
+    ### END SOLUTION
+
+
+def load_state(run, state: dict) -> None:
+    """The run goes on from there."""
+    ### BEGIN SOLUTION
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.scheduler.load_state_dict(state["scheduler"])
+    run.data.order = state["order"]
+    run.data.position = state["position"]
+    run.data.generator.set_state(state["generator"])
+    torch.set_rng_state(state["dropout"])
+    ### END SOLUTION
+
+
+# %%
+check("resume")
+
+# %% [markdown]
+# ### A published model
+#
+# On the Hugging Face Hub a model is a folder of safetensors files and a `config.json`. Its tensors have other names than
+# ours, and the projections of queries, keys and values lie in three matrices. Ours lie in one, packed by *groups*. With
+# grouped heads several query heads share a key head and a value head, and such a group belongs together: a rank of
+# tensor parallelism takes whole groups, so its part must be one stretch of rows. Four query heads in two groups:
+#
+#     q_proj   q0 q1 q2 q3           linear_qkv   q0 q1 k0 v0 | q2 q3 k1 v1
+#     k_proj   k0 k1                               group 0     | group 1
+#     v_proj   v0 v1                               rank 0 of 2 | rank 1 of 2
+#
+# Each letter stands for the rows of one head; biases are packed as the rows of their weights. The MLP's gate and up
+# become one matrix, `linear_fc1`, the gate above up.
+#
+# | Qwen2's, with `model.layers.0.` before it | ours, with `decoder.layers.0.` before it |
+# |---|---|
+# | `input_layernorm.weight` | `input_layernorm.weight` |
+# | `self_attn.q_proj`, `k_proj`, `v_proj`, each `.weight` | `self_attention.linear_qkv.weight` |
+# | the same, `.bias` (Qwen2 has them, Llama does not) | `self_attention.linear_qkv.bias` |
+# | `self_attn.o_proj.weight` | `self_attention.linear_proj.weight` |
+# | `post_attention_layernorm.weight` | `pre_mlp_layernorm.weight` |
+# | `mlp.gate_proj.weight`, `mlp.up_proj.weight` | `mlp.linear_fc1.weight` |
+# | `mlp.down_proj.weight` | `mlp.linear_fc2.weight` |
+#
+# | beside the layers | ours |
+# |---|---|
+# | `model.embed_tokens.weight` | `embedding.word_embeddings.weight` |
+# | `model.norm.weight` | `decoder.final_layernorm.weight` |
+# | `lm_head.weight`, where it is not tied to the embedding | `output_layer.weight` |
+#
+# **Exercise.** Their tensors under our names. A model has biases of q, k and v in all layers or in none, and layers 0, 1,
+# 2, ... without a gap, as many as it has. A tensor that this table does not know, or one that is missing, means that this
+# is another model, whose mathematics you would change: raise a `ValueError` that names it.
+
+# %%
+# %%exercise from_hf
+import torch
+
+
+def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
+    """`heads` query heads in `groups` groups."""
+    ### BEGIN SOLUTION
+    left, ours = dict(theirs), {}
+
+    def take(name):
+        if name not in left:
+            raise ValueError(f"{name} is missing")
+        return left.pop(name)
+
+    def packed(at, kind):
+        pieces = [take(f"{at}self_attn.{x}_proj.{kind}").chunk(groups) for x in "qkv"]
+        return torch.cat([piece for group in zip(*pieces) for piece in group])
+
+    ours["embedding.word_embeddings.weight"] = take("model.embed_tokens.weight")
+    ours["decoder.final_layernorm.weight"] = take("model.norm.weight")
+    if "lm_head.weight" in left:
+        ours["output_layer.weight"] = take("lm_head.weight")
+    biases = any(".self_attn.q_proj.bias" in name for name in left)
+    layer = 0
+    while any(name.startswith(f"model.layers.{layer}.") for name in left):
+        at, to = f"model.layers.{layer}.", f"decoder.layers.{layer}."
+        ours[f"{to}self_attention.linear_qkv.weight"] = packed(at, "weight")
+        if biases:
+            ours[f"{to}self_attention.linear_qkv.bias"] = packed(at, "bias")
+        ours[f"{to}self_attention.linear_proj.weight"] = take(f"{at}self_attn.o_proj.weight")
+        gate, up = take(f"{at}mlp.gate_proj.weight"), take(f"{at}mlp.up_proj.weight")
+        ours[f"{to}mlp.linear_fc1.weight"] = torch.cat([gate, up])
+        ours[f"{to}mlp.linear_fc2.weight"] = take(f"{at}mlp.down_proj.weight")
+        ours[f"{to}input_layernorm.weight"] = take(f"{at}input_layernorm.weight")
+        ours[f"{to}pre_mlp_layernorm.weight"] = take(f"{at}post_attention_layernorm.weight")
+        layer += 1
+    if left:
+        raise ValueError(f"unknown: {', '.join(left)}")
+    return ours
+    ### END SOLUTION
+
+
+# %%
+check("from_hf")
+
+# %% [markdown]
+# *This is a good place to stop: the end of part C.*
+#
+# ## 4 · Run
+#
+# ### Written by four, read by three
+#
+# Real processes and real files. Four ranks hold the matrix of the first picture, cut by columns and then by ZeRO. They
+# find their boxes, and rank 0 publishes everything with your save.
+
+# %%
+# %%ranks 4 --needs boxes_of,save_checkpoint --name written
+import json
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from exercises.boxes_of import boxes_of
+from exercises.save_checkpoint import save_checkpoint
+
+from labkit.killer import RealDisk
+
+ROOT = Path(__file__).parent / "checkpoints"
+part, piece = divmod(rank, 2)
+start, stop = [(0, 13), (13, 27)][piece]
+mine = torch.arange(54.0).view(9, 6).chunk(2, 1)[part].flatten()[start:stop]  # what this rank has trained
+regions, at = [], 0
+for box in boxes_of(9, 6, 1, 2, part, start, stop):
+    regions.append((f"shard_{rank}", at, box))
+    at += (box[0][1] - box[0][0]) * (box[1][1] - box[1][0])
+every = [None] * world
+dist.all_gather_object(every, (regions, mine.numpy().tobytes()))
+if rank == 0:
+    shutil.rmtree(ROOT, ignore_errors=True)
+    ROOT.mkdir()
+    manifest = json.dumps([region for found, _ in every for region in found])
+    shards = {f"shard_{r}": data for r, (_, data) in enumerate(every)}
+    save_checkpoint(RealDisk(ROOT), 20, {**shards, "manifest": manifest.encode()})
+    print("in the folder:", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()))
+
+# %% [markdown]
+# Three new ranks find the manifest, and each reads its three rows, with your `load_box`.
+
+# %%
+# %%ranks 3 --needs boxes_of,save_checkpoint,load_box --name read --out read
+import json
+from pathlib import Path
+
+import torch
+from exercises.load_box import load_box
+
+from labkit.hbm import Memory
+
+newest = max((Path(__file__).parent / "checkpoints").glob("step-*"), key=lambda path: int(path.name.partition("-")[2]))
+regions = json.loads((newest / "manifest").read_text())
+files = {name: torch.frombuffer(bytearray((newest / name).read_bytes()), dtype=torch.float32)
+         for name in {file for file, _, _ in regions}}  # fmt: skip
+memory = Memory(**files)
+mine = load_box(memory, regions, [[3 * rank, 3 * rank + 3], [0, 6]])
+right = torch.equal(mine, torch.arange(54.0).view(9, 6).chunk(3)[rank])
+report((right, memory.loaded))
+
+# %%
+# %%needs boxes_of save_checkpoint load_box
+for r, (right, loaded) in enumerate(read):
+    print(f"rank {r} of 3: right {right}, numbers read of each file:", dict(sorted(loaded.items())))
+
+# %% [markdown]
+# ### Killed for real
+#
+# Your save once more, on real files, in a process of its own, which dies at its first change of the disk, then in a
+# fresh folder at its second, and so on. A write has two such places: before it, and when half of its bytes are there.
+# After each death the folder is read, and another process saves the next step.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 1 --needs save_checkpoint --name killed --timeout 120
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHILD = """
+import sys
+from exercises.save_checkpoint import save_checkpoint
+from labkit.killer import RealDisk, operations
+root, step, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+files = {name: f"{name} of {step}".encode() for name in ("shard-0", "shard-1", "manifest")}
+with operations(at):
+    save_checkpoint(RealDisk(root), step, files)
+"""
+WHERE = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+
+
+def program(root, step, at=0):
+    """Whether it came to its end."""
+    line = [sys.executable, "-c", CHILD, str(root), str(step), str(at)]
+    return subprocess.run(line, env=WHERE, timeout=60, capture_output=True).returncode == 0
+
+
+def whole(root):
+    """The steps that a reader sees; none of them may be anything but whole."""
+    steps = sorted(int(path.name[5:]) for path in root.iterdir() if path.name.startswith("step-"))
+    for step in steps:
+        found = {path.name: path.read_text() for path in (root / f"step-{step}").iterdir()}
+        assert found == {name: f"{name} of {step}" for name in ("shard-0", "shard-1", "manifest")}, found
+    return steps
+
+
+deaths, found, then = 0, set(), set()
+with tempfile.TemporaryDirectory() as folder:
+    for at in range(1, 200):
+        root = Path(folder) / str(at)
+        root.mkdir()
+        program(root, 10)
+        if program(root, 20, at):
+            break
+        deaths += 1
+        found.add(tuple(whole(root)))
+        program(root, 30)
+        then.add((30 in whole(root), any(path.name.startswith(".") for path in root.iterdir())))
+print("it died at every place where it changes the disk:", deaths >= 8)
+print("steps found after a death:", sorted(found))
+print("after the next save: step 30 is there, nothing hidden is left:", then == {(True, False)})
+
+# %% [markdown]
+# ### A model of the Qwen2 family
+#
+# A small model of the package, under Hugging Face's names as the package's own converter writes them. Yours must give
+# back what went in. Then the mistake that no shape shows: up above the gate.
+
+# %%
+# %%needs from_hf
+import torch
+
+from minimegatron.checkpoint.huggingface import state_to_huggingface
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.logical import load_logical
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+
+config = family_config("qwen2", num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, vocab_size=128)
+qwen = build_model(config, Mesh.serial(), 1)
+theirs = state_to_huggingface({name: p.detach() for name, p in qwen.named_parameters()}, config, "qwen2")
+ours = from_hf(theirs, 4, 2)
+same = [torch.equal(ours[name], p) for name, p in qwen.named_parameters()]
+print(f"{len(theirs)} tensors of theirs are {len(ours)} of ours; equal to the package's: {all(same)}")
+
+ids = torch.arange(24).view(1, 24) * 5 % 128
+logits = qwen(ids)
+swapped = {name: torch.cat(w.chunk(2)[::-1]) if "linear_fc1" in name else w for name, w in ours.items()}
+load_logical(qwen, swapped)
+print("up above the gate: shapes are the same:", all(swapped[name].shape == ours[name].shape for name in ours),
+      "  logits are the same:", torch.allclose(qwen(ids), logits))  # fmt: skip
+
+# %% [markdown]
+# So the last word on a converter is the logits of both programs, on the same text.
+#
+# ## 5 · See
+#
+# What rank 1 of 3 has read: your boxes, and the numbers that were counted. Then both saves on one scale.
+
+# %%
+# %%needs boxes_of save_checkpoint load_box
+from minimegatron.viz.region_map import region_map
+
+stored = [boxes_of(9, 6, 1, 2, r // 2, *[(0, 13), (13, 27)][r % 2]) for r in range(4)]
+counted = read[1][1]
+wanted = [[3, 6], [0, 6]]
+region_map((9, 6), {"your boxes of 4 ranks": stored},
+           (f"rank 1 of 3 reads {sum(counted.values())} of 54 numbers", [wanted]))  # fmt: skip
+
+# %%
+# %%needs save_checkpoint
+crash_map({"in place": crashes(in_place), "yours": crashes(save_checkpoint)})
+
+# %% [markdown]
+# *This is a good place to stop: the end of part D.*
+#
+# ## 6 · Break it
+#
+# A run with a pipeline is resumed with another schedule. Now a rank holds its layers in the order 0, 2, 1, 3. A colleague
+# has written the resume: "Weights go by their names, all checked. The optimizer loads its own state dict, torch does
+# that." It does, without an error.
+#
+# The folded cell trains a small Llama of four layers, saves, and goes on three times: without a stop; resumed in the
+# old order; resumed in the new order by the colleague's code. It keeps one table of the optimizer's averages, by name,
+# as it was saved (`saved`) and as it was restored in the new order (`restored`).
+
+# %% jupyter={"source_hidden": true}
+import copy
+
+import torch
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+
+SIZES = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 4, "vocab_size": 64}
+BEFORE_SAVE, AFTER = 60, 40
+
+
+def some_ids(number):
+    """Every id depends on the one before."""
+    g = torch.Generator().manual_seed(number)
+    ids = [torch.randint(0, 64, (8,), generator=g)]
+    for _ in range(24):
+        ids.append((ids[-1] * 5 + 7 + torch.randint(0, 3, (8,), generator=g)) % 64)
+    return torch.stack(ids, 1)
+
+
+def in_order(model, layers):
+    """{name: parameter}, the layers in this order."""
+
+    def place(item):
+        return layers.index(int(item[0].split(".")[2])) if ".layers." in item[0] else -1
+
+    return dict(sorted(model.named_parameters(), key=place))
+
+
+def trained(model, optimizer, numbers):
+    """(loss, norm of the gradient, change of the weights) of each step."""
+    found = []
+    for number in numbers:
+        ids = some_ids(number)
+        loss = model(ids[:, :-1], labels=ids[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item()
+        before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+        optimizer.step()
+        found.append((loss.item(), norm, torch.cat([p.detach().flatten() for p in model.parameters()]) - before))
+    return found
+
+
+def adamw(named):
+    return torch.optim.AdamW(named.values(), lr=2e-3, weight_decay=0.0)
+
+
+def averages(named, optimizer):
+    """{name: average of the squared gradient}."""
+    return {name: optimizer.state[p]["exp_avg_sq"].clone() for name, p in named.items()}
+
+
+llama = build_model(family_config("llama", **SIZES), Mesh.serial(), 1)
+names = in_order(llama, [0, 1, 2, 3])
+optimizer = adamw(names)
+trained(llama, optimizer, range(BEFORE_SAVE))
+weights = copy.deepcopy(llama.state_dict())
+state, saved, saved_names = copy.deepcopy(optimizer.state_dict()), averages(names, optimizer), list(names)
+steps = {"no stop": trained(llama, optimizer, range(BEFORE_SAVE, BEFORE_SAVE + AFTER))}
+
+
+def resumed(layers, change=lambda state, saved_names, names: state):
+    """A new process: weights by name, the optimizer's state as `change` gives it; its averages, and its steps."""
+    model = build_model(family_config("llama", **SIZES), Mesh.serial(), 1)
+    model.load_state_dict(weights)
+    named = in_order(model, layers)
+    fresh = adamw(named)
+    loaded = copy.deepcopy(state)
+    fresh.load_state_dict({**loaded, "state": change(loaded["state"], saved_names, list(named))})
+    return averages(named, fresh), trained(model, fresh, range(BEFORE_SAVE, BEFORE_SAVE + AFTER))
+
+
+_, steps["old order"] = resumed([0, 1, 2, 3])
+restored, steps["new order"] = resumed([0, 2, 1, 3])
+
+
+def compared(name):
+    """What a log shows of the first step after the save, and what it does not show."""
+    (loss, norm, change), (right, right_norm, right_change) = steps[name][0], steps["no stop"][0]
+    cosine = torch.nn.functional.cosine_similarity(change, right_change, dim=0).item()
+    print(f"{name}: first loss the same {abs(loss - right) < 1e-5},",
+          f"first gradient norm the same {abs(norm - right_norm) < 1e-4 * right_norm};",
+          f"cosine of the first changes of the weights {cosine:.1f}")  # fmt: skip
+
+
+compared("old order")
+compared("new order")
+
+# %%
+from minimegatron.viz.curves import losses
+
+losses({name: [step[0] for step in steps[name]] for name in ("no stop", "new order")}, title="After the save")
+
+# %% [markdown]
+# Loss and gradient norm of the first step are the same: they depend on the weights, and the weights are right. The loss
+# then looks like any loss. One number differs at once: how the first step *changes the weights*, here beside the change
+# that the run without a stop makes, as the cosine of the two. It is 1 for equal directions, and Adam's averages decide it.
+#
+# Whose averages has each parameter been given?
+#
+# **Exercise.** For each name of `restored`, the name in `saved` that has exactly these numbers in this shape: its own, if
+# its own are right; else the first in the order of `saved`; None if there is none. A checkpoint keeps every bit, so
+# nearly the same is not the same.
+
+# %%
+# %%exercise whose
+import torch
+
+
+def whose(saved: dict[str, torch.Tensor], restored: dict[str, torch.Tensor]) -> dict[str, str | None]:
+    """{"a": "b", "b": "b", "c": None}: a has been given b's, b its own, and c what was never saved."""
+    ### BEGIN SOLUTION
+    found = {}
+    for name, numbers in restored.items():
+        sources = [source for source in saved if torch.equal(saved[source], numbers)]
+        found[name] = name if name in sources else sources[0] if sources else None
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("whose")
+
+# %%
+# %%needs whose
+found = whose(saved, restored)
+mixed_up = {name: source for name, source in found.items() if source != name}
+print(f"{len(mixed_up)} of {len(found)} parameters have the averages of another one:")
+for layer in range(4):
+    of_layer = [(name, source) for name, source in mixed_up.items() if f"layers.{layer}." in name]
+    if of_layer:
+        print(f"  layer {layer}: {len(of_layer)} of them, from layer {of_layer[0][1].split('.')[2]}")
+
+# %% [markdown]
+# Layers 1 and 2 have changed places. torch's optimizer numbers its parameters in the order in which it was given them,
+# and its state dict knows nothing but these numbers. Every layer has the same shapes, so nothing failed. The colleague
+# restored the state *by position*.
+#
+# **Exercise.** Repair it. `state` is the part `state` of an optimizer's state dict: {number: averages}, where the number
+# is a place in `saved_names`. Return it for an optimizer whose parameters come in the order of `names`. A parameter
+# without a state (new, or never stepped) has no entry. A *state* without a parameter in `names` would be lost in
+# silence: raise a `ValueError` that names it.
+
+# %%
+# %%exercise by_name
+def by_name(state: dict[int, dict], saved_names: list[str], names: list[str]) -> dict[int, dict]:
+    """{0: k's, 1: q's} for saved_names = ["q", "k"] and names = ["k", "q"]."""
+    ### BEGIN SOLUTION
+    table = {saved_names[number]: one for number, one in state.items()}
+    if lost := [name for name in table if name not in names]:
+        raise ValueError(f"no parameter for the state of {', '.join(lost)}")
+    return {number: table[name] for number, name in enumerate(names) if name in table}
+    ### END SOLUTION
+
+
+# %%
+check("by_name")
+
+# %%
+# %%needs whose by_name
+repaired, steps["new order, by name"] = resumed([0, 2, 1, 3], by_name)
+wrong = [name for name, source in whose(saved, repaired).items() if source != name]
+print("parameters with averages of another one:", len(wrong))
+compared("new order, by name")
+same = [a[0] == b[0] for a, b in zip(steps["new order, by name"], steps["no stop"])]
+print(f"steps whose loss is that of the run without a stop, to the bit: {sum(same)} of {len(same)}")
+
+# %% [markdown]
+# The package never writes such a number: an average is a logical tensor of its own, `optimizer.exp_avg.` and the name of
+# the parameter, with regions like any other.
+#
+# ## 7 · Explain
+#
+# Questions that an interviewer asks. Say your answer aloud before you open the one here.
+#
+# 1. *Why is the manifest no reason to trust a folder in which it lies?*
+#    <details><summary>answer</summary>Only order on the disk gives it a meaning. If it can reach the disk before the
+#    shards, it describes what is not there. With a staging folder and one rename its place in the order does not
+#    matter; and its hashes say later whether a byte has changed since.</details>
+# 2. *A save fsyncs every file and renames, and forgets to fsync the staging folder. What can be found?*
+#    <details><summary>answer</summary>The folder under its new name, and in it fewer files than were written: the bytes
+#    are safe, the names are not.</details>
+# 3. *Why do readers not simply take the newest folder that is whole?*
+#    <details><summary>answer</summary>A newest checkpoint that is broken means that something went wrong. Who takes an
+#    older one without a word loses hours of training, and hides a failing disk.</details>
+# 4. *How does an asynchronous save differ?*
+#    <details><summary>answer</summary>The run waits only until its numbers are copied to memory that the next step does
+#    not change. Writing and publishing happen beside training. The S of section 2 becomes the time of the copy. An error
+#    must still reach all ranks, and a run must not begin a second save before the first has ended.</details>
+# 5. *Which state is missing when a loss curve after a resume has a small bump, every time?*
+#    <details><summary>answer</summary>Often the optimizer's averages, or its count of steps: the correction 1 - βᵗ
+#    begins anew, and the first steps are too long. If samples repeat instead, the loss is too low for a
+#    while.</details>
+# 6. *A checkpoint of dp 64 is loaded with dp 32, the global batch unchanged. Can the result be equal bit for bit?*
+#    <details><summary>answer</summary>Weights and samples yes, losses no: sums are made in another order, so they differ
+#    in the last bits. What must be the same is the order of the samples over the whole run.</details>
+# 7. *Why safetensors, and not `torch.save`?*
+#    <details><summary>answer</summary>A pickle runs code while it is read. A safetensors file is a table of names,
+#    shapes and places, and then numbers: nothing is executed, and one box can be read without the rest.</details>
+# 8. *Which numbers show a wrong converter?*
+#    <details><summary>answer</summary>Logits, compared with the other program on the same text. Shapes do not: gate and
+#    up, k and v have the same ones. The loss shows it when it is large; one bias in the wrong order shows hardly
+#    at all.</details>
+
+# %%
+progress()
+
+# %% [markdown]
+# ## Where this lives
+#
+# | here | minimegatron, `checkpoint/` | Megatron-LM, `megatron/core/dist_checkpointing/` |
+# |---|---|---|
+# | boxes of a rank | `regions.py` | `mapping.py`, `ShardedTensor` |
+# | a box from regions | `planning.py`, `storage.py`, `sources.py` | `strategies/torch.py`, over torch's planner |
+# | a save that is whole or not there | `commit.py`, `save.py`, `lock.py` | `serialization.py`; `latest_checkpointed_iteration.txt` says which one is the newest |
+# | manifest, hashes | `manifest.py`, `shard_file.py` | `metadata.json`, and torch's `.metadata`, a pickle |
+# | going on | `training/saving.py` | `megatron/training/checkpointing.py` |
+# | published models | `huggingface.py`, `tables.py` | Megatron-Bridge |
+#
+# Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the
+# optimum checkpoint interval; Llama team 2024, The Llama 3 herd of models (arXiv 2407.21783), section 3.3.4.
+#
+# Next: lab 09, training end to end (planned).

@@ -1,0 +1,60 @@
+"""What can be found after a crash at each step of a save: the old checkpoint, the new one, or something broken.
+
+A column is a change of the disk, a row is what a reader can find when the machine stops right after it. A filled cell
+can happen when the power fails; a ring says what is found when only the program dies. A save is safe if no cell of the
+row "broken" is filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from minimegatron.errors import ConfigError
+from minimegatron.viz.picture import INK, PALETTE, PAPER, Picture, box, new_figure, styled
+
+ROWS = ("old", "new", "broken")
+COLOURS = {"old": PALETTE[1], "new": PALETTE[3], "broken": PALETTE[7]}
+Step = tuple[str, Set[str], Set[str]]  # what was done; what is found when the program dies; when the power fails
+
+
+def crash_map(saves: Mapping[str, Sequence[Step]]) -> Picture:
+    """One panel for each way to save.
+
+    Raises:
+        ConfigError: nothing to draw, or a fate that is no row.
+    """
+    if not saves or not all(saves.values()):
+        raise ConfigError("no save to draw", fix="give at least one, with its changes")
+    if unknown := {fate for steps in saves.values() for _, *both in steps for one in both for fate in one} - {*ROWS}:
+        raise ConfigError(f"{min(unknown)!r} is nothing that can be found", fix=f"one of {', '.join(ROWS)}")
+    with styled():
+        figure = new_figure(0.62 * max(map(len, saves.values())) + 1.6, 2.75 * len(saves) + 0.4)
+        for axes, (title, steps) in zip(
+            figure.subplots(len(saves), 1, squeeze=False)[:, 0], saves.items(), strict=True
+        ):
+            _save(axes, steps, max(map(len, saves.values())))
+            axes.set_title(title)
+        handles = [
+            Patch(facecolor=PALETTE[3], edgecolor=INK, linewidth=0.6, label="can be found when the power fails"),
+            Line2D([], [], marker="o", color="none", markerfacecolor=PAPER, markeredgecolor=INK, markersize=7,
+                   label="is found when the program dies"),
+        ]  # fmt: skip
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+    return figure
+
+
+def _save(axes: Axes, steps: Sequence[Step], columns: int) -> None:
+    for x, (_, killed, cut) in enumerate(steps):
+        for y, fate in enumerate(ROWS):
+            box(axes, (x, y), (1, 1), COLOURS[fate] if fate in cut else PAPER)
+            if fate in killed:
+                axes.plot([x + 0.5], [y + 0.5], marker="o", markersize=7, markerfacecolor=PAPER, markeredgecolor=INK)
+    axes.set(xlim=(0, columns), ylim=(len(ROWS), 0), yticks=[y + 0.5 for y in range(len(ROWS))], yticklabels=ROWS)
+    axes.set_xticks([x + 0.5 for x in range(len(steps))], [what for what, *_ in steps], rotation=40, ha="right",
+                    rotation_mode="anchor", fontsize=8)  # fmt: skip
+    axes.tick_params(length=0)
+    axes.grid(False)

@@ -1,0 +1,106 @@
+"""Lab 08's checks: what the judge takes for right, beside the package and Hugging Face; saves that only seem safe."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from labkit.exercises import Draw
+from labkit.fresh import Nursery
+from labkit.small_run import Run
+from minimegatron.checkpoint.huggingface import state_from_huggingface
+from minimegatron.checkpoint.regions import regions
+from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.logical import load_logical
+from minimegatron.layers.param import ParamLayout
+from minimegatron.models.decoder import build_model
+from minimegatron.models.zoo import family_config
+from tests.course.marked import LABS, said
+
+MARKED = LABS["08_checkpoints"]
+LAB = MARKED.lab
+PUBLISHED = import_module("course.08_checkpoints.checks.published")
+
+
+def drawn(exercise, seed):
+    """The inputs of the first hidden case."""
+    return next(case.inputs(Draw(seed)) for case in LAB[exercise].cases if case.hidden)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_boxes_are_those_of_the_package(seed):
+    inputs = drawn("boxes_of", seed)
+    shape, dim = (inputs["rows"], inputs["columns"]), inputs["dim"]
+    share, parts = shape[dim] // inputs["parts"], inputs["parts"]
+    layout = ParamLayout(shape, dim, tuple(((i * share, (i + 1) * share),) for i in range(parts)), inputs["part"])
+    piece = slice(inputs["start"], inputs["stop"])
+    found = regions(layout, torch.zeros(inputs["stop"] - inputs["start"]), piece)
+    assert LAB["boxes_of"].reference(**inputs) == [[list(range_) for range_ in one.box] for one in found]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_published_model_becomes_what_the_package_makes_of_it(seed):
+    inputs = drawn("from_hf", seed)
+    theirs, heads, groups = inputs["theirs"], inputs["heads"], inputs["groups"]
+    rows = theirs["model.layers.0.self_attn.q_proj.weight"].shape[0]
+    config = family_config(
+        "qwen2", num_layers=2, hidden_size=theirs["model.norm.weight"].numel(), num_attention_heads=heads,
+        num_query_groups=groups, kv_channels=rows // heads, vocab_size=5,
+        ffn_hidden_size=theirs["model.layers.0.mlp.up_proj.weight"].shape[0], untie_embeddings_and_output_weights=False,
+    )  # fmt: skip
+    want = state_from_huggingface(theirs, config, "qwen2")
+    mine = LAB["from_hf"].reference(**inputs)
+    assert mine.keys() == want.keys() and all(torch.equal(mine[name], want[name]) for name in want)
+
+
+def test_a_model_of_transformers_says_the_same_through_the_judges_conversion():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 128, "tie_word_embeddings": False}  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes)).eval()
+    config = family_config(
+        "qwen2", num_layers=2, hidden_size=32, ffn_hidden_size=48, num_attention_heads=4, num_query_groups=2,
+        vocab_size=128, rotary_base=theirs.config.rope_parameters["rope_theta"],
+        layernorm_epsilon=theirs.config.rms_norm_eps,
+    )  # fmt: skip
+    ours = build_model(config, Mesh.serial(), 1)
+    load_logical(ours, PUBLISHED.converted({n: t.detach() for n, t in theirs.state_dict().items()}, 4, 2))
+    ids = torch.arange(20).view(1, 20) * 7 % 128
+    torch.testing.assert_close(ours(ids).transpose(0, 1), theirs(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_every_part_of_the_small_run_changes_what_follows():
+    """A check of "bit for bit" sees only what matters: each part that is forgotten gives other losses."""
+    resumed = import_module("course.08_checkpoints.checks.resume")._resumed
+    ranks = drawn("resume", 0)[:1]
+    ranks[0].update(dropout=0.3, decays=True, rows=8, batch=2, at=6, after=8)
+    straight, whole = resumed(ranks)
+    assert straight["losses"] == whole["losses"] and torch.equal(straight["weights"], whole["weights"])
+    for part in ("weights", "moments", "rate", "dropout", "order", "position", "generator"):
+        assert resumed(ranks, part)[1]["losses"] != straight["losses"], part
+    assert resumed(ranks, aliased=True)[1]["losses"] != straight["losses"]
+    assert Run(1).train(5) == Run(1).train(5) != Run(2).train(5)
+
+
+PRETENDERS = [
+    ("load_box_reads_everything", "Read no more than those"),
+    ("load_box edit 4", "lie side by side"),
+    ("save_checkpoint edit 1", "without"),
+    ("save_checkpoint edit 2", "nothing in"),
+    ("save_checkpoint edit 3", "without"),
+    ("save_checkpoint edit 4", "has returned"),
+    ("save_checkpoint_goes_on_when_killed", "goes on after it was killed"),
+    ("save_checkpoint_checks_by_reading", "nothing in"),
+    ("resume_kept_in_this_process", "KeyError"),
+    ("by_name_skips_what_does_not_fit", "dropped without a word"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), PRETENDERS)
+def test_what_only_seems_to_be_saved_is_told_so(nursery: Nursery, name: str, words: str) -> None:
+    answer = next(one for one in MARKED.answers if one.name == name and not one.right)
+    verdict = MARKED.check(nursery, answer.exercise, answer.source)
+    assert verdict.state == "wrong" and words in said(verdict), verdict
