@@ -1337,4 +1337,4 @@ progress()
 # Williams et al. 2009 (doi 10.1145/1498765.1498785) for the roofline; Dao et al. 2022 (arXiv 2205.14135); Dao 2023
 # (arXiv 2307.08691); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-V3 2024 (arXiv 2412.19437).
 #
-# Next (planned): lab 08, checkpoints, where a model leaves the run that made it.
+# Next: lab 08, checkpoints and Hugging Face, where a model leaves the run that made it.
