@@ -1,4 +1,4 @@
-# told: dQ has travelled
+# told: 
 import torch
 import torch.distributed as dist
 from exercises.piece_backward import piece_backward

@@ -1,4 +1,4 @@
-# told: gradients of different blocks
+# told: 
 import torch
 import torch.distributed as dist
 from exercises.piece_backward import piece_backward
