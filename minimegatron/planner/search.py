@@ -1,0 +1,335 @@
+"""All layouts of a run on so many GPUs, pruned by memory, ranked by time.
+
+The problem in a sentence: tp, cp, pp, its chunks and schedule, ep, etp, the micro-batch, recompute and ZeRO make tens
+of thousands of layouts of 4,096 GPUs, and a plan of one takes a second.
+
+So a layout is *estimated* first, from pieces: one layer of each kind and both ends of the model are built once for each
+(tp, cp, ep, etp), and a stage is a sum of pieces, in bytes (`footprint`) as in seconds (`timing`). An estimate leaves
+out the padding of buckets and the edges of the schedule. Those that are fastest by the estimate are then *planned*
+(`planning`), which decides whether they fit and in which order they stand.
+
+Only what no flag has set is searched, so `--tensor-model-parallel-size 8` keeps tp at 8. Rules are those of the
+package: a layout that `check_run` refuses is not in the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+from minimegatron.config.stages import V_SHAPED, StagePlan, plan_stages
+from minimegatron.errors import ConfigError, require
+from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of
+from minimegatron.footprint.stage import ends as ends_of
+from minimegatron.footprint.states import states
+from minimegatron.footprint.tape import Sizes, Tape, tape_of
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.schedule_check import live_activations
+from minimegatron.parallel.schedules import build_schedule
+from minimegatron.planner.closed_forms import bubble
+from minimegatron.planner.cluster import Cluster
+from minimegatron.planner.planning import RECOMPUTE, ZERO, Plan, changed, plan
+from minimegatron.planner.timing import ADAM_BYTES, Pieces, one_of_each
+from minimegatron.training.run import RunConfig
+
+PLANNED = 12  # of the fastest estimates
+SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/schedules`
+FIELDS = {  # of a layout -> the field that a flag would set
+    "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",
+    "v": "num_virtual_stages_per_pipeline_rank", "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size", "schedule": "pipeline_schedule", "micro_batch": "micro_batch_size",
+    "recompute": "recompute_granularity", "zero": "data_parallel_sharding_strategy",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One point of the search; `v` chunks, `zero` a stage, `recompute` a key of `RECOMPUTE`."""
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int
+    v: int
+    schedule: str
+    micro_batch: int
+    recompute: str
+    zero: int
+
+    def run(self, base: RunConfig) -> RunConfig:
+        """The base with this layout.
+
+        Raises:
+            ConfigError: a rule of one configuration.
+        """
+        pipeline = {"pipeline_schedule": self.schedule} if self.pp > 1 else {}
+        if self.schedule == "interleaved":
+            pipeline["num_virtual_stages_per_pipeline_rank"] = self.v  # type: ignore[assignment]
+        kept = base.parallel.overlap_param_gather and self.zero in (1, 2)
+        return changed(
+            base,
+            tensor_model_parallel_size=self.tp,
+            sequence_parallel=self.tp > 1,
+            context_parallel_size=self.cp,
+            pipeline_model_parallel_size=self.pp,
+            expert_model_parallel_size=self.ep,
+            expert_tensor_parallel_size=self.etp,
+            micro_batch_size=self.micro_batch,
+            data_parallel_sharding_strategy=ZERO[self.zero],
+            overlap_param_gather=kept,
+            **pipeline,
+            **({} if "recompute_granularity" in base.given else RECOMPUTE[self.recompute]),
+        )
+
+    def flags(self, base: RunConfig) -> list[str]:
+        """Of the command line that trains so."""
+        run, words = self.run(base), list[str]()
+        for section in ("parallel", "training", "model"):
+            mine, theirs = getattr(run, section), getattr(base, section)
+            for field in dataclasses.fields(mine):
+                value = getattr(mine, field.name)
+                if value != getattr(theirs, field.name) and value is not False and value is not None:
+                    words += [f"--{field.name.replace('_', '-')}"]
+                    words += (
+                        [] if value is True else [str(v) for v in (value if isinstance(value, tuple) else (value,))]
+                    )
+        return words
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A layout that was planned."""
+
+    layout: Layout
+    plan: Plan
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
+    """All that divide what they must."""
+    model, batch = base.model, base.training.global_batch_size
+    require(batch is not None, "a search without --global-batch-size: it decides what every layout computes", "give it")
+    assert batch is not None
+    tps = [n for n in powers(cluster.gpus_per_node) if not model.num_attention_heads % n]
+    cps = [n for n in powers(max(1, min(64, base.data.seq_length // 4096)))]
+    pps = [n for n in divisors(model.num_layers) if n <= 64]
+    eps = [n for n in divisors(model.num_experts or 1) if n <= 64]
+    wide = {
+        name: getattr(base.model if name == "recompute" else base.parallel, field, None)
+        for name, field in FIELDS.items()
+    }
+    wide["micro_batch"] = base.training.micro_batch_size
+    fixed = {name: value for name, value in wide.items() if FIELDS[name] in base.given}
+
+    def choose(name: str, values: Iterable) -> list:
+        return [fixed[name]] if name in fixed else list(values)
+
+    zeros = [ZERO.index(fixed["zero"])] if "zero" in fixed else range(base.parallel.use_distributed_optimizer, 4)
+    again = ["none"] if "recompute" in fixed else list(RECOMPUTE)
+    for tp, cp, pp, ep in itertools.product(choose("tp", tps), choose("cp", cps), choose("pp", pps), choose("ep", eps)):
+        dp, rest = divmod(world, tp * cp * pp)
+        if rest or batch % dp:
+            continue
+        for etp in choose("etp", {1, tp} if model.num_experts else {tp}):
+            if world % (etp * ep * pp):
+                continue
+            for b in choose("micro_batch", (n for n in powers(8) if not batch // dp % n)):
+                if batch // dp % b == 0:
+                    for schedule, v in _schedules(model.num_layers, pp, batch // dp // b, fixed):
+                        for recompute, zero in itertools.product(again, zeros):
+                            yield Layout(tp, cp, pp, ep, etp, v, schedule, b, recompute, zero)
+
+
+def _schedules(layers: int, pp: int, m: int, fixed: dict) -> Iterator[tuple[str, int]]:
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    found = [("1f1b", 1), ("zb_h1", 1)] + [("zb_v", 2)] * (layers // pp % 2 == 0 and m >= 2 * pp)
+    found += [("interleaved", v) for v in divisors(layers // pp)[1:] if m % pp == 0]
+    yield from (
+        (name, v) for name, v in found if fixed.get("schedule", name) == name and fixed.get("v", v) in (v, None)
+    )
+
+
+class Estimator:
+    """Bytes and seconds of layouts, from pieces.
+
+    Args:
+        base: the run.
+        world: how many GPUs.
+        cluster: which.
+    """
+
+    def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
+        self.base, self.world, self.cluster = base, world, cluster
+        self._bytes = self._of_an_element()
+        self.pieces = functools.cache(self._pieces)
+        self.model = functools.cache(self._model)
+        self.live = functools.cache(self._live)
+        self.cut = functools.cache(self._cut)
+
+    def _of_an_element(self) -> tuple[float, float, float]:
+        """Bytes of a weight, of its gradient, of what the optimizer has on the GPU, from an optimizer of this run."""
+        mesh = Mesh.serial()
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
+        held, count = states(meta_wrapper(model, mesh, self.base.optimizer), self.base.optimizer), 0
+        count = sum(p.numel() for p in model.parameters())
+        state = sum(n for owner, n in held.items() if owner in ("main parameters", "moments"))
+        return held["parameters"] / count, held["gradients"] / count, state / count
+
+    def _model(self, tp: int, cp: int, ep: int, etp: int) -> tuple[Mesh, GPTModel, dict[str, tuple[int, int]]]:
+        """Without a pipeline; and {layers.N, first, last: elements of it, of its experts}."""
+        parallel = ParallelConfig(
+            tensor_model_parallel_size=tp, sequence_parallel=tp > 1, context_parallel_size=cp,
+            cp_comm_type=self.base.parallel.cp_comm_type, expert_model_parallel_size=ep,
+            expert_tensor_parallel_size=etp, order=self.base.parallel.order,
+        )  # fmt: skip
+        mesh = Mesh.planned(parallel, 0, self.world)
+        model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
+        counts: dict[str, tuple[int, int]] = {}
+        for name, param in logical_parameters(model):
+            words = name.split(".")
+            part = words[2] if "layers" in words[:2] else "first" if name.startswith("embedding") else "last"
+            dense, experts = counts.get(part, (0, 0))
+            of_expert = layout_of(param).experts is not None
+            counts[part] = (dense + param.numel() * (not of_expert), experts + param.numel() * of_expert)
+        return mesh, model, counts
+
+    def _pieces(self, *place: int | str) -> tuple[Sizes, Pieces, dict[bool, Tape], tuple[Tape, Tape]]:
+        """Of tp, cp, ep, etp, micro-batch, recompute: seconds, and tapes of layers and of both ends."""
+        *axes, b, recompute = place
+        mesh, model, _ = self.model(*axes)
+        config = self.base.model
+        if "recompute_granularity" not in self.base.given:
+            config = config.replace(**RECOMPUTE[str(recompute)])
+        work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, "cuda")
+        z = sizes_of(config, mesh, self.base.optimizer, work)
+        full = config.recompute_granularity == "full"
+        tapes = {
+            config.has_experts(int(n)): Tape([t.recomputed("layer", z.stream)]) if full else t
+            for n, layer in model.decoder.layers.items()
+            for t in [tape_of(layer, z)]
+        }
+        return z, Pieces(z, self.cluster, model), tapes, ends_of(model, z)
+
+    def _live(self, schedule: str, p: int, m: int, v: int) -> tuple[int, int]:
+        """Chunks whose activations the first rank and the last hold at most."""
+        rows = live_activations(build_schedule(schedule, p, m, v))
+        return max(rows[0]), max(rows[-1])
+
+    def _cut(self, pp: int, v: int, schedule: str) -> StagePlan:
+        some = {"pipeline_schedule": schedule} if pp > 1 else {}
+        if schedule == "interleaved":
+            some["num_virtual_stages_per_pipeline_rank"] = v  # type: ignore[assignment]
+        return plan_stages(ParallelConfig(pipeline_model_parallel_size=pp, **some), self.base.model.num_layers)  # type: ignore[arg-type]
+
+    def estimate(self, layout: Layout) -> tuple[float, float]:
+        """(Bytes of the fullest rank, seconds of a step).
+
+        Raises:
+            ConfigError: it cannot be cut so.
+        """
+        axes = layout.tp, layout.cp, layout.ep, layout.etp
+        mesh, _, counts = self.model(*axes)
+        z, pieces, tapes, ends = self.pieces(*axes, layout.micro_batch, layout.recompute)
+        cut = self.cut(layout.pp, layout.v, layout.schedule)
+        batch = self.base.training.global_batch_size
+        assert batch is not None
+        dp = self.world // (layout.tp * layout.cp * layout.pp)
+        m, has = batch // dp // layout.micro_batch, self.base.model.has_experts
+        replicas, expert_replicas = dp * layout.cp, self.world // (layout.etp * layout.ep * layout.pp)
+        last = len(cut.layers) - 1
+        busy, most, elements = 0.0, 0.0, (0.0, 0.0)
+        live = self.live(layout.schedule, layout.pp, min(m, 2 * layout.pp), layout.v) if layout.pp > 1 else (1, 1)
+        for at, rank in enumerate({0, layout.pp - 1}):
+            mine = [rank, last - rank] if layout.schedule in V_SHAPED else range(rank, last + 1, layout.pp)
+            numbers = [n for stage in mine for n in cut.layers[stage]]
+            kinds = {kind: sum(has(n) == kind for n in numbers) for kind in tapes}
+            dense, experts = (sum(k * self._layer(counts, kind)[i] for kind, k in kinds.items()) for i in (0, 1))
+            dense += counts["first"][0] * (0 in mine) + counts.get("last", (0, 0))[0] * (last in mine)
+            held = self._states(dense, replicas, layout.zero) + self._states(experts, expert_replicas, layout.zero)
+            kept = sum(k * tapes[kind].kept for kind, k in kinds.items()) / layout.v
+            kept += ends[0].kept * (0 in mine) + (ends[1].kept * (last in mine) if layout.pp == 1 else 0)
+            space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
+            most = max(most, held + kept * live[min(at, 1)] + space)
+            elements = max(elements, (dense, experts), key=sum)
+            stages = [pieces.stage(cut, stage) for stage in mine]
+            busy = max(busy, sum(s.forward + s.backward for s in stages))
+        idle = bubble(layout.pp, m, layout.v)
+        if layout.schedule in SPLIT_BUBBLE:
+            idle = bubble(layout.pp, m) / SPLIT_BUBBLE[layout.schedule]
+        seconds = m * busy * (1 + float(idle)) + self._around(layout, z, mesh, elements, busy, m)
+        return most, seconds
+
+    def _layer(self, counts: dict[str, tuple[int, int]], kind: bool) -> tuple[int, int]:
+        return next(
+            c for name, c in counts.items() if name.isdigit() and self.base.model.has_experts(int(name)) == kind
+        )
+
+    def _states(self, elements: float, replicas: int, zero: int) -> float:
+        shares = (replicas if zero >= stage else 1 for stage in (3, 2, 1))
+        return elements * sum(nbytes / share for nbytes, share in zip(self._bytes, shares, strict=True))
+
+    def _around(
+        self, layout: Layout, z: Sizes, mesh: Mesh, elements: tuple[float, float], busy: float, m: int
+    ) -> float:
+        """Gradients, weights and the optimizer; a third of `busy` is forward."""
+        weight, grad, _ = self._bytes
+        total = 0.0
+        for count, ranks in zip(elements, (mesh.dp_cp.ranks, mesh.edp.ranks), strict=True):
+            some = ranks[: len(ranks) // layout.pp]
+            name = "reduce_scatter" if layout.zero else "all_reduce"
+            grads = self.cluster.collective(name, grad * count, some)
+            weights = self.cluster.collective("all_gather", weight * count, some) if layout.zero else 0.0
+            overlaps = self.base.parallel.overlap_grad_reduce
+            each = max(0.0, grads - busy * 2 / 3) if overlaps else grads
+            total += each * (m if layout.zero >= 2 else 1)
+            total += m * max(0.0, 2 * weights - busy) if layout.zero == 3 else weights
+            total += self.cluster.moved(ADAM_BYTES * count / (len(some) if layout.zero else 1))
+        return total
+
+
+def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5) -> list[Found]:
+    """The fastest layouts that fit, the fastest first; some that were estimated to fit may not, and are left out.
+
+    Raises:
+        ConfigError: no global batch size, or nothing fits.
+    """
+    estimator, kept = Estimator(base, world, cluster), list[tuple[float, int, Layout]]()
+    for n, layout in enumerate(layouts(base, world, cluster)):
+        try:
+            nbytes, seconds = estimator.estimate(layout)
+        except ConfigError:
+            continue
+        if nbytes <= cluster.usable:
+            kept.append((seconds, n, layout))
+    found: list[Found] = []
+    for _, _, layout in sorted(kept)[: 4 * PLANNED]:
+        try:
+            told = plan(layout.run(base), world, cluster)
+        except ConfigError:
+            continue
+        if told.fits and told.time is not None:
+            found.append(Found(layout, told))
+        if len(found) >= max(number, PLANNED):
+            break
+    require(
+        bool(found),
+        f"no layout of {world} {cluster.gpu} fits: of {len(kept)} that were estimated to, none does",
+        "more GPUs, a smaller --global-batch-size or --seq-length, or fewer flags that fix the layout",
+    )
+    return sorted(found, key=lambda one: one.plan.time.seconds if one.plan.time else 0.0)[:number]
