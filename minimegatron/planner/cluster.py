@@ -56,9 +56,9 @@ class Cluster(Config):
     between: float = opt(25e9, "of the network between nodes, bytes/s a GPU sends", above=0.0)
     latency_inside: float = opt(4e-6, "seconds of a step of a collective inside a node", least=0.0)
     latency_between: float = opt(1e-5, "seconds of a step between nodes", least=0.0)
-    matmul_share: float = opt(0.80, "of the peak that large products reach", above=0.0)
-    copy_share: float = opt(0.80, "of the peak that large copies reach", above=0.0)
-    link_share: float = opt(0.75, "of the peak that large messages reach", above=0.0)
+    matmul_share: float = opt(0.85, "of the peak that large products reach", above=0.0)
+    copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
+    link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
 
     @property

@@ -41,6 +41,7 @@ from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.run import RunConfig
 
 FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
+BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, result), over those forward
 ADAM_BYTES = 34  # of an element: gradient, main parameter, two moments read; three of them and a weight written; norm
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
 PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
@@ -112,7 +113,7 @@ class _Watch:
         """An operation of a pass, with what it sends."""
         flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
         times = 2 + FLASH_AGAIN * flash if backward else 1
-        product, moved = times * self.product(op), (1 + backward) * self.cluster.moved(op.moved)
+        product, moved = times * self.product(op), (BACK if backward else 1) * self.cluster.moved(op.moved)
         if again:
             self._add(AGAIN, product + moved)
         elif product:
@@ -216,13 +217,12 @@ class Around:
 def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
     """Of one rank, whose stages take `mine` for a microbatch."""
     work, parallel = work_of_run(run, world, "cuda"), run.parallel
-    mesh = Mesh.planned(parallel, rank, world)
+    mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
     ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
     z = sizes_of(run.model, mesh, run.optimizer, work)
     found: dict[str, list[float]] = {}
-    for (message, part), count in step_messages(
-        plan_stages(parallel, run.model.num_layers), ddp, z, work.microbatches
-    ).items():
+    few = min(work.microbatches, plan.ranks + work.microbatches % plan.ranks)  # each sends the same
+    for (message, part), count in step_messages(plan, ddp, z, few).items():
         if part not in ("forward", "backward", "pipeline"):
             found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
 
@@ -233,9 +233,9 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         last = seconds[-1] if seconds else 0.0
         return min(total, last + max(0.0, total - last - hidden))
 
-    overlaps, m = parallel.overlap_grad_reduce, work.microbatches
+    overlaps = parallel.overlap_grad_reduce
     updated = sum(shard.grad.numel() for shard in ddp.shards().values())
-    each = left("shards", mine.backward * overlaps, m) + left("weights on use", mine.forward + mine.backward, m)
+    each = left("shards", mine.backward * overlaps, few) + left("weights on use", mine.forward + mine.backward, few)
     once = {
         "gradients": left("gradients", mine.backward * overlaps),
         "weights": left("weights", mine.forward * parallel.overlap_param_gather),
@@ -261,13 +261,14 @@ def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m:
     )
 
     def makespan(microbatches: int) -> float:
-        return float(simulate(schedule_of(plan, z.mesh.parallel, microbatches), costs).makespan)
+        return float(simulate(schedule_of(plan, z.mesh.parallel, microbatches), costs, checked=True).makespan)
 
     p, grouped = plan.ranks, z.mesh.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
     few = PLAYED * p + m % p
     if m <= few or grouped:
         return makespan(m), busiest
-    return makespan(few) + (m - few) / p * (makespan(few) - makespan(few - p)), busiest
+    played = makespan(few)
+    return played + (m - few) / p * (played - makespan(few - p)), busiest
 
 
 def step_time(run: RunConfig, world: int, cluster: Cluster, model: GPTModel | None = None) -> StepTime:

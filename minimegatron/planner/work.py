@@ -128,7 +128,7 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
     require_known(z.config.fp8_format is None, "products and messages in FP8")
     found = []
     for name, part in module.named_modules():
-        if type(part) in _RULES:
+        if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
             found += [dataclasses.replace(op, what=name or op.what) for op in _RULES[type(part)](part, z)]
     return found
 
