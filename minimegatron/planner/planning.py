@@ -36,7 +36,7 @@ TERMS = {  # owner of bytes -> what divides them
     "gradients": "tp, pp and ep; replicas with ZeRO-2",
     "main parameters": "tp, pp and ep; replicas with ZeRO-1",
     "moments": "tp, pp and ep; replicas with ZeRO-1",
-    "activations": "tp with sequence parallelism, cp, the micro-batch and recompute; not pp, whose stages hold more of them",
+    "activations": "tp with sequence parallelism, cp, the micro-batch and recompute, but not pp,",
     "workspace": "tp, cp, the micro-batch",
     "communication": "buckets",
 }

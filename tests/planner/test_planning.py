@@ -27,7 +27,7 @@ def run_of(flags: str, world: int) -> RunConfig:
     "flags, world, fits",
     [
         (EIGHT, 1, False),
-        (f"{EIGHT} --use-distributed-optimizer", 8, True),
+        (f"{EIGHT} --use-distributed-optimizer --recompute-granularity full", 8, True),
         (f"{EIGHT} --tensor-model-parallel-size 2", 2, False),
         (f"{EIGHT} --tensor-model-parallel-size 4 --sequence-parallel", 4, True),
         (f"{EIGHT} --data-parallel-sharding-strategy optim_grads_params", 64, True),

@@ -141,8 +141,8 @@ NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a gate": ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, EQUAL | {
         "moe_shared_expert_intermediate_size": 32, "moe_shared_expert_gate": True, "recompute_granularity": "full"}),
     "shared overlap": ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 2},
-                       EQUAL | {"moe_shared_expert_intermediate_size": 32, "moe_shared_expert_overlap": True, "moe_token_dispatcher_type": "alltoall",
-                                "recompute_granularity": "full"}),
+                       EQUAL | {"moe_shared_expert_intermediate_size": 32, "moe_shared_expert_overlap": True,
+                                "moe_token_dispatcher_type": "alltoall", "recompute_granularity": "full"}),
 }  # fmt: skip
 
 
