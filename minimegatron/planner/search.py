@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.config.stages import V_SHAPED, StagePlan, plan_stages
+from minimegatron.config.stages import SPLIT, V_SHAPED, StagePlan, plan_stages
 from minimegatron.errors import ConfigError, require
 from minimegatron.footprint.prediction import Work, meta_wrapper, sizes_of
 from minimegatron.footprint.stage import ends as ends_of
@@ -29,7 +29,7 @@ from minimegatron.footprint.states import states
 from minimegatron.footprint.tape import Sizes, Tape, tape_of
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.schedule_check import live_activations
+from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE
 from minimegatron.parallel.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
@@ -38,6 +38,7 @@ from minimegatron.planner.timing import ADAM_BYTES, Pieces, one_of_each
 from minimegatron.training.run import RunConfig
 
 PLANNED = 12  # of the fastest estimates
+MARGIN = 1.1  # what is estimated to need so much more than there is may fit
 SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/schedules`
 FIELDS = {  # of a layout -> the field that a flag would set
     "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",
@@ -226,10 +227,17 @@ class Estimator:
         }
         return z, Pieces(z, self.cluster, model), tapes, ends_of(model, z)
 
-    def _live(self, schedule: str, p: int, m: int, v: int) -> tuple[int, int]:
-        """Chunks whose activations the first rank and the last hold at most."""
-        rows = live_activations(build_schedule(schedule, p, m, v))
-        return max(rows[0]), max(rows[-1])
+    def _live(self, schedule: str, p: int, m: int, v: int, rank: int) -> tuple[int, int, int]:
+        """The most microbatches under way on a rank: in all of its chunks, in the first stage, in the last."""
+        built, ends = build_schedule(schedule, p, m, v), (0, p * v - 1)
+        now, most = [0, 0, 0], [0, 0, 0]
+        for action in built.actions[rank]:
+            stage = built.stage_of(rank, action.chunk)
+            ended = action.kind == ("W" if built.is_split(action.microbatch, stage) else "B")
+            for i, here in enumerate((True, stage == ends[0], stage == ends[1])):
+                now[i] += here * ((action.kind == "F") - ended)
+                most[i] = max(most[i], now[i])
+        return most[0], most[1], most[2]
 
     def _cut(self, pp: int, v: int, schedule: str) -> StagePlan:
         some = {"pipeline_schedule": schedule} if pp > 1 else {}
@@ -243,37 +251,53 @@ class Estimator:
         Raises:
             ConfigError: it cannot be cut so.
         """
-        axes = layout.tp, layout.cp, layout.ep, layout.etp
-        mesh, _, counts = self.model(*axes)
-        z, pieces, tapes, ends = self.pieces(*axes, layout.micro_batch, layout.recompute)
-        cut = self.cut(layout.pp, layout.v, layout.schedule)
+        ranks = [self._rank(layout, rank) for rank in {0, layout.pp - 1}]
+        busy, m = max(seconds for _, seconds, _ in ranks), self._microbatches(layout)
+        idle = float(bubble(layout.pp, m, 1 if layout.schedule in SPLIT_BUBBLE else layout.v))
+        idle /= SPLIT_BUBBLE.get(layout.schedule, 1)
+        elements = max((held for _, _, held in ranks), key=sum)
+        return max(nbytes for nbytes, _, _ in ranks), m * busy * (1 + idle) + self._around(layout, elements, busy, m)
+
+    def _microbatches(self, layout: Layout) -> int:
         batch = self.base.training.global_batch_size
-        assert batch is not None
-        dp = self.world // (layout.tp * layout.cp * layout.pp)
-        m, has = batch // dp // layout.micro_batch, self.base.model.has_experts
-        replicas, expert_replicas = dp * layout.cp, self.world // (layout.etp * layout.ep * layout.pp)
-        last = len(cut.layers) - 1
-        busy, most, elements = 0.0, 0.0, (0.0, 0.0)
-        live = self.live(layout.schedule, layout.pp, min(m, 2 * layout.pp), layout.v) if layout.pp > 1 else (1, 1)
-        for at, rank in enumerate({0, layout.pp - 1}):
-            mine = [rank, last - rank] if layout.schedule in V_SHAPED else range(rank, last + 1, layout.pp)
-            numbers = [n for stage in mine for n in cut.layers[stage]]
-            kinds = {kind: sum(has(n) == kind for n in numbers) for kind in tapes}
-            dense, experts = (sum(k * self._layer(counts, kind)[i] for kind, k in kinds.items()) for i in (0, 1))
-            dense += counts["first"][0] * (0 in mine) + counts.get("last", (0, 0))[0] * (last in mine)
-            held = self._states(dense, replicas, layout.zero) + self._states(experts, expert_replicas, layout.zero)
-            kept = sum(k * tapes[kind].kept for kind, k in kinds.items()) / layout.v
-            kept += ends[0].kept * (0 in mine) + (ends[1].kept * (last in mine) if layout.pp == 1 else 0)
-            space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
-            most = max(most, held + kept * live[min(at, 1)] + space)
-            elements = max(elements, (dense, experts), key=sum)
-            stages = [pieces.stage(cut, stage) for stage in mine]
-            busy = max(busy, sum(s.forward + s.backward for s in stages))
-        idle = bubble(layout.pp, m, layout.v)
-        if layout.schedule in SPLIT_BUBBLE:
-            idle = bubble(layout.pp, m) / SPLIT_BUBBLE[layout.schedule]
-        seconds = m * busy * (1 + float(idle)) + self._around(layout, z, mesh, elements, busy, m)
-        return most, seconds
+        assert batch is not None, "a search needs one"
+        return batch * layout.tp * layout.cp * layout.pp // self.world // layout.micro_batch
+
+    def _rank(self, layout: Layout, rank: int) -> tuple[float, float, tuple[int, int]]:
+        """(Bytes, seconds of a microbatch, elements outside of experts and in them) of a pipeline rank."""
+        axes = layout.tp, layout.cp, layout.ep, layout.etp
+        counts, cut = self.model(*axes)[2], self.cut(layout.pp, layout.v, layout.schedule)
+        _, pieces, tapes, ends = self.pieces(*axes, layout.micro_batch, layout.recompute)
+        last, has = len(cut.layers) - 1, self.base.model.has_experts
+        mine = [rank, last - rank] if layout.schedule in V_SHAPED else list(range(rank, last + 1, layout.pp))
+        numbers = [n for stage in mine for n in cut.layers[stage]]
+        kinds = {kind: sum(has(n) == kind for n in numbers) for kind in tapes}
+        dense, experts = (sum(k * self._layer(counts, kind)[i] for kind, k in kinds.items()) for i in (0, 1))
+        outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
+        if not self.base.model.untie_embeddings_and_output_weights and last in mine and 0 not in mine:
+            outside += counts["first"][0]
+        split, m = layout.schedule in SPLIT, min(self._microbatches(layout), 2 * layout.pp)
+
+        def holds(tape: Tape) -> int:
+            """Bytes of a microbatch under way; those that a put-off product of weights needs may be more."""
+            return max(tape.kept, tape.put_off) if split else tape.kept
+
+        live, first, end = self.live(layout.schedule, layout.pp, m, layout.v, rank) if layout.pp > 1 else (1, 1, 1)
+        kept = live * sum(k * holds(tapes[kind]) for kind, k in kinds.items()) / layout.v
+        kept += first * holds(ends[0]) + max(0, end - 1) * holds(ends[1])
+        space = max(tape.highest(True).total for tape in (*tapes.values(), *([ends[1]] * (last in mine))))
+        replicas = self.world // (layout.tp * layout.pp), self.world // (layout.etp * layout.ep * layout.pp)
+        states = sum(self._states(n, d, layout.zero) for n, d in zip((dense + outside, experts), replicas, strict=True))
+        comes_and_goes = self._travelling(layout.zero, (dense + experts) / max(1, len(numbers)), outside)
+        seconds = sum(stage.forward + stage.backward for stage in (pieces.stage(cut, number) for number in mine))
+        return states + kept + space + comes_and_goes, seconds, (dense + outside, experts)
+
+    def _travelling(self, zero: int, layer: float, outside: float) -> float:
+        """Bytes of gathered weights (two layers, and what is in none) and of gradients on their way: ZeRO-2 and -3."""
+        weight, grad, _ = self._bytes
+        if zero < 2:
+            return 0.0
+        return grad * min(layer, DEFAULT_BUCKET_SIZE) if zero == 2 else (2 * weight + grad) * layer + weight * outside
 
     def _layer(self, counts: dict[str, tuple[int, int]], kind: bool) -> tuple[int, int]:
         return next(
@@ -284,11 +308,9 @@ class Estimator:
         shares = (replicas if zero >= stage else 1 for stage in (3, 2, 1))
         return elements * sum(nbytes / share for nbytes, share in zip(self._bytes, shares, strict=True))
 
-    def _around(
-        self, layout: Layout, z: Sizes, mesh: Mesh, elements: tuple[float, float], busy: float, m: int
-    ) -> float:
+    def _around(self, layout: Layout, elements: tuple[int, int], busy: float, m: int) -> float:
         """Gradients, weights and the optimizer; a third of `busy` is forward."""
-        weight, grad, _ = self._bytes
+        (weight, grad, _), mesh = self._bytes, self.model(layout.tp, layout.cp, layout.ep, layout.etp)[0]
         total = 0.0
         for count, ranks in zip(elements, (mesh.dp_cp.ranks, mesh.edp.ranks), strict=True):
             some = ranks[: len(ranks) // layout.pp]
@@ -315,7 +337,7 @@ def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5) -> li
             nbytes, seconds = estimator.estimate(layout)
         except ConfigError:
             continue
-        if nbytes <= cluster.usable:
+        if nbytes <= MARGIN * cluster.usable:
             kept.append((seconds, n, layout))
     found: list[Found] = []
     for _, _, layout in sorted(kept)[: 4 * PLANNED]:

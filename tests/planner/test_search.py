@@ -22,14 +22,14 @@ def base_of(flags: str) -> RunConfig:
 
 
 def test_the_best_of_all_layouts_is_found() -> None:
-    base = base_of(SMALL)
+    base = base_of(f"{SMALL} --recompute-granularity full")
     every = {}
     for layout in layouts(base, 4, CLUSTER):
         try:
             every[layout] = plan(layout.run(base), 4, CLUSTER)
         except ConfigError:
             continue
-    assert len(every) > 50
+    assert len(every) > 30
     best = min(every, key=lambda layout: every[layout].time.seconds)  # type: ignore[union-attr]
     found = search(base, 4, CLUSTER)
     assert found[0].plan.time == every[best].time
@@ -49,8 +49,8 @@ def test_estimates_are_near_plans(preset: str) -> None:
             continue
         nbytes, seconds = estimator.estimate(layout)
         assert told.time is not None
-        assert nbytes == pytest.approx(told.bytes, rel=0.15), layout
-        assert seconds == pytest.approx(told.time.seconds, rel=0.25), layout
+        assert nbytes == pytest.approx(told.bytes, rel=0.18), layout
+        assert seconds == pytest.approx(told.time.seconds, rel=0.15), layout
         checked += 1
     assert checked >= 10
 
