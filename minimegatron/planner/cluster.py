@@ -34,11 +34,12 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
+_H200 = "one H200's large product (790 TFLOP/s) and copy (4.3 TB/s); links as the A100's"
 CALIBRATED = {
-    "A100": "step times of the 22B model in table 5 of arXiv 2205.05198, with full recompute and with selective",
-    "H100": "the A100's shares: no H100 has been measured for this table",
-    "H200": "the A100's shares: no H200 has been measured for this table",
-    "B200": "the A100's shares: no B200 has been measured for this table",
+    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
+    "H100": _H200,
+    "H200": _H200,
+    "B200": f"no B200: {_H200}",
 }
 
 
@@ -109,11 +110,12 @@ def _given(gpu: str, memory: float, copy: float, inside: float, between: float, 
     return Cluster(gpu, 8, memory, 4e9, peak * 1e12, copy, inside, between, **more)
 
 
+_HOPPER = {"matmul_share": 0.80, "copy_share": 0.90}
 CLUSTERS = {
     "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9),
-    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9),
-    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9),
-    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9),
+    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, **_HOPPER),
+    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, **_HOPPER),
+    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, **_HOPPER),
 }
 
 

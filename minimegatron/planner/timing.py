@@ -296,7 +296,7 @@ def step_time(run: RunConfig, world: int, cluster: Cluster, model: GPTModel | No
     mine = added([stages[s] for s in placement[busiest]])
     parts = {name: m * seconds for name, seconds in mine.parts.items()}
     parts |= {"sharding": m * each} if each else {}
-    parts["bubble"] = passes - sum(parts.values())
+    parts["bubble"] = max(0.0, passes - sum(parts.values())) if plan.ranks > 1 else 0.0
     parts |= slowest.parts
     samples = m * work.micro_batch_size * run.parallel.data_parallel_size(world)
     flops = step_flops(run.model, samples, work.seq_length)

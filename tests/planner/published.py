@@ -71,6 +71,10 @@ WEAK_H100 = {
     "314B": (16384, 96, 128, 8, 8, 3072, 1536, 474.4),
     "462B": (18432, 112, 144, 8, 16, 6144, 3072, 459.9),
 }
+FASTEST = {  # micro-batch and chunks, which the README does not say: what the planner finds fastest
+    "1.7B": (4, 1), "7.1B": (4, 1), "16B": (4, 1), "32B": (4, 1), "70B": (4, 14), "119B": (4, 23), "177B": (4, 8),
+    "314B": (4, 12), "462B": (2, 7),
+}  # fmt: skip
 
 
 def selective_run(name: str, full: bool) -> tuple[int, RunConfig, float]:
@@ -84,11 +88,12 @@ def selective_run(name: str, full: bool) -> tuple[int, RunConfig, float]:
 def weak_a100(name: str) -> tuple[int, RunConfig, float]:
     """GPUs, the run, TFLOP/s."""
     h, layers, heads, tp, pp, v, gpus, batch, micro, tflops = WEAK_A100[name]
-    run = run_of(h, layers, heads, 51_200, 2048, batch, micro, layout_of(tp, pp, v), **OLD, **FULL)
+    layout = layout_of(tp, pp, v, overlap_grad_reduce=pp == 1)  # the script has DDP=torch there
+    run = run_of(h, layers, heads, 51_200, 2048, batch, micro, layout, **OLD, **FULL)
     return gpus, run, tflops
 
 
-def weak_h100(name: str, micro: int = 1, v: int = 1) -> tuple[int, RunConfig, float]:
+def weak_h100(name: str, micro: int, v: int) -> tuple[int, RunConfig, float]:
     """GPUs, the run, TFLOP/s."""
     h, layers, heads, tp, pp, gpus, batch, tflops = WEAK_H100[name]
     more = {"sequence_parallel": tp > 1, "overlap_grad_reduce": True, "use_distributed_optimizer": True}
