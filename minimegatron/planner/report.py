@@ -108,13 +108,12 @@ def messages_text(told: Plan, explains: bool) -> str:
     found: dict[tuple[str, ...], list[float]] = {}
     for (message, part), count in told.messages().items():
         key = (f"{message.name}/{message.axis}", *((f"{message.nbytes:,} bytes, {part}",) * explains))
-        cell = found.setdefault(key, [0, 0, 0])
-        size = mesh.axis(message.axis).size
-        event = Event(message.name, "comm", 0, 0.0, 0.0, nbytes=message.nbytes, size=size)
-        for i, n in enumerate((count, count * message.nbytes, count * event.wire_bytes)):
-            cell[i] += n
-    for key, (count, nbytes, sent) in sorted(found.items()):
-        rows.append([" of ".join(key), f"{count:,.0f}", f"{nbytes / 2**20:,.2f}", f"{sent / 2**20:,.2f}"])
+        cell = found.setdefault(key, [0.0] * 3)
+        event = Event(message.name, "comm", 0, 0.0, 0.0, nbytes=message.nbytes, size=mesh.axis(message.axis).size)
+        for i, n in enumerate((1.0, float(message.nbytes), event.wire_bytes)):
+            cell[i] += count * n
+    for key, (times, nbytes, sent) in sorted(found.items()):
+        rows.append([" of ".join(key), f"{times:,.0f}", f"{nbytes / 2**20:,.2f}", f"{sent / 2**20:,.2f}"])
     return grid(rows)
 
 

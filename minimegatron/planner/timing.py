@@ -34,8 +34,9 @@ from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.planner.cluster import Cluster
+from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages
-from minimegatron.planner.work import Message, Op, again, ends_work, layer_work
+from minimegatron.planner.work import Message, Op
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.run import RunConfig

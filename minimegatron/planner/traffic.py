@@ -14,7 +14,6 @@ A step that is traced (`trace.record`) counts the same calls and bytes; tests co
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -32,30 +31,12 @@ from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.finalize import partial_axes
 from minimegatron.parallel.grad_buffer import Bucket, GradBuffer
 from minimegatron.parallel.units import units_of
-from minimegatron.planner.work import Message, Op, ends_work, layers_work
+from minimegatron.planner.stages import StageWork
+from minimegatron.planner.work import Message
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.run import RunConfig
 
 Messages = Counter[tuple[Message, str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class StageWork:
-    """What one stage does with a microbatch: its operations, and those of them that the backward pass repeats."""
-
-    ops: tuple[Op, ...]
-    repeated: tuple[Op, ...]
-
-    @classmethod
-    def of(cls, model: GPTModel, z: Sizes) -> StageWork:
-        (inside, repeated), (begin, end) = layers_work(model, z), ends_work(model, z)
-        return cls((*begin, *inside, *end), tuple(repeated))
-
-    def messages(self, backward: bool) -> Iterator[Message]:
-        """Of a pass."""
-        yield from (m for op in self.ops for m in op.messages if m.backward == backward)
-        if backward:
-            yield from (m for op in self.repeated for m in op.messages if not m.backward)
 
 
 def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") -> Messages:

@@ -15,9 +15,7 @@ matrices are already this rank's parts. n tokens of this rank, e bytes an elemen
 | experts        | m x h x f, m x f x h | counts, rows there, rows back                 | rows there, rows back       |
 | loss           |                      | maximum, sums: 4 n and 8 n                    |                             |
 
-A backward pass has each product twice, for its input and for its weight. What is recomputed runs forward again and
-sends again, up to the last tensor that its backward pass wants: torch's checkpoint stops there, so the sum behind the
-last matrix is not repeated.
+A backward pass has each product twice, for its input and for its weight.
 
 Bytes are those that `trace` counts (`trace.Event`), so they can be compared with a traced step; experts are taken to
 get equal loads. What has no formula raises `Unpredicted`, as in `footprint`.
@@ -43,8 +41,6 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.router import TopKRouter
-from minimegatron.models.block import TransformerLayer
-from minimegatron.models.decoder import GPTModel
 from minimegatron.training.flops import attention_pairs
 
 
@@ -133,21 +129,13 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
     return found
 
 
-def again(ops: list[Op], to_the_end: bool) -> list[Op]:
-    """What of them runs once more where they are recomputed as one; `to_the_end`: all, since what is last is kept."""
-    if not ops or not ops[-1].ends or to_the_end:
-        return ops
-    forward = [message for message in ops[-1].messages if not message.backward]
-    return [*ops[:-1], dataclasses.replace(ops[-1], messages=tuple(forward[:-1]))]
-
-
 # ---------------------------------------------------------------------------------------------------- the modules
 
 
 @rule(ColumnParallelLinear)
 def column(module: ColumnParallelLinear, z: Sizes) -> Iterator[Op]:
     (o, i), tp = module.weight.shape, module.tp
-    yield Op("column", Product(z.n, o, i, element=z.e), messages=tuple(_entry(tp, module.sequence_parallel, z, i)))
+    yield Op("column", Product(z.n, o, i, element=z.e), messages=tuple(entry(tp, module.sequence_parallel, z, i)))
     if module.gather_output and tp.size > 1:
         back = "reduce_scatter" if module.gather_reduces_gradient else ""
         nbytes = z.e * z.n * o * tp.size
@@ -155,7 +143,7 @@ def column(module: ColumnParallelLinear, z: Sizes) -> Iterator[Op]:
         yield Op("gathered output", messages=tuple(messages))
 
 
-def _entry(tp: Any, cut: bool, z: Sizes, i: int) -> Iterator[Message]:
+def entry(tp: Any, cut: bool, z: Sizes, i: int) -> Iterator[Message]:
     """What travels before a product whose matrix is cut by its outputs, and on the way back."""
     if tp.size > 1 and cut:
         yield Message("all_gather", tp.name, z.e * z.n * i)
@@ -304,55 +292,3 @@ def dispatch(module: MoELayer, z: Sizes) -> Iterator[Op]:
             for nbytes in (number * row, number * wide, number * row) if axis.size > 1 else ():
                 found += [Message("all_to_all", axis.name, nbytes, back) for back in (False, True)]
     yield Op("dispatch", moved=4.0 * row * rows, messages=tuple(found))
-
-
-# ---------------------------------------------------------------------------------------------------- a stage
-
-
-def layer_work(layer: nn.Module, z: Sizes) -> tuple[list[Op], list[Op]]:
-    """The operations of a transformer layer, and those that run again in its backward pass by themselves."""
-    require_known(isinstance(layer, TransformerLayer), type(layer).__name__)
-    assert isinstance(layer, TransformerLayer)
-    config, repeated = z.config, list[Op]()
-    if config.recomputes("core_attn"):
-        repeated += again([op for op in work_of(layer.self_attention, z) if op.what == "core_attention"], False)
-    if config.recomputes("moe" if config.has_experts(layer.layer_number) else "mlp"):
-        repeated += again(work_of(layer.mlp, z), _keeps_last(layer.mlp, 0.0))
-    if config.recomputes("layernorm"):
-        repeated += [op for norm in (layer.input_layernorm, layer.pre_mlp_layernorm) for op in work_of(norm, z)]
-    return work_of(layer, z), repeated
-
-
-def _keeps_last(mlp: nn.Module, dropout: float) -> bool:
-    """Whether something is kept for the backward pass behind the last matrix of a layer."""
-    shared = mlp.shared_experts if isinstance(mlp, MoELayer) else None
-    gated = isinstance(shared, SharedExperts) and shared.gate_weight is not None
-    return dropout > 0 or gated or (isinstance(mlp, MoELayer) and mlp.overlap)
-
-
-def layers_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
-    """The same for the layers of a stage, those that are recomputed in groups included."""
-    every, repeated = list[Op](), list[Op]()
-    for group, whole in model.decoder.groups(list(model.decoder.layers.values())):
-        inside = [layer_work(layer, z) for layer in group]
-        ops = [op for mine, _ in inside for op in mine]
-        every += ops
-        kept = bool(group) and _keeps_last(group[-1].mlp, z.config.hidden_dropout)  # type: ignore[arg-type]
-        repeated += again(ops, kept) if whole else [op for _, more in inside for op in more]
-    return every, repeated
-
-
-def ends_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
-    """What a stage computes before its layers, and behind them."""
-    begin = work_of(model.embedding, z) if model.pre_process and model.embedding is not None else []
-    if not model.post_process:
-        return begin, []
-    require_known(model.mtp is None, "products and messages of more than one token ahead")
-    head = model.output_layer or getattr(model.embedding, "word_embeddings", None)
-    assert head is not None and model.decoder.final_layernorm is not None, "a last stage has both"
-    (columns, h), tp = head.weight.shape, z.mesh.tp
-    entry = tuple(_entry(tp, z.mesh.sequence_parallel, z, h))
-    output = Op("output", Product(z.n, columns, h, element=z.e), messages=entry)
-    sums = (Message("all_reduce", tp.name, 4 * z.n), Message("all_reduce", tp.name, 8 * z.n)) if tp.size > 1 else ()
-    loss = Op("loss", moved=(2.0 * z.e + 8.0) * z.n * columns, messages=sums)
-    return begin, [*work_of(model.decoder.final_layernorm, z), output, loss]

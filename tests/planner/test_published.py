@@ -1,9 +1,9 @@
 """Predicted beside published: no number of a run that is judged was used to make the prediction.
 
-| GPU  | its shares of the peaks come from                                   | judged here                               |
-|------|---------------------------------------------------------------------|-------------------------------------------|
-| A100 | the two step times of the 22B model of arXiv 2205.05198, fitted      | its 175B, 530B, 1T; all of 2104.04473     |
-| H100 | a product and a copy measured on an H200                             | Megatron-LM's README                      |
+| GPU  | its shares of the peaks come from                             | judged here                           |
+|------|---------------------------------------------------------------|---------------------------------------|
+| A100 | two step times of the 22B model of arXiv 2205.05198, fitted   | its 175B, 530B, 1T; all of 2104.04473 |
+| H100 | a product and a copy measured on an H200                      | Megatron-LM's README                  |
 
 The README says neither micro-batches nor chunks; taken are those that the planner finds fastest.
 """

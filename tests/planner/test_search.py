@@ -7,8 +7,10 @@ import pytest
 from minimegatron import cli
 from minimegatron.errors import ConfigError
 from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.estimate import Estimator
+from minimegatron.planner.layouts import layouts
 from minimegatron.planner.planning import plan
-from minimegatron.planner.search import Estimator, layouts, search
+from minimegatron.planner.search import search
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.rules import check_run
 from minimegatron.training.run import RunConfig
