@@ -29,7 +29,7 @@ from minimegatron.comm.mesh import Mesh, rank_groups
 from minimegatron.config import TransformerConfig
 from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
 from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
-from minimegatron.footprint.tape import Sizes
+from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.schedule_sim import Costs, simulate
@@ -272,20 +272,19 @@ def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m:
     return played + (m - few) / p * (played - makespan(few - p)), busiest
 
 
-def step_time(run: RunConfig, world: int, cluster: Cluster, model: GPTModel | None = None) -> StepTime:
+def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     """A step of a run on GPUs of this cluster.
-
-    Args:
-        model: one layer of each kind for this layout's tp, cp, ep and etp, where it has been made already.
 
     Raises:
         ConfigError: the layout cannot be.
         Unpredicted: an operation has no formula.
     """
+    require_known(run.spec is None, "the time of a spec's layers")
+    require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
     work, plan = work_of_run(run, world, "cuda"), plan_stages(run.parallel, run.model.num_layers)
     ranks = rank_groups(run.parallel, world, "pp")[0]
     z = sizes_of(run.model, Mesh.planned(run.parallel, ranks[0], world), run.optimizer, work)
-    pieces = Pieces(z, cluster, model or one_of_each(run.model, z.mesh))
+    pieces = Pieces(z, cluster, one_of_each(run.model, z.mesh))
     stages = [pieces.stage(plan, number) for number in range(len(plan.layers))]
     placement, m = placement_of(plan), work.microbatches
     ends = [

@@ -50,6 +50,7 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
     require_known(not parallel.use_torch_fsdp2, "FSDP2's messages")
     require_known(optimizer.optimizer in ("adam", "sgd"), f"messages of {optimizer.optimizer}")
     require_known(not optimizer.freeze, "messages of a model with frozen parameters")
+    require_known(run.spec is None, "messages of a spec's layers")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
     ddp = meta_wrapper(meta_model(config, mesh, optimizer), mesh, optimizer)
     return step_messages(

@@ -124,6 +124,8 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
     require_known(z.config.fp8_format is None, "products and messages in FP8")
     found = []
     for name, part in module.named_modules():
+        holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
+        require_known(type(part) in _RULES or not holds, type(part).__name__)
         if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
             found += [dataclasses.replace(op, what=name or op.what) for op in _RULES[type(part)](part, z)]
     return found

@@ -13,13 +13,17 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
 from minimegatron.errors import ConfigError
+from minimegatron.footprint.prediction import Work, sizes_of
 from minimegatron.footprint.tape import Unpredicted
+from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.param import Init
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.planner.traffic import run_messages, summary
+from minimegatron.planner.work import work_of
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.rules import check_run
 from minimegatron.training.run import RunConfig
@@ -163,3 +167,13 @@ def test_what_has_no_formula_is_said(model: dict[str, Any], optimizer: dict[str,
     run = RunConfig(family_config("llama", **{**SIZES, **model}), optimizer=OptimizerConfig(**optimizer))
     with pytest.raises(Unpredicted, match=what):
         run_messages(run, 0, 1)
+
+
+def test_a_module_of_another_class_has_no_formula() -> None:
+    class Other(ColumnParallelLinear):
+        pass
+
+    run = RunConfig(family_config("llama", **SIZES))
+    z = sizes_of(run.model, Mesh.serial(), run.optimizer, Work(LENGTH))
+    with pytest.raises(Unpredicted, match="Other"):
+        work_of(Other(32, 32, Mesh.serial().tp, init=Init()), z)
