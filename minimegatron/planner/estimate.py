@@ -8,6 +8,7 @@ that differ. The plans of the layouts in `tests/planner/test_search` are met wit
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
@@ -103,11 +104,9 @@ class Estimator:
                 most[i] = max(most[i], now[i])
         return most[0], most[1], most[2]
 
-    def _cut(self, pp: int, v: int, schedule: str) -> StagePlan:
-        some = {"pipeline_schedule": schedule} if pp > 1 else {}
-        if schedule == "interleaved":
-            some["num_virtual_stages_per_pipeline_rank"] = v  # type: ignore[assignment]
-        return plan_stages(ParallelConfig(pipeline_model_parallel_size=pp, **some), self.base.model.num_layers)  # type: ignore[arg-type]
+    def _cut(self, pp: int, fields: tuple[tuple[str, Any], ...]) -> StagePlan:
+        cut = ParallelConfig(pipeline_model_parallel_size=pp, **dict(fields))
+        return plan_stages(cut, self.base.model.num_layers)
 
     def estimate(self, layout: Layout) -> tuple[float, float]:
         """(Bytes of the fullest rank, seconds of a step).
@@ -130,7 +129,7 @@ class Estimator:
     def _rank(self, layout: Layout, rank: int) -> tuple[float, float, tuple[int, int]]:
         """(Bytes, seconds of a microbatch, elements outside of experts and in them) of a pipeline rank."""
         axes = layout.tp, layout.cp, layout.ep, layout.etp
-        counts, cut = self.model(*axes)[2], self.cut(layout.pp, layout.v, layout.schedule)
+        counts, cut = self.model(*axes)[2], self.cut(layout.pp, tuple(layout.pipeline.items()))
         _, pieces, tapes, ends = self.pieces(*axes, layout.micro_batch, layout.recompute)
         last, has = len(cut.layers) - 1, self.base.model.has_experts
         mine = [rank, last - rank] if layout.schedule in V_SHAPED else list(range(rank, last + 1, layout.pp))

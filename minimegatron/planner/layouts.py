@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from minimegatron.errors import require
 from minimegatron.planner.cluster import Cluster
@@ -25,7 +26,10 @@ FIELDS = {  # of a layout -> the field that a flag would set
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One point of the search; `v` chunks, `zero` a stage, `recompute` a key of `RECOMPUTE`."""
+    """One point of the search; `v` chunks, `zero` a stage, `recompute` a key of `RECOMPUTE`.
+
+    With `ends` the embedding and the loss count as a layer each where the pipeline is cut.
+    """
 
     tp: int
     cp: int
@@ -37,6 +41,17 @@ class Layout:
     micro_batch: int
     recompute: str
     zero: int
+    ends: bool = False
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """Fields that say how the layers are cut."""
+        if self.pp == 1:
+            return {}
+        found: dict[str, Any] = {"pipeline_schedule": self.schedule}
+        if self.schedule == "interleaved":
+            found["num_virtual_stages_per_pipeline_rank"] = self.v
+        return found | {f"account_for_{end}_in_pipeline_split": self.ends for end in ("embedding", "loss")}
 
     def run(self, base: RunConfig) -> RunConfig:
         """The base with this layout.
@@ -44,9 +59,6 @@ class Layout:
         Raises:
             ConfigError: a rule of one configuration.
         """
-        pipeline = {"pipeline_schedule": self.schedule} if self.pp > 1 else {}
-        if self.schedule == "interleaved":
-            pipeline["num_virtual_stages_per_pipeline_rank"] = self.v  # type: ignore[assignment]
         kept = base.parallel.overlap_param_gather and self.zero in (1, 2)
         return changed(
             base,
@@ -59,7 +71,7 @@ class Layout:
             micro_batch_size=self.micro_batch,
             data_parallel_sharding_strategy=ZERO[self.zero],
             overlap_param_gather=kept,
-            **pipeline,
+            **self.pipeline,
             **({} if "recompute_granularity" in base.given else RECOMPUTE[self.recompute]),
         )
 
@@ -92,7 +104,7 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
     assert batch is not None
     tps = [n for n in powers(cluster.gpus_per_node) if not model.num_attention_heads % n]
     cps = [n for n in powers(max(1, min(64, base.data.seq_length // 4096)))]
-    pps = [n for n in divisors(model.num_layers) if n <= 64]
+    pps = [n for n in range(1, 65) if not model.num_layers % n or not (model.num_layers + 2) % n]
     eps = [n for n in divisors(model.num_experts or 1) if n <= 64]
     wide = {
         name: getattr(base.model if name == "recompute" else base.parallel, field, None)
@@ -115,17 +127,20 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
                 continue
             for b in choose("micro_batch", (n for n in powers(8) if not batch // dp % n)):
                 if batch // dp % b == 0:
-                    for schedule, v in _schedules(model.num_layers, pp, batch // dp // b, fixed):
+                    for schedule, v, ends in _pipelines(model.num_layers, pp, batch // dp // b, fixed):
                         for recompute, zero in itertools.product(again, zeros):
-                            yield Layout(tp, cp, pp, ep, etp, v, schedule, b, recompute, zero)
+                            yield Layout(tp, cp, pp, ep, etp, v, schedule, b, recompute, zero, ends)
 
 
-def _schedules(layers: int, pp: int, m: int, fixed: dict) -> Iterator[tuple[str, int]]:
+def _pipelines(layers: int, pp: int, m: int, fixed: dict) -> Iterator[tuple[str, int, bool]]:
+    """(Schedule, chunks, whether the ends count) of pp ranks and m microbatches."""
     if pp == 1:
-        yield "1f1b", 1
+        yield "1f1b", 1, False
         return
-    found = [("1f1b", 1), ("zb_h1", 1)] + [("zb_v", 2)] * (layers // pp % 2 == 0 and m >= 2 * pp)
-    found += [("interleaved", v) for v in divisors(layers // pp)[1:] if m % pp == 0]
-    yield from (
-        (name, v) for name, v in found if fixed.get("schedule", name) == name and fixed.get("v", v) in (v, None)
-    )
+    for ends in (False, True):
+        each, rest = divmod(layers + 2 * ends, pp)
+        found = [("1f1b", 1), ("zb_h1", 1)] + [("zb_v", 2)] * (each % 2 == 0 and m >= 2 * pp)
+        found += [("interleaved", v) for v in divisors(each)[1:] if m % pp == 0]
+        for name, v in found if not rest else ():
+            if fixed.get("schedule", name) == name and fixed.get("v", v) in (v, None):
+                yield name, v, ends

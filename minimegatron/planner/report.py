@@ -119,7 +119,7 @@ def messages_text(told: Plan, explains: bool) -> str:
 
 def search_text(found: Sequence[Found]) -> str:
     """The table of a search."""
-    names = ("tp", "cp", "pp", "v", "ep", "etp", "schedule", "micro_batch", "recompute", "zero")
+    names = ("tp", "cp", "pp", "v", "ep", "etp", "schedule", "micro_batch", "recompute", "zero", "ends")
     rows = [[*(name.replace("_", "-") for name in names), "dp", "GiB", "s/step", "TFLOP/s", "MFU"]]
     for one in found:
         time = one.plan.time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,16 @@ def test_the_command_explains_every_number(capsys: pytest.CaptureFixture[str]) -
         assert text in out, text
     rows = [line for line in out.splitlines() if line.startswith("products at the peak")]
     assert len(rows) == 1 and "over the peak" in rows[0]
+
+
+def test_a_published_models_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    status, out = command(f"--world-size 2 --bf16 --load {tmp_path} --seq-length 512", capsys)
+    assert status == 0 and "layers 0-1" in out and "fits: " in out
 
 
 def test_what_has_no_formula_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,17 @@ def test_what_a_flag_sets_stays() -> None:
     assert zeros == {1, 2, 3}
 
 
+def test_a_prime_number_of_layers_is_cut_with_the_ends_counted() -> None:
+    base = base_of("--preset laptop-10m --num-layers 7 --bf16 --seq-length 1024 --global-batch-size 24")
+    found = {(layout.pp, layout.ends) for layout in layouts(base, 12, CLUSTER)}
+    assert found == {(1, False), (3, True)}
+    estimator = Estimator(base, 12, CLUSTER)
+    layout = next(one for one in layouts(base, 12, CLUSTER) if one.ends and one.schedule == "1f1b")
+    told = plan(layout.run(base), 12, CLUSTER)
+    assert [len(one.layers) for one in told.memory.values()] == [2, 3, 2]
+    assert estimator.estimate(layout)[0] == pytest.approx(told.bytes, rel=0.18)
+
+
 def test_a_batch_is_needed() -> None:
     with pytest.raises(ConfigError, match="global-batch-size"):
         search(base_of("--preset laptop-10m"), 4, CLUSTER)

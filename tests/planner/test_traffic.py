@@ -137,6 +137,9 @@ def test_random_layouts(ranks: Any, seeds: range) -> None:
 
 NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring": ({"context_parallel_size": 2}, {}),
+    "heads inside, a ring outside": ({"context_parallel_size": 4, "cp_comm_type": "a2a+p2p",
+                                      "hierarchical_context_parallel_sizes": (2, 2)},
+                                     {"recompute_granularity": "selective"}),
     "etp": ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 2}, EQUAL),
     "instances": ({"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
     "buckets": ({"data_parallel_sharding_strategy": "optim", "overlap_grad_reduce": True, "ddp_bucket_size": 2000}, {}),
