@@ -15,8 +15,8 @@ are the parts of them that large products, copies and messages reach, and they a
 | B200 | 180 GB | 2250         | 7.7 T           | 900 G            | 50 G                 | HGX B200              |
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
-its steps. A group with g ranks on each node has g network cards there, so between nodes its ranks share g times the
-rate of one, at most NVLink's.
+its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
+there, so between nodes its ranks share g times the rate of one, at most NVLink's.
 
 The peaks are those of `training/flops.PEAK_TFLOPS`. Prices are no property of a GPU and are given by the user.
 """
@@ -81,7 +81,9 @@ class Cluster(Config):
         if size == 1:
             return 0.0
         sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
-        steps = 1 if name in ("send", "ring_shift") else (size - 1) * (2 if name == "all_reduce" else 1)
+        steps = 1 if name in ("send", "ring_shift") else size - 1
+        if name == "all_reduce":
+            steps = 2 * (size - 1).bit_length()
         return sent / self.rate(ranks) + steps * self.latency(ranks)
 
     def message(self, nbytes: float, ranks: Sequence[int]) -> float:

@@ -30,6 +30,7 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
     "full": {"recompute_granularity": "full"},
 }
+HOST = "(host)"  # ends the name of what --optimizer-cpu-offload keeps in the host's memory
 ZERO = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 TERMS = {  # owner of bytes -> what divides them
     "parameters": "tp, pp and ep; replicas with ZeRO-3",
@@ -63,22 +64,22 @@ class Plan:
     @property
     def fullest(self) -> int:
         """The rank that holds most."""
-        return max(self.memory, key=lambda rank: self.memory[rank].total)
+        return max(self.memory, key=lambda rank: on_device(self.memory[rank]))
 
     @property
     def bytes(self) -> int:
         """On that rank."""
-        return self.memory[self.fullest].total
+        return on_device(self.memory[self.fullest])
 
     @property
     def fits(self) -> bool:
-        """Whether every rank has room; of what is not predicted nobody knows, so it does not fit."""
+        """Whether every rank has room; False where something is not predicted."""
         return not any(told.unknown for told in self.memory.values()) and self.bytes <= self.cluster.usable
 
     @property
     def blame(self) -> str:
         """The owner of most bytes of the fullest rank."""
-        peak = self.memory[self.fullest].peak
+        peak = {owner: n for owner, n in self.memory[self.fullest].peak.items() if HOST not in owner}
         return max(peak, key=lambda owner: peak[owner])
 
     def tokens_a_step(self) -> int:
@@ -99,6 +100,11 @@ class Plan:
     def messages(self) -> Messages:
         """What the fullest rank sends in a step."""
         return run_messages(self.run, self.fullest, self.world)
+
+
+def on_device(told: Prediction) -> int:
+    """Bytes at the fullest moment, those in the host's memory left out."""
+    return sum(n for owner, n in told.peak.items() if HOST not in owner)
 
 
 def plan(run: RunConfig, world: int, cluster: Cluster) -> Plan:
@@ -200,7 +206,9 @@ def _fitting(told: Plan, base: RunConfig, tried: list[tuple[str, dict[str, Any]]
         except ConfigError:
             continue
         ends = rank_groups(run.parallel, told.world, "pp")[0]
-        if all(predict_run(run, rank, told.world, "cuda").total <= told.cluster.usable for rank in {ends[0], ends[-1]}):
+        if all(
+            on_device(predict_run(run, rank, told.world, "cuda")) <= told.cluster.usable for rank in {ends[0], ends[-1]}
+        ):
             other = plan(run, told.world, told.cluster)
             found += [Change(flags, other)] * other.fits
     return found

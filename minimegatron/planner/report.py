@@ -60,7 +60,7 @@ def verdict(told: Plan) -> str:
     if told.fits:
         return f"fits: {need:.1f} of {room:.1f} GiB on rank {told.fullest}"
     if any(one.unknown for one in told.memory.values()):
-        return f"nobody knows whether it fits: {', '.join(told.unknown)} is not predicted"
+        return f"not known whether it fits: {', '.join(told.unknown)} is not predicted"
     owner = told.blame
     share = told.memory[told.fullest].peak[owner] / told.bytes
     return (

@@ -53,7 +53,6 @@ class Message:
         nbytes: its payload.
         backward: it belongs to the backward pass.
         beside: it travels while a product of the same operation is computed.
-        what: whose.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Message:
     nbytes: int
     backward: bool = False
     beside: bool = False
-    what: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Op:
         what: its name.
         product: computed forward once and backward twice; None where there is none.
         weights: half of the backward products are of weights, which a split backward pass puts off.
-        moved: bytes of memory read and written forward besides; backward twice as many.
+        moved: bytes of memory read and written forward besides.
         messages: what it sends, in order.
         ends: nothing behind its product is kept for the backward pass.
     """

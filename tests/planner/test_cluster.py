@@ -50,7 +50,8 @@ def test_a_product_takes_its_arithmetic_and_its_bytes() -> None:
 
 def test_a_ring_inside_a_node() -> None:
     assert ROUND.collective("all_gather", 16.0, (4, 5, 6, 7)) == 16 * 3 / 4 / 4.0 + 3 * 1.0
-    assert ROUND.collective("all_reduce", 16.0, (4, 5, 6, 7)) == 2 * (16 * 3 / 4 / 4.0 + 3 * 1.0)
+    assert ROUND.collective("all_reduce", 16.0, (4, 5, 6, 7)) == 2 * 16 * 3 / 4 / 4.0 + 2 * 2 * 1.0
+    assert ROUND.collective("all_reduce", 0.0, tuple(range(4096))) == 2 * 12 * 3.0
     assert ROUND.collective("all_reduce", 16.0, (4,)) == 0.0
 
 

@@ -63,6 +63,13 @@ def test_a_change_of_the_layout_takes_along_what_follows_from_it() -> None:
     assert changed(run, micro_batch_size=2).training.micro_batch_size == 2
 
 
+def test_what_is_in_the_memory_of_the_host_needs_no_room_on_the_gpu() -> None:
+    here, there = (plan(run_of(f"{EIGHT}{flag}", 8), 8, H100) for flag in ("", " --optimizer-cpu-offload"))
+    moments = here.memory[0].lasting["moments"]
+    assert there.memory[0].lasting["moments (host)"] == moments
+    assert there.bytes <= here.bytes - moments and there.memory[0].total > there.bytes
+
+
 def test_days_and_cost() -> None:
     told = plan(run_of(f"{EIGHT} --use-distributed-optimizer", 8), 8, H100.replace(price=2.0))
     assert told.time is not None
