@@ -174,15 +174,18 @@ class Estimator:
     def _around(self, layout: Layout, elements: tuple[int, int], busy: float, m: int) -> float:
         """Gradients, weights and the optimizer; a third of `busy` is forward."""
         (weight, grad, _), mesh = self._bytes, self.model(layout.tp, layout.cp, layout.ep, layout.etp)[0]
+        overlaps, third = self.base.parallel.overlap_grad_reduce, busy / 3
+        units = 1 + max(1, self.base.model.num_layers // layout.pp) if layout.zero == 3 else 1
         total = 0.0
         for count, ranks in zip(elements, (mesh.dp_cp.ranks, mesh.edp.ranks), strict=True):
             some = ranks[: len(ranks) // layout.pp]
             name = "reduce_scatter" if layout.zero else "all_reduce"
-            grads = self.cluster.collective(name, grad * count, some)
-            weights = self.cluster.collective("all_gather", weight * count, some) if layout.zero else 0.0
-            overlaps = self.base.parallel.overlap_grad_reduce
-            each = max(0.0, grads - busy * 2 / 3) if overlaps else grads
-            total += each * (m if layout.zero >= 2 else 1)
-            total += m * max(0.0, 2 * weights - busy) if layout.zero == 3 else weights
+            grads = units * self.cluster.collective(name, grad * count / units, some)
+            weights = units * self.cluster.collective("all_gather", weight * count / units, some)
+            if layout.zero == 3:
+                total += m * (max(0.0, 2 * weights + grads * overlaps - busy) + grads * (not overlaps))
+            else:
+                total += (m if layout.zero == 2 else 1) * max(0.0, grads - 2 * third * overlaps)
+                total += weights * (layout.zero > 0)
             total += self.cluster.moved(ADAM_BYTES * count / (len(some) if layout.zero else 1))
         return total

@@ -12,7 +12,7 @@ time that all take.
 
 Gradients with `overlap_grad_reduce` travel during one backward pass, weights with `overlap_param_gather` during one
 forward pass; the last bucket has nothing to hide behind. What ZeRO-2 and -3 send in every microbatch hides behind that
-microbatch.
+microbatch, gradients only with `overlap_grad_reduce`.
 
 `StepTime.parts` is a waterfall: from what the model's FLOPs take at the peak to the step, each loss with its name.
 """
@@ -227,21 +227,22 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         if part not in ("forward", "backward", "pipeline"):
             found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
 
-    def left(part: str, hidden: float, times: int = 1) -> float:
+    def left(hidden: float, *kinds: str, times: int = 1) -> float:
         """Seconds that are not hidden; the last message has nothing to hide behind."""
-        seconds = found.get(part, [])
+        seconds = [s for part in kinds for s in found.get(part, [])]
         total = sum(seconds) / times
         last = seconds[-1] if seconds else 0.0
         return min(total, last + max(0.0, total - last - hidden))
 
     overlaps = parallel.overlap_grad_reduce
     updated = sum(shard.grad.numel() for shard in ddp.shards().values())
-    each = left("shards", mine.backward * overlaps, few) + left("weights on use", mine.forward + mine.backward, few)
+    beside = ("weights on use", "shards") if overlaps else ("weights on use",)
+    each = left(mine.forward + mine.backward, *beside, times=few) + left(0.0, "shards", times=few) * (not overlaps)
     once = {
-        "gradients": left("gradients", mine.backward * overlaps),
-        "weights": left("weights", mine.forward * parallel.overlap_param_gather),
+        "gradients": left(mine.backward * overlaps, "gradients"),
+        "weights": left(mine.forward * parallel.overlap_param_gather, "weights"),
         "optimizer": cluster.moved(ADAM_BYTES * updated),
-        "end of step": left("end of step", 0.0),
+        "end of step": left(0.0, "end of step"),
     }
     return Around(each, once)
 
