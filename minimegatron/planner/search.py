@@ -18,7 +18,7 @@ from minimegatron.planner.layouts import Layout, layouts
 from minimegatron.planner.planning import Plan, plan
 from minimegatron.training.run import RunConfig
 
-PLANNED = 12  # of the fastest estimates
+PLANNED = 8  # of the fastest estimates
 MARGIN = 1.1  # what is estimated to need so much more than there is may fit
 
 

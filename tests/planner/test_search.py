@@ -52,7 +52,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
         nbytes, seconds = estimator.estimate(layout)
         assert told.time is not None
         assert nbytes == pytest.approx(told.bytes, rel=0.18), layout
-        assert seconds == pytest.approx(told.time.seconds, rel=0.15), layout
+        assert seconds == pytest.approx(told.time.seconds, rel=0.25), layout
         checked += 1
     assert checked >= 10
 
