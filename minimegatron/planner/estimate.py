@@ -188,7 +188,9 @@ class Estimator:
                 seconds = _left(units * (2 * weight_each + grad_each * overlaps), weight_each, busy)
                 total += m * (seconds + units * grad_each * (not overlaps))
             else:
-                total += (m if layout.zero == 2 else 1) * _left(units * grad_each, grad_each, busy * 2 / 3 * overlaps)
+                times = max(units, layout.v) if layout.zero == 2 else units  # every chunk sends the buckets it is in
+                each = _left(times * grad_each, grad_each, busy * 2 / 3 * overlaps)
+                total += each * (m if layout.zero == 2 else 1)
                 total += units * weight_each * (layout.zero > 0)
             total += self.cluster.moved(ADAM_BYTES * count / (len(some) if layout.zero else 1))
         return total

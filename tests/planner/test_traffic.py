@@ -129,7 +129,7 @@ def told_and_counted(ranks: Any, runs: list[RunConfig], world: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(i, i + 6), marks=[pytest.mark.thorough] * (i > 0)) for i in range(0, 60, 6)]
+    "seeds", [pytest.param(range(i, i + 4), marks=[pytest.mark.thorough] * (i > 0)) for i in range(0, 60, 4)]
 )
 def test_random_layouts(ranks: Any, seeds: range) -> None:
     told_and_counted(ranks, [drawn(seed) for seed in seeds], 4)
