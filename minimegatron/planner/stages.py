@@ -41,10 +41,12 @@ class StageWork:
 
 def again(ops: list[Op], to_the_end: bool) -> list[Op]:
     """What of them runs once more where they are recomputed as one; `to_the_end`: all, since what is last is kept."""
-    if not ops or not ops[-1].ends or to_the_end:
+    last = len(ops) - 1 if ops and ops[-1].ends else max((i for i, op in enumerate(ops) if op.tail), default=-1)
+    if last < 0 or to_the_end:
         return ops
-    forward = [message for message in ops[-1].messages if not message.backward]
-    return [*ops[:-1], dataclasses.replace(ops[-1], messages=tuple(forward[:-1]))]
+    sends = [i for i, message in enumerate(ops[last].messages) if not message.backward]
+    left = tuple(m for i, m in enumerate(ops[last].messages) if i not in sends[-1:])
+    return [*ops[:last], dataclasses.replace(ops[last], messages=left), *ops[last + 1 :]]
 
 
 def layer_work(layer: nn.Module, z: Sizes) -> tuple[list[Op], list[Op]]:

@@ -93,6 +93,7 @@ class Op:
         moved: bytes of memory read and written forward besides.
         messages: what it sends, in order.
         ends: nothing behind its product is kept for the backward pass.
+        tail: its last message is behind all that its layer keeps.
     """
 
     what: str
@@ -101,6 +102,7 @@ class Op:
     moved: float = 0.0
     messages: tuple[Message, ...] = ()
     ends: bool = False
+    tail: bool = False
 
 
 Rule = Callable[[Any, Sizes], Iterable[Op]]
@@ -291,4 +293,5 @@ def dispatch(module: MoELayer, z: Sizes) -> Iterator[Op]:
         for axis, number in ((mesh.ep, max(sent, rows // mesh.etp.size)), (mesh.etp, rows)):
             for nbytes in (number * row, number * wide, number * row) if axis.size > 1 else ():
                 found += [Message("all_to_all", axis.name, nbytes, back) for back in (False, True)]
-    yield Op("dispatch", moved=4.0 * row * rows, messages=tuple(found))
+    gathers = config.moe_token_dispatcher_type == "allgather" and both.size > 1
+    yield Op("dispatch", moved=4.0 * row * rows, messages=tuple(found), tail=gathers)
