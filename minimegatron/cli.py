@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
+    "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),
     "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),

@@ -221,6 +221,8 @@ class Mesh:
         for name, of in groups.items():
             mine = next((tuple(ranks) for ranks in of if rank in ranks), (rank,))
             axes[name] = Axis(name, mine, mine.index(rank))
+        if parallel.num_distributed_optimizer_instances == 1:
+            axes |= {"dp_shard": axes["dp_cp"], "edp_shard": axes["edp"]}
         return cls(parallel, rank, torch.device("cpu"), axes)
 
     @classmethod

@@ -103,33 +103,13 @@ def predict(
         ConfigError: the layout cannot be.
     """
     mesh = Mesh.planned(parallel, rank, world)
-    plan = plan_stages(parallel, config.num_layers)
-    with torch.device("meta"):
-        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
-    for name, param in logical_parameters(model):
-        param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
+    model = meta_model(config, mesh, optimizer, spec)
     if parallel.use_torch_fsdp2:
         lasting = fsdp2_states(model, mesh, optimizer)
         return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
-    ddp = DistributedDataParallel(
-        model,
-        mesh,
-        parallel.ddp_bucket_size,
-        parallel.overlap_grad_reduce,
-        sharding=parallel.data_parallel_sharding_strategy,
-        overlap_param_gather=parallel.overlap_param_gather,
-        grad_dtype=optimizer.grad_dtype,
-    )
+    plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
+    z = sizes_of(config, mesh, optimizer, work)
     lasting = states(ddp, optimizer)
-    z = Sizes(
-        config,
-        mesh,
-        work.seq_length // mesh.cp.size,
-        work.micro_batch_size,
-        adds_products=config.dtype == optimizer.grad_dtype,
-        documents=work.documents,
-        device=work.device,
-    )
     layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
     try:
         require_known(not optimizer.freeze, "activations of a model with frozen parameters")
@@ -145,6 +125,44 @@ def predict(
     peak = {**lasting, **{owner: n for owner, n in moving.items() if n}}
     worst = sum(lasting.values()) + most.total if most.total > highest.total else 0
     return Prediction(lasting, peak, highest.where, (), layers, kept, worst)
+
+
+def meta_model(
+    config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, spec: ModuleSpec | None = None
+) -> GPTModel | ModelChunks:
+    """What a rank holds of the model, shapes without memory."""
+    with torch.device("meta"):
+        model = GPTModel(config, mesh, spec) if mesh.pp.size == 1 else ModelChunks(config, mesh, spec)
+    for name, param in logical_parameters(model):
+        param.requires_grad_(param.requires_grad and not frozen(name, optimizer))
+    return model
+
+
+def meta_wrapper(model: GPTModel | ModelChunks, mesh: Mesh, optimizer: OptimizerConfig) -> DistributedDataParallel:
+    """The same with the buckets of its gradients."""
+    parallel = mesh.parallel
+    return DistributedDataParallel(
+        model,
+        mesh,
+        parallel.ddp_bucket_size,
+        parallel.overlap_grad_reduce,
+        sharding=parallel.data_parallel_sharding_strategy,
+        overlap_param_gather=parallel.overlap_param_gather,
+        grad_dtype=optimizer.grad_dtype,
+    )
+
+
+def sizes_of(config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, work: Work) -> Sizes:
+    """A microbatch of this rank."""
+    return Sizes(
+        config,
+        mesh,
+        work.seq_length // mesh.cp.size,
+        work.micro_batch_size,
+        adds_products=config.dtype == optimizer.grad_dtype,
+        documents=work.documents,
+        device=work.device,
+    )
 
 
 def _fullest(

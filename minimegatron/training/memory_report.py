@@ -42,7 +42,7 @@ from minimegatron.training.rules import batch_sizes
 from minimegatron.training.run import RunConfig
 
 if TYPE_CHECKING:
-    from minimegatron.footprint.prediction import Prediction
+    from minimegatron.footprint.prediction import Prediction, Work
 
 OWNERS = ("parameters", "main parameters", "gradients", "moments", "communication", ACTIVATIONS, WORKSPACE)
 ALLOCATOR = {  # Megatron's name -> torch's
@@ -142,15 +142,26 @@ def predict_run(run: RunConfig, rank: int = 0, world: int = 1, device: str = "cp
     Raises:
         ConfigError: the layout cannot be.
     """
-    from minimegatron.footprint.prediction import Work, predict  # formulas of every module, which training needs not
+    from minimegatron.footprint.prediction import predict  # formulas of every module, which training needs not
 
-    microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
-    packs, spec = run.data.reset_attention_mask, spec_from_name(*run.spec, run.model) if run.spec else None
-    work = Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
-    told = predict(run.model, run.parallel, run.optimizer, work, rank, world, spec)
+    spec = spec_from_name(*run.spec, run.model) if run.spec else None
+    told = predict(run.model, run.parallel, run.optimizer, work_of_run(run, world, device), rank, world, spec)
     if run.training.cuda_graph_impl == "none":
         return told
     return dataclasses.replace(told, unknown=(*told.unknown, "the memory of a CUDA graph"))
+
+
+def work_of_run(run: RunConfig, world: int, device: str) -> Work:
+    """What each rank computes in a step.
+
+    Raises:
+        ConfigError: the batch cannot be cut over so many ranks.
+    """
+    from minimegatron.footprint.prediction import Work
+
+    microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
+    packs = run.data.reset_attention_mask
+    return Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
 
 
 def predicted_row(label: str, told: Prediction) -> Row:

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from labkit.exercises import Answer
 from labkit.fresh import Nursery
 from minimegatron.parallel import schedules
 from minimegatron.parallel.schedule_check import peak_live
@@ -101,3 +102,26 @@ def test_a_stage_that_keeps_a_microbatch_is_told_so_at_once(nursery: Nursery) ->
 def test_a_group_of_its_members_only_is_refused(nursery: Nursery) -> None:
     verdict = LAB.check(nursery, "sync_tied", LAB.wrong_program("sync_tied_group_of_its_members_only"))
     assert verdict.points == 2 and "the next group would hang" in verdict.rows[2].note, verdict
+
+
+LISTS = ("gpipe", "one_f_one_b", "interleaved", "zb_h1")
+MISREAD = [(name, number) for name in LISTS for number in range(len(LAB.lab[name].mistakes))]
+
+
+@pytest.mark.parametrize(("exercise", "number"), MISREAD)
+def test_lists_of_a_named_misreading_are_refused(exercise: str, number: int) -> None:
+    asked = LAB.lab[exercise]
+    shown = [case.inputs for case in asked.cases if isinstance(case.inputs, dict)]
+    refused = (
+        accept(Answer(asked.mistakes[number].answer(**given), given, []))
+        for case in asked.cases
+        for given in (*shown, *case.fixed)
+        for accept in case.accept
+    )
+    assert any(refused), asked.mistakes[number].hint
+
+
+def test_a_misreading_is_named_and_the_idea_left_out(nursery: Nursery) -> None:
+    wrong = LAB.solutions["one_f_one_b"].replace("p - rank - 1", "rank")
+    verdict = LAB.check(nursery, "one_f_one_b", wrong)
+    assert verdict.mistake.startswith("Rank r warms up with r forwards here")

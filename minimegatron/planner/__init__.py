@@ -1,0 +1,19 @@
+"""Memory, messages and time of a run on a cluster, before anything runs; and which layout to take.
+
+| file           | what                                                                                   |
+|----------------|----------------------------------------------------------------------------------------|
+| `cluster`      | what GPUs and links are: A100, H100, H200, B200, a file, this machine                  |
+| `measure`      | this machine, timed                                                                    |
+| `closed_forms` | the formulas that papers print                                                         |
+| `work`         | the products of a module, the memory it touches, the messages it sends                 |
+| `stages`       | the same of a stage, and what of it is recomputed                                      |
+| `traffic`      | every communication of a step on one rank                                              |
+| `timing`       | rooflines, links and the schedule played: the time of a step                           |
+| `planning`     | all of it for a run; whether it fits, and what would make it fit                       |
+| `layouts`      | the points of a search                                                                 |
+| `estimate`     | bytes and seconds of a point, quickly                                                  |
+| `search`       | all layouts, pruned by memory, ranked by time                                          |
+| `report`       | tables                                                                                 |
+
+Bytes of memory are `footprint`'s. `minimegatron plan` prints a plan.
+"""

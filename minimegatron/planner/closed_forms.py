@@ -1,0 +1,161 @@
+"""The formulas that papers print, for the model and the kernels that they have: a GPT with an MLP of 4 h, in 16 bits.
+
+They are what a reader checks by hand and what a plan's numbers are compared with. A plan itself reads the real layout
+(`footprint`, `messages`), whose kernels are others: a published closed form counts dropout masks of one byte and no
+log-sum-exp.
+
+L layers, h hidden, a heads, s tokens, b samples of a microbatch, t ranks of tp, V words, p stages, m microbatches,
+v chunks of a rank.
+
+| what                  | formula                                               | from                       |
+|-----------------------|-------------------------------------------------------|----------------------------|
+| bubble / ideal time   | (p - 1) / (v m)                                       | arXiv 2104.04473, 2.2      |
+| parameters            | 12 L h^2 (1 + 13/(12 h) + (V + s)/(12 L h))           | 2104.04473, equation 2     |
+| model FLOPs of a step | 72 B L s h^2 (1 + s/(6 h) + V/(12 h L))               | 2205.05198, appendix A     |
+| hardware, selective   | 72 B L s h^2 (1 + s/(3 h) + V/(12 h L))               | the same                   |
+| hardware, full        | 96 B L s h^2 (1 + s/(6 h) + V/(16 h L))               | 2104.04473, equation 3     |
+| seconds of a training | 8 tokens P / (n X), with full recompute               | 2104.04473, equation 4     |
+
+**Conventions of FLOPs.** A multiplication and an addition are two. *Model* FLOPs are what the maths needs, *hardware*
+FLOPs what is computed, recompute included; MFU and HFU are their shares of the peak. Papers before 2023 count the full
+square of attention, Megatron's log line and this package's (`training/flops`) half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from minimegatron.errors import ConfigError, did_you_mean
+
+# Bytes of a layer over s b h, where x = 5 a s / h is what a core attention that keeps its weights keeps.
+ACTIVATIONS = {
+    "none": lambda t, x: 34 + x,
+    "tp": lambda t, x: 10 + 24 / t + x / t,
+    "tp sp": lambda t, x: (34 + x) / t,
+    "tp selective": lambda t, x: 10 + 24 / t,
+    "tp sp selective": lambda t, x: 34 / t,
+    "full": lambda t, x: 2.0,
+    "full sp": lambda t, x: 2 / t,
+}
+# Precision -> bytes of a parameter, of its gradient, of what the optimizer keeps for it.
+FLAVOURS = {
+    "zero": (2, 2, 12),  # as arXiv 1910.02054 counts
+    "fp16, fp16 gradients": (2, 2, 16),
+    "bf16, fp32 gradients": (2, 4, 12),
+    "fp32": (4, 4, 8),
+}
+
+
+def bubble(p: int, m: int, v: int = 1) -> Fraction:
+    """Idle time over work of GPipe, 1F1B and interleaved 1F1B."""
+    return Fraction(p - 1, v * m)
+
+
+def parameters(layers: int, h: int, vocab: int, s: int) -> float:
+    """Of a GPT with learned positions and a tied output layer."""
+    return 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab + s) / (12 * layers * h))
+
+
+def model_flops(batch: int, s: int, layers: int, h: int, vocab: int) -> float:
+    """Of a step, with the full square of attention."""
+    return 72 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (12 * h * layers))
+
+
+def hardware_flops(batch: int, s: int, layers: int, h: int, vocab: int, recompute: str = "none") -> float:
+    """The same with what is computed twice: "none", the core attention ("selective"), or every layer ("full")."""
+    if recompute == "none":
+        return model_flops(batch, s, layers, h, vocab)
+    if recompute == "selective":
+        return 72 * batch * layers * s * h**2 * (1 + s / (3 * h) + vocab / (12 * h * layers))
+    _known(recompute, ("none", "selective", "full"))
+    return 96 * batch * layers * s * h**2 * (1 + s / (6 * h) + vocab / (16 * h * layers))
+
+
+def training_seconds(tokens: float, params: float, gpus: int, flops_of_a_gpu: float) -> float:
+    """With full recompute: 8 FLOPs for a token and a parameter."""
+    return 8 * tokens * params / (gpus * flops_of_a_gpu)
+
+
+def layer_activations(method: str, s: int, b: int, h: int, a: int, t: int = 1) -> float:
+    """Bytes that one layer keeps of one microbatch on a rank; `method` is a key of `ACTIVATIONS`."""
+    _known(method, ACTIVATIONS)
+    return s * b * h * ACTIVATIONS[method](t, 5 * a * s / h)
+
+
+def first_stage_activations(
+    method: str, s: int, b: int, h: int, a: int, layers: int, vocab: int, *, t: int = 1, p: int = 1, v: int = 1
+) -> float:
+    """Bytes on the fullest rank of 1F1B: p microbatches of L/p layers are under way, and with v chunks (p-1)/(pv) more.
+
+    The ends of the model count too: the mask of the embedding's dropout, and without a pipeline the last norm, the
+    output layer and its logits in fp32.
+    """
+    penalty = 1 + (p - 1) / (p * v) if v > 1 else 1.0
+    ends = s * b * h * p / t + (4 * s * b * h / t * (1 + vocab / h) if p == 1 else 0.0)
+    return layers * penalty * layer_activations(method, s, b, h, a, t) + ends
+
+
+def state_bytes(params: float, replicas: int, zero: int, flavour: str = "bf16, fp32 gradients") -> float:
+    """Parameters, gradients, main parameters and Adam's moments of a rank, each shared out evenly or not at all.
+
+    Args:
+        params: of this rank's part of the model.
+        replicas: D.
+        zero: stage: 1 shares out the optimizer's state, 2 gradients too, 3 parameters too.
+        flavour: a key of `FLAVOURS`.
+    """
+    _known(flavour, FLAVOURS)
+    parts = zip(FLAVOURS[flavour], (3, 2, 1), strict=True)
+    return params * sum(nbytes / (replicas if zero >= stage else 1) for nbytes, stage in parts)
+
+
+def sent(collective: str, elements: float, ranks: int) -> float:
+    """Elements that a rank sends in a ring, of a tensor with so many over all ranks."""
+    return elements * (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
+
+
+def tensor_parallel_volume(s: int, b: int, h: int, t: int, regathered: bool = False) -> float:
+    """Elements that a rank sends for a layer, forward and backward.
+
+    Four all-reduces; with sequence parallelism each is a reduce-scatter and an all-gather, and the inputs of two
+    products are gathered once more for their weights' gradients (`regathered`).
+    """
+    return 4 * sent("all_reduce", b * s * h, t) + (2 * sent("all_gather", b * s * h, t) if regathered else 0.0)
+
+
+def crossover_tokens(h: int) -> float:
+    """Tokens b s of a rank below which tp moves less than ZeRO-3 moves weights: 8 b s h = 3 * 12 h^2."""
+    return 4.5 * h
+
+
+def in_flight(schedule: str, p: int, m: int, rank: int) -> int:
+    """Microbatches whose activations a rank of `1f1b` or `gpipe` holds at most."""
+    _known(schedule, ("1f1b", "gpipe"))
+    return m if schedule == "gpipe" else min(m, p - rank)
+
+
+def capacity(tokens: int, k: int, experts: int, factor: float) -> int:
+    """Tokens that an expert takes at most."""
+    return math.ceil(tokens * k / experts * factor)
+
+
+def cache_bytes(layers: int, groups: int, d: int, element: int = 2) -> int:
+    """Of keys and values of one token."""
+    return 2 * layers * groups * d * element
+
+
+def latent_cache_bytes(layers: int, latent: int, turned: int, element: int = 2) -> int:
+    """Of one token's latents with multi-latent attention."""
+    return layers * (latent + turned) * element
+
+
+def checkpoint_bytes(params: float) -> float:
+    """Weights in 16 bits, main parameters and two moments in fp32."""
+    return 14 * params
+
+
+def _known(word: str, words: object) -> None:
+    names = list(words)  # type: ignore[call-overload]
+    if word not in names:
+        raise ConfigError(f"no {word!r}", fix=did_you_mean(word, names) or f"choose among {', '.join(names)}")

@@ -1,0 +1,146 @@
+"""A cluster in a dozen numbers: what a GPU computes, copies and holds, what links carry, and what of it is reached.
+
+The problem in a sentence: the time of a step is arithmetic over rates, and a rate on a data sheet is one that no
+program reaches.
+
+So a cluster has two kinds of numbers. Those of the data sheet are peaks; `matmul_share`, `copy_share` and `link_share`
+are the parts of them that large products, copies and messages reach, and they are measured (`minimegatron plan
+--measure`) or fitted to published runs (`CALIBRATED` says to which).
+
+| GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
+|------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
+| A100 | 80 GB  | 312 TFLOP/s  | 2.039 T         | 300 G            | 25 G (HDR, 200 Gb/s) | A100 80GB SXM         |
+| H100 | 80 GB  | 989.5        | 3.35 T          | 450 G            | 50 G (NDR, 400 Gb/s) | H100 SXM              |
+| H200 | 141 GB | 989.5        | 4.8 T           | 450 G            | 50 G                 | H200 SXM              |
+| B200 | 180 GB | 2250         | 7.7 T           | 900 G            | 50 G                 | HGX B200              |
+
+**A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
+its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
+there, so between nodes its ranks share g times the rate of one, at most NVLink's.
+
+The peaks are those of `training/flops.PEAK_TFLOPS`. Prices are no property of a GPU and are given by the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minimegatron.config.fields import Config, opt
+from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.trace import Event
+from minimegatron.training.flops import peak_tflops
+
+_H200 = "one H200's large product (790 TFLOP/s) and copy (4.3 TB/s); links as the A100's"
+CALIBRATED = {
+    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
+    "H100": _H200,
+    "H200": _H200,
+    "B200": f"no B200: {_H200}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster(Config):
+    """What a plan computes with; `gpu` may be a CPU."""
+
+    gpu: str = opt("GPU", "name")
+    gpus_per_node: int = opt(8, "GPUs that the fast link joins", least=1)
+    memory: float = opt(80e9, "bytes of a GPU", above=0.0)
+    reserve: float = opt(4e9, "bytes of them that are no tensor's: CUDA, NCCL, cuBLAS, fragments", least=0.0)
+    matmul: float = opt(312e12, "peak of dense products in the model's dtype, FLOP/s", above=0.0)
+    copy: float = opt(2e12, "peak of memory, bytes/s read and written", above=0.0)
+    inside: float = opt(300e9, "of the link inside a node, bytes/s a GPU sends", above=0.0)
+    between: float = opt(25e9, "of the network between nodes, bytes/s a GPU sends", above=0.0)
+    latency_inside: float = opt(4e-6, "seconds of a step of a collective inside a node", least=0.0)
+    latency_between: float = opt(1e-5, "seconds of a step between nodes", least=0.0)
+    matmul_share: float = opt(0.85, "of the peak that large products reach", above=0.0)
+    copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
+    link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
+    price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
+
+    @property
+    def usable(self) -> float:
+        """Bytes for tensors."""
+        return self.memory - self.reserve
+
+    def product(self, flops: float, nbytes: float) -> float:
+        """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely."""
+        return flops / (self.matmul * self.matmul_share) + nbytes / (self.copy * self.copy_share)
+
+    def moved(self, nbytes: float) -> float:
+        """Seconds to read and write so many bytes of memory."""
+        return nbytes / (self.copy * self.copy_share)
+
+    def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
+        """Seconds of a collective over these global ranks, as `trace` names and counts it."""
+        size = len(ranks)
+        if size == 1:
+            return 0.0
+        sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
+        steps = 1 if name in ("send", "ring_shift") else size - 1
+        if name == "all_reduce":
+            steps = 2 * (size - 1).bit_length()
+        return sent / self.rate(ranks) + steps * self.latency(ranks)
+
+    def message(self, nbytes: float, ranks: Sequence[int]) -> float:
+        """Seconds from one of these ranks to the next."""
+        return nbytes / (self._slowest(ranks, 1) * self.link_share) + self.latency(ranks)
+
+    def rate(self, ranks: Sequence[int]) -> float:
+        """Bytes/s that a rank of a group sends in a ring."""
+        return self._slowest(ranks, self._together(ranks)) * self.link_share
+
+    def latency(self, ranks: Sequence[int]) -> float:
+        return self.latency_inside if self._together(ranks) == len(ranks) else self.latency_between
+
+    def _together(self, ranks: Sequence[int]) -> int:
+        """How many of the ranks are on the node of the first."""
+        node = ranks[0] // self.gpus_per_node
+        return sum(rank // self.gpus_per_node == node for rank in ranks)
+
+    def _slowest(self, ranks: Sequence[int], cards: int) -> float:
+        return self.inside if self._together(ranks) == len(ranks) else min(self.inside, self.between * cards)
+
+
+def _given(gpu: str, memory: float, copy: float, inside: float, between: float, **more: Any) -> Cluster:
+    peak = peak_tflops(gpu)
+    assert peak is not None, "a GPU of the table"
+    return Cluster(gpu, 8, memory, 4e9, peak * 1e12, copy, inside, between, **more)
+
+
+_HOPPER = {"matmul_share": 0.80, "copy_share": 0.90}
+CLUSTERS = {
+    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9),
+    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, **_HOPPER),
+    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, **_HOPPER),
+    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, **_HOPPER),
+}
+
+
+def read_cluster(name: str) -> Cluster:
+    """A preset by its name, or a JSON file with the fields of `Cluster`.
+
+    Raises:
+        ConfigError: neither; a field that does not exist, or a value that cannot be.
+    """
+    if name in CLUSTERS:
+        return CLUSTERS[name]
+    if not name.endswith(".json"):
+        near = did_you_mean(name, CLUSTERS) or f"choose among {', '.join(CLUSTERS)}, or give a FILE.json"
+        raise ConfigError(f"there is no cluster {name!r}", fix=near)
+    try:
+        found = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}", fix="minimegatron plan --measure FILE.json writes one") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} holds a {type(found).__name__}", fix="a JSON table of the fields of Cluster")
+    return Cluster.from_dict(found)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """The file that `read_cluster` reads."""
+    path.write_text(json.dumps(cluster.to_dict(), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,146 @@
+"""The points of a search: what a layout is, its flags, and all of them that divide what they must.
+
+Only what no flag has set is searched, so `--tensor-model-parallel-size 8` keeps tp at 8. What divides here may still
+break a rule of the package: `check_run` decides, when the layout is planned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from minimegatron.errors import require
+from minimegatron.planner.cluster import Cluster
+from minimegatron.planner.planning import RECOMPUTE, ZERO, changed
+from minimegatron.training.run import RunConfig
+
+FIELDS = {  # of a layout -> the field that a flag would set
+    "tp": "tensor_model_parallel_size", "cp": "context_parallel_size", "pp": "pipeline_model_parallel_size",
+    "v": "num_virtual_stages_per_pipeline_rank", "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size", "schedule": "pipeline_schedule", "micro_batch": "micro_batch_size",
+    "recompute": "recompute_granularity", "zero": "data_parallel_sharding_strategy",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One point of the search; `v` chunks, `zero` a stage, `recompute` a key of `RECOMPUTE`.
+
+    With `ends` the embedding and the loss count as a layer each where the pipeline is cut.
+    """
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int
+    v: int
+    schedule: str
+    micro_batch: int
+    recompute: str
+    zero: int
+    ends: bool = False
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """Fields that say how the layers are cut."""
+        if self.pp == 1:
+            return {}
+        found: dict[str, Any] = {"pipeline_schedule": self.schedule}
+        if self.schedule == "interleaved":
+            found["num_virtual_stages_per_pipeline_rank"] = self.v
+        return found | {f"account_for_{end}_in_pipeline_split": self.ends for end in ("embedding", "loss")}
+
+    def run(self, base: RunConfig) -> RunConfig:
+        """The base with this layout.
+
+        Raises:
+            ConfigError: a rule of one configuration.
+        """
+        kept = base.parallel.overlap_param_gather and self.zero in (1, 2)
+        return changed(
+            base,
+            tensor_model_parallel_size=self.tp,
+            sequence_parallel=self.tp > 1,
+            context_parallel_size=self.cp,
+            pipeline_model_parallel_size=self.pp,
+            expert_model_parallel_size=self.ep,
+            expert_tensor_parallel_size=self.etp,
+            micro_batch_size=self.micro_batch,
+            data_parallel_sharding_strategy=ZERO[self.zero],
+            overlap_param_gather=kept,
+            **self.pipeline,
+            **({} if "recompute_granularity" in base.given else RECOMPUTE[self.recompute]),
+        )
+
+    def flags(self, base: RunConfig) -> list[str]:
+        """Of the command line that trains so."""
+        run, words = self.run(base), list[str]()
+        for section in ("parallel", "training", "model"):
+            mine, theirs = getattr(run, section), getattr(base, section)
+            for field in dataclasses.fields(mine):
+                value = getattr(mine, field.name)
+                if value != getattr(theirs, field.name) and value is not False and value is not None:
+                    several = value if isinstance(value, tuple) else (value,)
+                    words += [f"--{field.name.replace('_', '-')}", *map(str, several if value is not True else ())]
+        return words
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`."""
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
+    """All that divide what they must."""
+    model, batch = base.model, base.training.global_batch_size
+    require(batch is not None, "a search without --global-batch-size: it decides what every layout computes", "give it")
+    assert batch is not None
+    tps = [n for n in powers(cluster.gpus_per_node) if not model.num_attention_heads % n]
+    cps = [n for n in powers(max(1, min(64, base.data.seq_length // 4096)))]
+    pps = [n for n in range(1, 65) if not model.num_layers % n or not (model.num_layers + 2) % n]
+    eps = [n for n in divisors(model.num_experts or 1) if n <= 64]
+    wide = {
+        name: getattr(base.model if name == "recompute" else base.parallel, field, None)
+        for name, field in FIELDS.items()
+    }
+    wide["micro_batch"] = base.training.micro_batch_size
+    fixed = {name: value for name, value in wide.items() if FIELDS[name] in base.given}
+
+    def choose(name: str, values: Iterable) -> list:
+        return [fixed[name]] if name in fixed else list(values)
+
+    zeros = [ZERO.index(fixed["zero"])] if "zero" in fixed else range(base.parallel.use_distributed_optimizer, 4)
+    again = [fixed["recompute"] or "none"] if "recompute" in fixed else list(RECOMPUTE)
+    for tp, cp, pp, ep in itertools.product(choose("tp", tps), choose("cp", cps), choose("pp", pps), choose("ep", eps)):
+        dp, rest = divmod(world, tp * cp * pp)
+        if rest or batch % dp:
+            continue
+        for etp in choose("etp", {1, tp} if model.num_experts else {tp}):
+            if world % (etp * ep * pp):
+                continue
+            for b in choose("micro_batch", (n for n in powers(8) if not batch // dp % n)):
+                if batch // dp % b == 0:
+                    for schedule, v, ends in _pipelines(model.num_layers, pp, batch // dp // b, fixed):
+                        for recompute, zero in itertools.product(again, zeros):
+                            yield Layout(tp, cp, pp, ep, etp, v, schedule, b, recompute, zero, ends)
+
+
+def _pipelines(layers: int, pp: int, m: int, fixed: dict) -> Iterator[tuple[str, int, bool]]:
+    """(Schedule, chunks, whether the ends count) of pp ranks and m microbatches."""
+    if pp == 1:
+        yield "1f1b", 1, False
+        return
+    for ends in (False, True):
+        each, rest = divmod(layers + 2 * ends, pp)
+        found = [("1f1b", 1), ("zb_h1", 1)] + [("zb_v", 2)] * (each % 2 == 0 and m >= 2 * pp)
+        found += [("interleaved", v) for v in divisors(each)[1:] if m % pp == 0]
+        for name, v in found if not rest else ():
+            if fixed.get("schedule", name) == name and fixed.get("v", v) in (v, None):
+                yield name, v, ends

@@ -1,0 +1,147 @@
+"""A plan as text: memory by stage, messages by axis, the time of a step, and the formula of every number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from minimegatron.comm.mesh import Mesh
+from minimegatron.planner.planning import TERMS, Change, Plan
+from minimegatron.planner.search import Found
+from minimegatron.planner.timing import AGAIN, BELOW, MEMORY, PEAK
+from minimegatron.trace import Event
+from minimegatron.training.memory_report import explain as explain_memory
+from minimegatron.training.memory_report import predicted_row, spans, table
+
+GIB = 2**30
+FORMULAS = {
+    PEAK: "2 m n k of each matrix forward, twice that backward, over the peak",
+    BELOW: "the same over matmul_share of the peak, and factors and result read and written",
+    MEMORY: "bytes of norms, activations, the loss over copy_share of the memory's rate",
+    AGAIN: "what is recomputed, forward once more",
+    "tp": "activations summed or gathered, what a ring sends over the link; less what travels beside a product",
+    "cp": "keys and values, less what travels beside attention",
+    "experts": "rows to experts and back",
+    "sharding": "gradients and weights that ZeRO-2 or -3 send in every microbatch and no computation hides",
+    "bubble": "the schedule played, less the work of its busiest rank",
+    "gradients": "buckets once a step, less the last backward pass with --overlap-grad-reduce",
+    "weights": "updated weights gathered, less the first forward pass with --overlap-param-gather",
+    "optimizer": "34 bytes of an element that this rank updates, over the memory's rate",
+    "end of step": "norm, counts, losses, gradients of copies",
+}
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    )
+
+
+def in_words(told: Plan, tokens: float | None = None, explains: bool = False) -> str:
+    """All of a plan."""
+    parts = [memory_text(told), verdict(told)]
+    if told.time is not None:
+        parts += [time_text(told, tokens, explains), messages_text(told, explains)]
+    else:
+        parts += [f"no time is predicted: {', '.join(told.unknown)} has no formula"]
+    return "\n\n".join(parts)
+
+
+def memory_text(told: Plan) -> str:
+    rows = (predicted_row(f"rank {rank}, layers {spans(one.layers)}", one) for rank, one in told.memory.items())
+    return f"{table(rows)}\n\n{explain_memory(f'rank {told.fullest}', told.memory[told.fullest])}"
+
+
+def verdict(told: Plan) -> str:
+    """Whether it fits, and else whose fault it is."""
+    room, need = told.cluster.usable / GIB, told.bytes / GIB
+    if told.fits:
+        return f"fits: {need:.1f} of {room:.1f} GiB on rank {told.fullest}"
+    if any(one.unknown for one in told.memory.values()):
+        return f"not known whether it fits: {', '.join(told.unknown)} is not predicted"
+    owner = told.blame
+    share = told.memory[told.fullest].peak[owner] / told.bytes
+    return (
+        f"does not fit: {need:.1f} GiB on rank {told.fullest}, and {told.cluster.gpu} has {room:.1f} for tensors; "
+        f"{share:.0%} are {owner}, which {TERMS.get(owner, 'nothing')} divide"
+    )
+
+
+def changes_text(changes: Sequence[Change]) -> str:
+    """What would make it fit."""
+    if not changes:
+        return "no change of one or two flags makes it fit; --search looks at all layouts"
+    rows = [["what makes it fit", "GiB", "s/step"]]
+    for change in changes:
+        seconds = f"{change.plan.time.seconds:.3f}" if change.plan.time else "?"
+        rows.append([change.flags, f"{change.plan.bytes / GIB:.1f}", seconds])
+    return grid(rows)
+
+
+def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
+    """The waterfall, MFU, days and cost."""
+    time = told.time
+    assert time is not None, "there is a time"
+    rows = [["seconds of a step", "s", "share", *(["from"] * explains)]]
+    for name, seconds in time.parts.items():
+        rows.append([name, f"{seconds:.4f}", f"{seconds / time.seconds:.1%}", *([FORMULAS[name]] * explains)])
+    rows.append(["all", f"{time.seconds:.4f}", "100.0%", *([""] * explains)])
+    lines = [grid(rows), ""]
+    lines.append(
+        f"{time.tflops:.1f} TFLOP/s a GPU, MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's "
+        f"square, no recompute); {told.tokens_a_step() / time.seconds:,.0f} tokens/s"
+    )
+    if explains:
+        lines.append(f"{time.model_flops:.4e} model FLOPs of a step = 3 x forward, see training/flops")
+    if tokens is not None:
+        price = f", {told.cost(tokens):,.0f} at {told.cluster.price} a GPU and hour" if told.cluster.price else ""
+        lines.append(f"{tokens:.3g} tokens: {told.days(tokens):.1f} days{price}")
+    return "\n".join(lines)
+
+
+def messages_text(told: Plan, explains: bool) -> str:
+    """By collective and axis; with `explains` each message by itself."""
+    rows = [[f"rank {told.fullest} sends in a step", "count", "MiB of tensors", "MiB sent"]]
+    mesh = Mesh.planned(told.run.parallel, told.fullest, told.world)
+    found: dict[tuple[str, ...], list[float]] = {}
+    for (message, part), count in told.messages().items():
+        key = (f"{message.name}/{message.axis}", *((f"{message.nbytes:,} bytes, {part}",) * explains))
+        cell = found.setdefault(key, [0.0] * 3)
+        event = Event(message.name, "comm", 0, 0.0, 0.0, nbytes=message.nbytes, size=mesh.axis(message.axis).size)
+        for i, n in enumerate((1.0, float(message.nbytes), event.wire_bytes)):
+            cell[i] += count * n
+    for key, (times, nbytes, sent) in sorted(found.items()):
+        rows.append([" of ".join(key), f"{times:,.0f}", f"{nbytes / 2**20:,.2f}", f"{sent / 2**20:,.2f}"])
+    return grid(rows)
+
+
+def search_text(found: Sequence[Found]) -> str:
+    """The table of a search."""
+    names = ("tp", "cp", "pp", "v", "ep", "etp", "schedule", "micro_batch", "recompute", "zero", "ends")
+    rows = [[*(name.replace("_", "-") for name in names), "dp", "GiB", "s/step", "TFLOP/s", "MFU"]]
+    for one in found:
+        time = one.plan.time
+        assert time is not None, "what was found has a time"
+        dp = one.plan.run.parallel.data_parallel_size(one.plan.world)
+        numbers = [f"{one.plan.bytes / GIB:.1f}", f"{time.seconds:.3f}", f"{time.tflops:.0f}", f"{time.mfu:.1%}"]
+        rows.append([*(str(getattr(one.layout, name)) for name in names), str(dp), *numbers])
+    return grid(rows)
+
+
+def commands(flags: Iterable[str], world: int, gpus_per_node: int) -> str:
+    """torchrun for one node after the other, and the same for Slurm."""
+    words, nodes = " ".join(flags), max(1, world // gpus_per_node)
+    each = min(world, gpus_per_node)
+    train = f"-m minimegatron train {words}"
+    return "\n".join(
+        [
+            f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 "
+            f"{train}",
+            "",
+            f"sbatch --nodes {nodes} --ntasks-per-node 1 --gpus-per-node {each} --wrap 'srun torchrun --nnodes {nodes} "
+            f"--nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint "
+            f"$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29500 {train}'",
+        ]
+    )

@@ -1,0 +1,304 @@
+"""The time of a training step: rooflines of what a stage computes, links of what it sends, and the schedule played.
+
+The problem in a sentence: ranks wait for links, for memory and for each other, and the sum of what each does is not the
+time that all take.
+
+    product       FLOPs / (peak * share) + bytes / (copy * share)            `Cluster.product`
+    memory        bytes / (copy * share)                                     norms, activations, the loss, AdamW
+    message       what a ring sends / link + steps * latency                 `Cluster.collective`
+    F, B, W       sums of a stage's operations; what travels beside a product counts where it takes longer
+    the passes    `parallel/schedule_sim` plays the list of actions that the executor runs
+    the step      passes + gradients and weights that nothing hides + the optimizer
+
+Gradients with `overlap_grad_reduce` travel during one backward pass, weights with `overlap_param_gather` during one
+forward pass; the last bucket has nothing to hide behind. What ZeRO-2 and -3 send in every microbatch hides behind that
+microbatch, gradients only with `overlap_grad_reduce`.
+
+`StepTime.parts` is a waterfall: from what the model's FLOPs take at the peak to the step, each loss with its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from minimegatron.comm.mesh import Mesh, rank_groups
+from minimegatron.config import TransformerConfig
+from minimegatron.config.stages import SPLIT, StagePlan, plan_stages
+from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.models.chunks import placement_of, schedule_of
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.planner.cluster import Cluster
+from minimegatron.planner.stages import again, ends_work, layer_work
+from minimegatron.planner.traffic import step_messages
+from minimegatron.planner.work import Message, Op
+from minimegatron.training.flops import step_flops
+from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.run import RunConfig
+
+FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
+BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, result), over those forward
+ADAM_BYTES = 34  # of an element: gradient, main parameter, two moments read; three of them and a weight written; norm
+OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
+PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
+PLAYED = (
+    4  # microbatches for each rank of a pipeline that are played; each further one takes what the busiest rank needs
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PassTime:
+    """Seconds of one microbatch in one stage.
+
+    Attributes:
+        forward, backward: of the passes.
+        weights: of the backward pass, products that a split one puts off.
+        parts: {part of the waterfall: seconds} of both.
+    """
+
+    forward: float
+    backward: float
+    weights: float
+    parts: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A step.
+
+    Attributes:
+        seconds: of it.
+        parts: {name: seconds} of the busiest rank, which add up to it.
+        model_flops: of all ranks, with half of attention's square.
+        gpus: how many there are.
+        peak: FLOP/s of each.
+    """
+
+    seconds: float
+    parts: dict[str, float]
+    model_flops: float
+    gpus: int
+    peak: float
+
+    @property
+    def tflops(self) -> float:
+        """Model FLOPs a second and GPU, in TFLOP/s."""
+        return self.model_flops / self.seconds / self.gpus / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """Share of the dense peak; model FLOPs count half of attention's square and no recompute."""
+        return self.tflops * 1e12 / self.peak
+
+
+class _Watch:
+    """Adds up seconds by part."""
+
+    def __init__(self, z: Sizes, cluster: Cluster) -> None:
+        self.z, self.cluster, self.parts = z, cluster, dict[str, float]()
+
+    def _add(self, part: str, seconds: float) -> float:
+        if seconds:
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
+        return seconds
+
+    def product(self, op: Op) -> float:
+        return self.cluster.product(op.product.flops, op.product.nbytes) if op.product is not None else 0.0
+
+    def run(self, op: Op, backward: bool, again: bool = False) -> float:
+        """An operation of a pass, with what it sends."""
+        flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
+        times = 2 + FLASH_AGAIN * flash if backward else 1
+        product, moved = times * self.product(op), (BACK if backward else 1) * self.cluster.moved(op.moved)
+        if again:
+            self._add(AGAIN, product + moved)
+        elif product:
+            assert op.product is not None, "it takes time"
+            ideal = times * op.product.flops / self.cluster.matmul
+            self._add(PEAK, ideal)
+            self._add(BELOW, product - ideal)
+        self._add(MEMORY, 0.0 if again else moved)
+        return product + moved + self._send([m for m in op.messages if m.backward == backward], product)
+
+    def _send(self, messages: Sequence[Message], product: float) -> float:
+        """What travels beside the product counts where it takes longer."""
+        total = 0.0
+        for beside in (False, True):
+            some = [m for m in messages if m.beside == beside]
+            seconds = sum(message_time(m, self.z.mesh, self.cluster) for m in some)
+            if some:
+                left = max(0.0, seconds - product) if beside else seconds
+                total += self._add(OF_AXIS.get(some[0].axis, "experts"), left)
+        return total
+
+
+def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
+    """Of one communication of this rank."""
+    return cluster.collective(message.name, message.nbytes, mesh.axis(message.axis).ranks)
+
+
+def pass_time(ops: Iterable[Op], repeated: Iterable[Op], z: Sizes, cluster: Cluster) -> PassTime:
+    """One microbatch through these operations, some of which the backward pass repeats."""
+    watch, ops = _Watch(z, cluster), list(ops)
+    forward = sum(watch.run(op, False) for op in ops)
+    backward = sum(watch.run(op, True) for op in ops) + sum(watch.run(op, False, True) for op in repeated)
+    return PassTime(forward, backward, sum(watch.product(op) for op in ops if op.weights), watch.parts)
+
+
+class Pieces:
+    """What stages are made of: both ends of the model, and one layer of each kind.
+
+    Args:
+        z: a microbatch of this layout.
+        cluster: whose rates and links.
+        model: with one layer of each kind (`one_of_each`).
+    """
+
+    def __init__(self, z: Sizes, cluster: Cluster, model: GPTModel) -> None:
+        self.z, self._cluster = z, cluster
+        first, last = ends_work(model, z)
+        self.first, self.last = pass_time(first, (), z, cluster), pass_time(last, (), z, cluster)
+        self._layers = {
+            z.config.has_experts(int(number)): [self._layer(layer, whole) for whole in (False, True)]
+            for number, layer in model.decoder.layers.items()
+        }
+
+    def _layer(self, layer: nn.Module, whole: bool) -> PassTime:
+        ops, repeated = layer_work(layer, self.z)
+        return pass_time(ops, again(ops, False) if whole else repeated, self.z, self._cluster)
+
+    def stage(self, plan: StagePlan, number: int) -> PassTime:
+        """One stage of a cut model."""
+        config, layers = self.z.config, plan.layers[number]
+        full, block = config.recompute_granularity == "full", config.recompute_method == "block"
+        parts = [
+            self._layers[config.has_experts(n)][full and (not block or i < config.recompute_num_layers)]
+            for i, n in enumerate(layers)
+        ]
+        parts += [self.first] * (number == 0) + [self.last] * (number == len(plan.layers) - 1)
+        return added(parts)
+
+
+def added(parts: Sequence[PassTime]) -> PassTime:
+    """One after the other."""
+    names = dict.fromkeys(name for part in parts for name in part.parts)
+    return PassTime(
+        sum(part.forward for part in parts),
+        sum(part.backward for part in parts),
+        sum(part.weights for part in parts),
+        {name: sum(part.parts.get(name, 0.0) for part in parts) for name in names},
+    )
+
+
+def one_of_each(config: TransformerConfig, mesh: Mesh) -> GPTModel:
+    """The model with one layer of each kind, shapes without memory."""
+    kinds = {config.has_experts(n): n for n in reversed(range(config.num_layers))}
+    with torch.device("meta"):
+        return GPTModel(config, mesh, layer_numbers=sorted(kinds.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """What a rank does besides the passes of its microbatches, where nothing hides it.
+
+    Attributes:
+        each: seconds that every microbatch takes longer.
+        parts: {part of the waterfall: seconds} once a step.
+    """
+
+    each: float
+    parts: dict[str, float]
+
+
+def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
+    """Of one rank, whose stages take `mine` for a microbatch."""
+    work, parallel = work_of_run(run, world, "cuda"), run.parallel
+    mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
+    ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
+    z = sizes_of(run.model, mesh, run.optimizer, work)
+    found: dict[str, list[float]] = {}
+    few = min(work.microbatches, plan.ranks + work.microbatches % plan.ranks)  # each sends the same
+    for (message, part), count in step_messages(plan, ddp, z, few).items():
+        if part not in ("forward", "backward", "pipeline"):
+            found.setdefault(part, []).extend([message_time(message, mesh, cluster)] * count)
+
+    def left(hidden: float, *kinds: str, times: int = 1) -> float:
+        """Seconds that are not hidden; the last message has nothing to hide behind."""
+        seconds = [s for part in kinds for s in found.get(part, [])]
+        total = sum(seconds) / times
+        last = seconds[-1] if seconds else 0.0
+        return min(total, last + max(0.0, total - last - hidden))
+
+    overlaps = parallel.overlap_grad_reduce
+    updated = sum(shard.grad.numel() for shard in ddp.shards().values())
+    beside = ("weights on use", "shards") if overlaps else ("weights on use",)
+    each = left(mine.forward + mine.backward, *beside, times=few) + left(0.0, "shards", times=few) * (not overlaps)
+    once = {
+        "gradients": left(mine.backward * overlaps, "gradients"),
+        "weights": left(mine.forward * parallel.overlap_param_gather, "weights"),
+        "optimizer": cluster.moved(ADAM_BYTES * updated),
+        "end of step": left(0.0, "end of step"),
+    }
+    return Around(each, once)
+
+
+def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m: int) -> tuple[float, int]:
+    """(Seconds of all passes, the rank that works longest)."""
+    placement = placement_of(plan)
+    busy = [sum(stages[s].forward + stages[s].backward for s in row) for row in placement]
+    busiest = busy.index(max(busy))
+    if plan.ranks == 1:
+        return m * busy[0], 0
+    split = plan.schedule in SPLIT
+    costs = Costs(
+        [s.forward for s in stages],
+        [s.backward - s.weights * split for s in stages],
+        [s.weights * split for s in stages],
+        cluster.message(z.stream, z.mesh.pp.ranks[:2]),
+    )
+
+    def makespan(microbatches: int) -> float:
+        return float(simulate(schedule_of(plan, z.mesh.parallel, microbatches), costs, checked=True).makespan)
+
+    p, grouped = plan.ranks, z.mesh.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
+    few = PLAYED * p + m % p
+    if m <= few or grouped:
+        return makespan(m), busiest
+    played = makespan(few)
+    return played + (m - few) / p * (played - makespan(few - p)), busiest
+
+
+def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
+    """A step of a run on GPUs of this cluster.
+
+    Raises:
+        ConfigError: the layout cannot be.
+        Unpredicted: an operation has no formula.
+    """
+    require_known(run.spec is None, "the time of a spec's layers")
+    require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
+    work, plan = work_of_run(run, world, "cuda"), plan_stages(run.parallel, run.model.num_layers)
+    ranks = rank_groups(run.parallel, world, "pp")[0]
+    z = sizes_of(run.model, Mesh.planned(run.parallel, ranks[0], world), run.optimizer, work)
+    pieces = Pieces(z, cluster, one_of_each(run.model, z.mesh))
+    stages = [pieces.stage(plan, number) for number in range(len(plan.layers))]
+    placement, m = placement_of(plan), work.microbatches
+    ends = [
+        around(run, ranks[r], world, cluster, added([stages[s] for s in placement[r]])) for r in {0, len(ranks) - 1}
+    ]
+    slowest, each = max(ends, key=lambda end: sum(end.parts.values())), max(end.each for end in ends)
+    later = [dataclasses.replace(s, backward=s.backward + each / plan.chunks) for s in stages]
+    passes, busiest = play(plan, z, cluster, later, m)
+    mine = added([stages[s] for s in placement[busiest]])
+    parts = {name: m * seconds for name, seconds in mine.parts.items()}
+    parts |= {"sharding": m * each} if each else {}
+    parts["bubble"] = max(0.0, passes - sum(parts.values())) if plan.ranks > 1 else 0.0
+    parts |= slowest.parts
+    samples = m * work.micro_batch_size * run.parallel.data_parallel_size(world)
+    flops = step_flops(run.model, samples, work.seq_length)
+    return StepTime(sum(parts.values()), {n: s for n, s in parts.items() if s}, flops, world, cluster.matmul)

@@ -1,0 +1,188 @@
+"""Every communication of a training step on one rank: how often, over which axis, and how many bytes.
+
+| from                           | what                                                                            |
+|--------------------------------|---------------------------------------------------------------------------------|
+| modules (`work`)               | sums and gathers of tp, rings of cp, rows to experts; for each microbatch       |
+| the schedule's list of actions | activations and gradients to neighbours of pp                                   |
+| buckets of the wrapper         | gradients; weights after the step (ZeRO-1, -2) or when they are used (ZeRO-3)   |
+| layouts of parameters          | gradients of norms over tp, of a tied table over embd                           |
+| the step itself                | counts, losses, the norm of the gradient                                        |
+
+The model and its wrapper are built on torch's `meta` device, so buckets, shards and padding are those of the run.
+A step that is traced (`trace.record`) counts the same calls and bytes; tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config.stages import StagePlan, plan_stages
+from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.layers.param import layout_of
+from minimegatron.layers.router import tally_size
+from minimegatron.models.chunks import ModelChunks, schedule_of
+from minimegatron.models.decoder import GPTModel
+from minimegatron.parallel.actions import Action
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.finalize import partial_axes
+from minimegatron.parallel.grad_buffer import Bucket, GradBuffer
+from minimegatron.parallel.units import units_of
+from minimegatron.planner.stages import StageWork
+from minimegatron.planner.work import Message
+from minimegatron.training.memory_report import work_of_run
+from minimegatron.training.run import RunConfig
+
+Messages = Counter[tuple[Message, str]]
+
+
+def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") -> Messages:
+    """What one rank of a run sends in a step.
+
+    Raises:
+        ConfigError: the layout cannot be.
+        Unpredicted: something travels that has no formula.
+    """
+    config, parallel, optimizer = run.model, run.parallel, run.optimizer
+    require_known(not parallel.use_torch_fsdp2, "FSDP2's messages")
+    require_known(optimizer.optimizer in ("adam", "sgd"), f"messages of {optimizer.optimizer}")
+    require_known(not optimizer.freeze, "messages of a model with frozen parameters")
+    require_known(run.spec is None, "messages of a spec's layers")
+    mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
+    ddp = meta_wrapper(meta_model(config, mesh, optimizer), mesh, optimizer)
+    return step_messages(
+        plan_stages(parallel, config.num_layers), ddp, sizes_of(config, mesh, optimizer, work), work.microbatches
+    )
+
+
+def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Messages:
+    """{(message, part of the step): how often} in one step of this rank."""
+    found: Messages = Counter()
+    stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
+    work = [StageWork.of(stage, z) for stage in stages]
+    split = {(a.microbatch, a.chunk) for a in row if a.kind == "W"}
+    for action in row:
+        if action.kind != "W":
+            passes = "forward" if action.kind == "F" else "backward"
+            found.update((m, passes) for m in work[action.chunk].messages(action.kind == "B"))
+        if action.kind == "W" or action.kind == "B" and (action.microbatch, action.chunk) not in split:
+            found.update((m, "shards") for m in _fleeting(ddp, stages[action.chunk]))
+    found.update((m, "pipeline") for m in pipeline_messages(plan, z, microbatches))
+    found.update((m, "gradients") for m in gradient_messages(ddp))
+    when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
+    found.update((m, when) for m in weight_messages(ddp, row))
+    found.update((m, "end of step") for m in ends_of_step(ddp, z))
+    return found
+
+
+def summary(found: Messages) -> dict[str, dict[str, int]]:
+    """The same as `trace.Log.summary`."""
+    table: dict[str, dict[str, int]] = {}
+    for (message, _), count in found.items():
+        cell = table.setdefault(f"{message.name}/{message.axis}", {"count": 0, "nbytes": 0})
+        cell["count"] += count
+        cell["nbytes"] += count * message.nbytes
+    return dict(sorted(table.items()))
+
+
+def stages_of(ddp: DistributedDataParallel) -> list[GPTModel]:
+    """The stages of this rank."""
+    model = ddp.module
+    if isinstance(model, ModelChunks):
+        return [stage for _, stage in model.stages()]
+    assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
+    return [model]
+
+
+def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
+    """The list of this rank."""
+    if plan.ranks == 1:
+        return [Action(kind, i) for i in range(microbatches) for kind in "FB"]
+    return list(schedule_of(plan, z.mesh.parallel, microbatches).actions[z.mesh.pp.rank])
+
+
+def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[Message]:
+    """Sent and received, from the list of actions."""
+    if plan.ranks == 1:
+        return
+    schedule, rank = schedule_of(plan, z.mesh.parallel, microbatches), z.mesh.pp.rank
+    for action in schedule.actions[rank]:
+        arriving = schedule.input_of(rank, action)
+        if arriving is not None and schedule.source_of(arriving) != rank:
+            yield Message("recv", "pp", z.stream, action.kind == "B")
+        if schedule.message_of(rank, action) is not None:
+            yield Message("send", "pp", z.stream, action.kind == "B")
+
+
+def _fleeting(ddp: DistributedDataParallel, stage: GPTModel) -> Iterator[Message]:
+    """Buckets that travel after every backward pass (ZeRO-2 and -3)."""
+    names = {ddp.name_of(p) for p in stage.parameters() if p.requires_grad}
+    for buffer in ddp.grad_buffers:
+        for bucket in buffer.buckets if buffer.fleeting else ():
+            if not names.isdisjoint(bucket.members):
+                yield from _over(buffer.axis, "reduce_scatter", bucket.span.size * buffer.data.element_size())
+
+
+def gradient_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
+    """Buckets that travel once a step, and what groups of replicas add up."""
+    name = "all_reduce" if ddp.sharding == "no_shard" else "reduce_scatter"
+    for buffer in ddp.grad_buffers:
+        element = buffer.data.element_size()
+        for bucket in buffer.buckets if not buffer.fleeting else ():
+            yield from _over(buffer.axis, name, bucket.span.size * element)
+            yield from _over(buffer.instances, "all_reduce", bucket.span.size // buffer.axis.size * element)
+        if buffer.fleeting:
+            yield from _over(buffer.instances, "all_reduce", buffer.data.numel() * element)
+
+
+def weight_messages(ddp: DistributedDataParallel, row: Iterable[Action]) -> Iterator[Message]:
+    """All-gathers: every bucket after the step, or each unit's for its forward and for its backward pass."""
+    home = {
+        name: (buffer, bucket) for buffer in ddp.grad_buffers for bucket in buffer.buckets for name in bucket.members
+    }
+    if ddp.sharding in ("optim", "optim_grads"):
+        yield from _gathers(home.values())
+    if ddp.sharding != "optim_grads_params":
+        return
+    units, alone = units_of(ddp.module), ddp.mesh.pp.size == 1
+    require_known(not any(unit.borrowed for unit in units), "ZeRO-3's gathers of what two stages of a rank share")
+    for action in row:
+        for unit in (u for u in units if u.stage == action.chunk and action.kind != "W"):
+            if not (action.kind == "B" and alone and not unit.in_list):  # it has stayed since the forward pass
+                yield from _gathers(home[ddp.name_of(p)] for p in unit.params if p.requires_grad)
+
+
+def _gathers(buckets: Iterable[tuple[GradBuffer, Bucket]]) -> Iterator[Message]:
+    """Of the weights of each bucket once."""
+    for buffer, bucket in {id(bucket): (buffer, bucket) for buffer, bucket in buckets}.values():
+        element = buffer.params[next(iter(bucket.members))].element_size()
+        yield from _over(buffer.axis, "all_gather", bucket.span.size * element)
+
+
+def ends_of_step(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
+    """Sums over gradients that copies still miss; counts, losses and the norm."""
+    mesh, params, axes = ddp.mesh, ddp.params, partial_axes(ddp.mesh)
+    flat: Counter[str] = Counter()
+    for name, shard in ddp.shards().items():
+        layout, nbytes = layout_of(params[name]), shard.grad.numel() * shard.grad.element_size()
+        axis = axes[layout.partial]
+        if axis is not None:
+            flat[axis.name] += nbytes
+        if layout.copies:
+            yield from _over(mesh.axis(layout.copies), "all_reduce", nbytes)
+    for axis_name, nbytes in flat.items():
+        yield from _over(mesh.axis(axis_name), "all_reduce", nbytes)
+    yield from (m for axis in (mesh.dp_cp, mesh.pp) for m in _over(axis, "all_reduce", 8))  # tokens
+    config, world = z.config, mesh.world
+    if config.num_experts is not None:
+        yield from _over(world, "all_reduce", 8 * sum(config.expert_layers) * tally_size(config))
+    yield from _over(world, "all_reduce", 8 * (3 + (mesh.pp.size > 1)))  # the loss, its count, flags
+    yield from _over(world, "all_reduce", 24)  # norm, zeros, tensors that are not finite
+
+
+def _over(axis: Axis, name: str, nbytes: int) -> Iterator[Message]:
+    if axis.size > 1:
+        yield Message(name, axis.name, nbytes)

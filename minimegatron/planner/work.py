@@ -1,0 +1,297 @@
+"""What a microbatch asks of a rank: the products of its modules, the memory they touch, and the messages they send.
+
+The problem in a sentence: two layouts hold as many bytes and compute as much, and one of them is twice as fast, because
+what travels is another size and goes over another link.
+
+The modules themselves are asked, built on torch's `meta` device for one rank's place, as `footprint` does: their
+matrices are already this rank's parts. n tokens of this rank, e bytes an element, m rows that experts get:
+
+| module         | products, forward    | messages forward (with sequence parallelism) | and backward                |
+|----------------|----------------------|-----------------------------------------------|-----------------------------|
+| column         | n x i x o            | - (all-gather e n i)                          | all-reduce (two of them)    |
+| row            | n x i x o            | all-reduce e n o (reduce-scatter)             | - (all-gather)              |
+| table of words |                      | all-reduce e n h (reduce-scatter)             | - (all-gather)              |
+| core attention | q k^T, weights v     | cp: a ring, all-gather or all-to-all          | and gradients in fp32       |
+| experts        | m x h x f, m x f x h | counts, rows there, rows back                 | rows there, rows back       |
+| loss           |                      | maximum, sums: 4 n and 8 n                    |                             |
+
+A backward pass has each product twice, for its input and for its weight.
+
+Bytes are those that `trace` counts (`trace.Event`), so they can be compared with a traced step; experts are taken to
+get equal loads. What has no formula raises `Unpredicted`, as in `footprint`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from minimegatron.footprint.experts import router_element, tokens_and_rows
+from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.layers.core_attention import CoreAttention
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.embedding import VocabParallelEmbedding
+from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minimegatron.layers.mla import MultiLatentAttention, ReplicatedLinear
+from minimegatron.layers.mlp import MLP
+from minimegatron.layers.moe import Experts, MoELayer, SharedExperts
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.router import TopKRouter
+from minimegatron.training.flops import attention_pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One communication, as `trace` names and counts it.
+
+    Attributes:
+        name, axis: `all_gather`, `tp`.
+        nbytes: its payload.
+        backward: it belongs to the backward pass.
+        beside: it travels while a product of the same operation is computed.
+    """
+
+    name: str
+    axis: str
+    nbytes: int
+    backward: bool = False
+    beside: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`count` products [m, k] x [k, n], in elements of `element` bytes."""
+
+    m: float
+    n: int
+    k: int
+    count: int = 1
+    element: int = 2
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k * self.count
+
+    @property
+    def nbytes(self) -> float:
+        """Both factors read, the result written."""
+        return float(self.element) * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One operation of a module.
+
+    Attributes:
+        what: its name.
+        product: computed forward once and backward twice; None where there is none.
+        weights: half of the backward products are of weights, which a split backward pass puts off.
+        moved: bytes of memory read and written forward besides.
+        messages: what it sends, in order.
+        ends: nothing behind its product is kept for the backward pass.
+        tail: its last message is behind all that its layer keeps.
+    """
+
+    what: str
+    product: Product | None = None
+    weights: bool = True
+    moved: float = 0.0
+    messages: tuple[Message, ...] = ()
+    ends: bool = False
+    tail: bool = False
+
+
+Rule = Callable[[Any, Sizes], Iterable[Op]]
+_RULES: dict[type, Rule] = {}
+
+
+def rule(kind: type) -> Callable[[Rule], Rule]:
+    """The operations of modules of this class that are in none of its children."""
+
+    def register(function: Rule) -> Rule:
+        _RULES[kind] = function
+        return function
+
+    return register
+
+
+def work_of(module: nn.Module, z: Sizes) -> list[Op]:
+    """The operations of a module and all that is in it, in the order of registration, which is that of the forward."""
+    require_known(z.config.fp8_format is None, "products and messages in FP8")
+    found = []
+    for name, part in module.named_modules():
+        holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
+        require_known(type(part) in _RULES or not holds, type(part).__name__)
+        if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
+            found += [dataclasses.replace(op, what=name or op.what) for op in _RULES[type(part)](part, z)]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- the modules
+
+
+@rule(ColumnParallelLinear)
+def column(module: ColumnParallelLinear, z: Sizes) -> Iterator[Op]:
+    (o, i), tp = module.weight.shape, module.tp
+    yield Op("column", Product(z.n, o, i, element=z.e), messages=tuple(entry(tp, module.sequence_parallel, z, i)))
+    if module.gather_output and tp.size > 1:
+        back = "reduce_scatter" if module.gather_reduces_gradient else ""
+        nbytes = z.e * z.n * o * tp.size
+        messages = [Message("all_gather", tp.name, nbytes)] + [Message(back, tp.name, nbytes, True)] * bool(back)
+        yield Op("gathered output", messages=tuple(messages))
+
+
+def entry(tp: Any, cut: bool, z: Sizes, i: int) -> Iterator[Message]:
+    """What travels before a product whose matrix is cut by its outputs, and on the way back."""
+    if tp.size > 1 and cut:
+        yield Message("all_gather", tp.name, z.e * z.n * i)
+        yield Message("all_gather", tp.name, z.e * z.n * i, True, True)
+        yield Message("reduce_scatter", tp.name, z.e * z.n * i, True, True)
+    elif tp.size > 1:
+        yield Message("all_reduce", tp.name, z.e * z.n * i, True, True)
+
+
+@rule(RowParallelLinear)
+def row(module: RowParallelLinear, z: Sizes) -> Iterator[Op]:
+    o, i = module.weight.shape
+    product = Product(z.n, o, i, element=z.e)
+    yield Op("row", product, messages=tuple(_sum(module.tp, module.sequence_parallel, z, o)), ends=True)
+
+
+def _sum(tp: Any, cut: bool, z: Sizes, o: int) -> Iterator[Message]:
+    if tp.size > 1:
+        yield Message("reduce_scatter" if cut else "all_reduce", tp.name, z.e * z.n * o)
+        if cut:
+            yield Message("all_gather", tp.name, z.e * z.n * o, True)
+
+
+@rule(ReplicatedLinear)
+def replicated(module: ReplicatedLinear, z: Sizes) -> Iterator[Op]:
+    o, i = module.weight.shape
+    yield Op("replicated", Product(z.n_cut, o, i, element=z.e))
+
+
+@rule(VocabParallelEmbedding)
+def table(module: VocabParallelEmbedding, z: Sizes) -> Iterator[Op]:
+    h = module.weight.shape[1]
+    yield Op("table", moved=3.0 * z.e * z.n * h, messages=tuple(_sum(module.tp, module.sequence_parallel, z, h)))
+
+
+@rule(Norm)
+def norm(module: Norm, z: Sizes) -> Iterator[Op]:
+    """Read and written once, and the sum with the residual stream beside it."""
+    yield Op("norm", moved=5.0 * z.e * z.n_cut * module.weight.shape[0])
+
+
+@rule(MLP)
+def activation(module: MLP, z: Sizes) -> Iterator[Op]:
+    halves = 2 if module.kind in ("swiglu", "geglu") else 1
+    yield Op("activation", moved=(halves + 1.0) * z.e * z.n * module.linear_fc2.weight.shape[1])
+
+
+_RULES[SharedExperts] = activation
+
+
+@rule(Dropout)
+def dropout(module: Dropout, z: Sizes) -> Iterator[Op]:
+    """Of both branches of a layer."""
+    if module.p > 0:
+        yield Op("dropout", moved=2.0 * (2 * z.e + 1) * z.n_cut * z.config.hidden_size)
+
+
+@rule(CoreAttention)
+def attention(module: CoreAttention, z: Sizes) -> Iterator[Op]:
+    """The pairs that a causal mask shows; a program that keeps all weights computes and moves the whole square."""
+    config, mesh = z.config, z.mesh
+    a, d = config.num_attention_heads // z.t, config.kv_channels
+    g = a if config.multi_latent_attention else max(1, config.num_query_groups // z.t)
+    inner, outer = mesh.cp_inner, mesh.cp_outer
+    s, c = z.s * mesh.cp.size, mesh.cp.size
+    whole = config.attention_backend == "reference"
+    pairs = float(s * s) if whole else attention_pairs(s, config.sliding_window)
+    qkv = z.e * z.n * (a + 2 * g) * d
+    moved = 2.0 * qkv + (13.0 * z.b * a * s * z.s if whole else 0.0)  # weights: written, read, dropped, read
+    groups = math.lcm(g, inner.size)
+    there, back = (_heads(inner, z.e * z.n * heads * d) for heads in (a + 2 * groups, a))
+    blocks = _blocks(outer, z, 2 * z.n * groups * d) if outer.size > 1 else ()
+    product = Product(z.b * a * pairs / (c * d), d, d, 2, z.e)  # 2 products of `pairs` x d
+    yield Op("attention", product, False, moved, (*there, *blocks, *back), ends=inner.size > 1)
+
+
+def _blocks(axis: Any, z: Sizes, elements: int) -> Iterator[Message]:
+    """Keys and values of all ranks of a ring, and their gradients in fp32."""
+    if z.mesh.parallel.cp_comm_type == "allgather":
+        for backward in (False, True):
+            yield Message("all_gather", axis.name, z.e * elements * axis.size, backward)
+        yield Message("reduce_scatter", axis.name, 4 * elements * axis.size, True)
+        return
+    for _ in range(axis.size - 1):
+        yield Message("ring_shift", axis.name, z.e * elements, False, True)
+        yield Message("ring_shift", axis.name, z.e * elements, True, True)
+        yield Message("ring_shift", axis.name, 4 * elements, True, True)
+
+
+def _heads(axis: Any, nbytes: int) -> tuple[Message, ...]:
+    """Heads for tokens, or tokens for heads."""
+    return tuple(Message("all_to_all", axis.name, nbytes, backward) for backward in (False, True) if axis.size > 1)
+
+
+@rule(MultiLatentAttention)
+def latent(module: MultiLatentAttention, z: Sizes) -> Iterator[Op]:
+    """The one key that RoPE turns is gathered, or its gradient summed."""
+    tp, nbytes = z.mesh.tp.name, z.e * z.n * module.d_r
+    if z.mesh.sequence_parallel:
+        cut = Message("all_gather", tp, nbytes), Message("reduce_scatter", tp, nbytes, True)
+        yield Op("turned key", messages=cut)
+    elif z.mesh.tp.size > 1:
+        yield Op("turned key", messages=(Message("all_reduce", tp, nbytes, True),))
+
+
+@rule(TopKRouter)
+def router(module: TopKRouter, z: Sizes) -> Iterator[Op]:
+    config, mesh, wide = z.config, z.mesh, router_element(z)
+    require_known(config.moe_router_load_balancing_type != "sinkhorn", "sinkhorn's sweeps, whose number is in the data")
+    messages = []
+    for kind, _ in config.balancing_losses:
+        axis = mesh.tp_dp_cp if kind == "global_aux_loss" else mesh.tp_cp
+        rows = z.b if kind == "seq_aux_loss" else 1
+        messages += [Message("all_reduce", axis.name, 8 * rows * module.num_experts)] * (axis.size > 1)
+    product = Product(z.n_cut, module.num_experts, config.hidden_size, element=wide)
+    yield Op("router", product, moved=6.0 * wide * z.n_cut * module.num_experts, messages=tuple(messages))
+
+
+@rule(Experts)
+def experts(module: Experts, z: Sizes) -> Iterator[Op]:
+    rows = tokens_and_rows(z)[2]
+    local, o, h = module.weight1.shape
+    f = module.weight2.shape[2]
+    yield Op("fc1 of experts", Product(rows / local, o, h, local, z.e), moved=z.e * rows * (o + 2.0 * f))
+    yield Op("fc2 of experts", Product(rows / local, h, f, local, z.e))
+
+
+@rule(MoELayer)
+def dispatch(module: MoELayer, z: Sizes) -> Iterator[Op]:
+    """Rows there and back; see `layers/dispatch`."""
+    config, mesh, wide = z.config, z.mesh, router_element(z)
+    tokens, sent, rows = tokens_and_rows(z)
+    assert config.num_experts is not None
+    row, both = z.e * config.hidden_size, mesh.etp_ep
+    found: list[Message] = []
+    if config.moe_token_dispatcher_type == "allgather" and both.size > 1:
+        everyone = tokens * both.size
+        found += [Message("all_gather", both.name, everyone * config.num_experts)]  # who wants whom
+        for nbytes in (everyone * row, everyone * config.num_experts * wide):
+            found += [Message("all_gather", both.name, nbytes), Message("reduce_scatter", both.name, nbytes, True)]
+        back = everyone * row
+        found += [Message("reduce_scatter", both.name, back), Message("all_gather", both.name, back, True)]
+    elif both.size > 1:
+        found += [Message("all_gather", both.name, 8 * config.num_experts * both.size)]  # counts
+        for axis, number in ((mesh.ep, max(sent, rows // mesh.etp.size)), (mesh.etp, rows)):
+            for nbytes in (number * row, number * wide, number * row) if axis.size > 1 else ():
+                found += [Message("all_to_all", axis.name, nbytes, back) for back in (False, True)]
+    gathers = config.moe_token_dispatcher_type == "allgather" and both.size > 1
+    yield Op("dispatch", moved=4.0 * row * rows, messages=tuple(found), tail=gathers)

@@ -1,0 +1,141 @@
+"""Whether a run fits, whose fault it is, what would make it fit, and the command that prints it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from minimegatron import cli
+from minimegatron.planner.cluster import CLUSTERS, read_cluster
+from minimegatron.planner.measure import measure
+from minimegatron.planner.planning import changed, cheapest_changes, plan
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.run import RunConfig
+
+H100 = CLUSTERS["h100"]
+EIGHT = "--preset llama3-8b --bf16 --seq-length 4096 --micro-batch-size 1 --global-batch-size 64"
+
+
+def run_of(flags: str, world: int) -> RunConfig:
+    return parse_args(flags.split(), world, reads=False)
+
+
+# 8.03e9 parameters: 18 bytes each are 134.6 GiB, and 16-bit weights with fp32 gradients alone 44.9.
+@pytest.mark.parametrize(
+    "flags, world, fits",
+    [
+        (EIGHT, 1, False),
+        (f"{EIGHT} --use-distributed-optimizer --recompute-granularity full", 8, True),
+        (f"{EIGHT} --tensor-model-parallel-size 2", 2, False),
+        (f"{EIGHT} --tensor-model-parallel-size 4 --sequence-parallel", 4, True),
+        (f"{EIGHT} --data-parallel-sharding-strategy optim_grads_params", 64, True),
+        (f"{EIGHT} --data-parallel-sharding-strategy optim_grads_params --seq-length 131072", 64, False),
+    ],
+)
+def test_whether_it_fits_is_as_arithmetic_by_hand_says(flags: str, world: int, fits: bool) -> None:
+    assert plan(run_of(flags, world), world, H100).fits == fits
+
+
+def test_the_term_to_blame() -> None:
+    assert plan(run_of(EIGHT, 1), 1, H100).blame == "moments"
+    long = f"{EIGHT} --data-parallel-sharding-strategy optim_grads_params --seq-length 131072"
+    assert plan(run_of(long, 64), 64, H100).blame == "activations"
+
+
+def test_three_changes_that_make_it_fit_the_fastest_first() -> None:
+    told = plan(run_of(EIGHT, 8), 8, H100)
+    assert not told.fits
+    found = cheapest_changes(told)
+    assert len(found) == 3 and all(change.plan.fits for change in found)
+    seconds = [change.plan.time.seconds for change in found if change.plan.time]
+    assert seconds == sorted(seconds) and len(seconds) == 3
+    for change in found:  # the flags say what was planned
+        again = plan(run_of(f"{EIGHT} {change.flags}", 8), 8, H100)
+        assert again.time == change.plan.time and again.bytes == change.plan.bytes
+
+
+def test_a_change_of_the_layout_takes_along_what_follows_from_it() -> None:
+    run = run_of("--preset mixtral-8x7b --bf16 --seq-length 4096", 1)
+    assert changed(run, tensor_model_parallel_size=4, sequence_parallel=True).parallel.expert_tensor_parallel_size == 4
+    assert changed(run, micro_batch_size=2).training.micro_batch_size == 2
+
+
+def test_what_is_in_the_memory_of_the_host_needs_no_room_on_the_gpu() -> None:
+    here, there = (plan(run_of(f"{EIGHT}{flag}", 8), 8, H100) for flag in ("", " --optimizer-cpu-offload"))
+    moments = here.memory[0].lasting["moments"]
+    assert there.memory[0].lasting["moments (host)"] == moments
+    assert there.bytes <= here.bytes - moments and there.memory[0].total > there.bytes
+
+
+def test_days_and_cost() -> None:
+    told = plan(run_of(f"{EIGHT} --use-distributed-optimizer", 8), 8, H100.replace(price=2.0))
+    assert told.time is not None
+    steps = 1e9 / (64 * 4096)
+    assert told.days(1e9) == pytest.approx(steps * told.time.seconds / 86_400)
+    assert told.cost(1e9) == pytest.approx(told.days(1e9) * 24 * 8 * 2.0)
+
+
+def command(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    status = cli.main(["plan", *words.split()])
+    return status, capsys.readouterr().out
+
+
+def test_the_command_says_why_it_does_not_fit_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = command(f"--world-size 8 {EIGHT}", capsys)
+    assert status == 1
+    assert "does not fit" in out and "% are moments" in out and "what makes it fit" in out
+
+
+def test_the_command_explains_every_number(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        f"--world-size 8 --explain --tokens 1e12 --price 2 {EIGHT} --tensor-model-parallel-size 8 --sequence-parallel"
+    )
+    status, out = command(words, capsys)
+    assert status == 0
+    for text in (
+        "fits: ",
+        "MFU",
+        "half of attention's square",
+        "2 m n k",
+        "bytes, backward",
+        "reduce_scatter/tp",
+        "days",
+    ):
+        assert text in out, text
+    rows = [line for line in out.splitlines() if line.startswith("products at the peak")]
+    assert len(rows) == 1 and "over the peak" in rows[0]
+
+
+def test_a_published_models_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    status, out = command(f"--world-size 2 --bf16 --load {tmp_path} --seq-length 512", capsys)
+    assert status == 0 and "layers 0-1" in out and "fits: " in out
+
+
+def test_what_has_no_formula_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = command("--world-size 1 --preset laptop-10m --mtp-num-layers 1", capsys)
+    assert status == 0 and "no time is predicted" in out and "more than one token ahead" in out
+
+
+def test_a_machine_measured_is_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minimegatron.planner.measure.SIZES", {"cpu": (64, 4096)})
+    found = measure(torch.device("cpu"), link=lambda: 1e9, repeats=1)
+    assert found.matmul > 0 and found.copy > 0 and found.inside == found.between == 1e9
+    assert found.usable == found.memory > 1e8 and found.matmul_share == found.copy_share == 1.0
+
+
+def test_the_command_measures_and_writes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minimegatron.planner.measure.SIZES", {"cpu": (64, 4096), "cuda": (64, 4096)})
+    monkeypatch.setattr("minimegatron.planner.measure.MESSAGE", 4096)
+    file = tmp_path / "here.json"
+    status, out = command(f"--measure {file}", capsys)
+    assert status == 0 and str(file) in out and read_cluster(str(file)).matmul > 0

@@ -1,0 +1,182 @@
+"""What a step sends, told beforehand, beside what a traced step counts: every call and every byte, on every rank."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import cut_batch
+from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig
+from minimegatron.errors import ConfigError
+from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.tape import Unpredicted
+from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.param import Init
+from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.zoo import family_config
+from minimegatron.optim.build import build_optimizer
+from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.planner.traffic import run_messages, summary
+from minimegatron.planner.work import work_of
+from minimegatron.training.pipelined import get_forward_backward_fn
+from minimegatron.training.rules import check_run
+from minimegatron.training.run import RunConfig
+from minimegatron.training.step import StepOptions, forward_step, train_step
+
+LENGTH, WORDS = 32, 96
+SIZES: dict[str, Any] = {
+    "num_layers": 4, "hidden_size": 32, "ffn_hidden_size": 64, "num_attention_heads": 4, "num_query_groups": 2,
+    "vocab_size": WORDS, "make_vocab_size_divisible_by": 4,
+}  # fmt: skip
+EQUAL = {  # experts whose loads are equal, whatever the router says
+    "num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 32, "moe_expert_capacity_factor": 1.0,
+    "moe_pad_expert_input_to_capacity": True,
+}  # fmt: skip
+LATENT = {"multi_latent_attention": True, "q_lora_rank": 16, "kv_lora_rank": 8, "qk_head_dim": 8,
+          "qk_pos_emb_head_dim": 4, "v_head_dim": 12, "num_query_groups": 4}  # fmt: skip
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+AXES = ("tensor_model", "context", "pipeline_model", "expert_model")
+
+
+def drawn(seed: int, world: int = 4) -> RunConfig:
+    """A run with a layout that the rules allow, drawn until one is."""
+    dice = random.Random(seed)
+    while True:
+        tp, cp, pp, ep = (dice.choice((1, 1, 2, 4)) for _ in AXES)
+        experts = dice.random() < 0.4
+        parallel: dict[str, Any] = dict(zip((f"{a}_parallel_size" for a in AXES), (tp, cp, pp, ep), strict=True))
+        parallel |= {
+            "sequence_parallel": tp > 1 and dice.random() < 0.7,
+            "cp_comm_type": dice.choice(("p2p", "allgather", "a2a")),
+            "data_parallel_sharding_strategy": dice.choice(STRATEGIES),
+            "overlap_grad_reduce": dice.random() < 0.5,
+        }
+        if pp > 1:
+            parallel["pipeline_schedule"] = dice.choice(("1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"))
+        if experts and dice.random() < 0.5:
+            parallel["expert_tensor_parallel_size"] = dice.choice((1, tp))
+        again = dice.choice(({}, {"recompute_granularity": "full"}, {"recompute_granularity": "selective",
+                             "recompute_modules": ("core_attn", "moe" if experts else "mlp")}))  # fmt: skip
+        model = {**SIZES, **(EQUAL if experts else {}), **(LATENT if dice.random() < 0.2 else {}), **again}
+        model |= {"params_dtype": dice.choice(("fp32", "bf16")), "qk_layernorm": dice.random() < 0.2}
+        model |= {"untie_embeddings_and_output_weights": dice.random() < 0.5}
+        if experts:
+            model |= {"moe_token_dispatcher_type": dice.choice(("alltoall", "allgather"))}
+            model |= {"moe_router_load_balancing_type": dice.choice(("aux_loss", "seq_aux_loss", "global_aux_loss"))}
+            model |= {"moe_aux_loss_coeff": 0.01, "moe_shared_expert_intermediate_size": dice.choice((None, 32))}
+        try:
+            run = run_of(parallel, model, world)
+            for rank in range(world):
+                run_messages(run, rank, world, "cpu")
+            return run
+        except (ConfigError, Unpredicted):
+            continue
+
+
+def run_of(parallel: dict[str, Any], model: dict[str, Any], world: int) -> RunConfig:
+    layout = ParallelConfig.from_dict(parallel)
+    run = RunConfig(
+        family_config("llama", **model),
+        layout,
+        OptimizerConfig(),
+        DataConfig(mock_data=True, seq_length=LENGTH),
+        TrainingConfig(micro_batch_size=2, global_batch_size=8 * layout.data_parallel_size(world)),
+    )
+    check_run(run, world)
+    return run
+
+
+def traced(rank: int, world: int, runs: list[RunConfig]) -> list[dict[str, dict[str, int]]]:
+    """What the second step of each run sends."""
+    return [_second_step(rank, run) for run in runs]
+
+
+def _second_step(rank: int, run: RunConfig) -> dict[str, dict[str, int]]:
+    mesh = Mesh.build(run.parallel)
+    ddp = data_parallel(build_model_chunks(run.model, mesh, 0), mesh)
+    optimizer = build_optimizer(run.optimizer, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    schedule = Schedule.from_config(run.optimizer, global_batch_size=1, train_iters=10)
+    scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
+    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
+
+    def step() -> None:
+        data = iter([microbatch(mesh) for _ in range(4)])
+        train_step(forward_step, data, ddp, optimizer, scheduler, mesh, 4, options)
+
+    step()
+    with trace.record(rank) as log:
+        step()
+    return log.summary()
+
+
+def microbatch(mesh: Mesh) -> dict[str, torch.Tensor]:
+    ids = torch.arange(2 * (LENGTH + 1)).view(2, -1) * 7 % WORDS
+    return cut_batch({"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(2, LENGTH)}, mesh)
+
+
+def told_and_counted(ranks: Any, runs: list[RunConfig], world: int) -> None:
+    counted = ranks(world, fingerprints=False).run(traced, runs, timeout=200)
+    for number, run in enumerate(runs):
+        for rank in range(world):
+            told = summary(run_messages(run, rank, world, "cpu"))
+            assert told == counted[rank][number], f"rank {rank} of {run.parallel} {run.model}"
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(i, i + 4), marks=[pytest.mark.thorough] * (i > 0)) for i in range(0, 60, 4)]
+)
+def test_random_layouts(ranks: Any, seeds: range) -> None:
+    told_and_counted(ranks, [drawn(seed) for seed in seeds], 4)
+
+
+NAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ring": ({"context_parallel_size": 2}, {}),
+    "heads inside, a ring outside": ({"context_parallel_size": 4, "cp_comm_type": "a2a+p2p",
+                                      "hierarchical_context_parallel_sizes": (2, 2)},
+                                     {"recompute_granularity": "selective"}),
+    "etp": ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 2}, EQUAL),
+    "instances": ({"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
+    "buckets": ({"data_parallel_sharding_strategy": "optim", "overlap_grad_reduce": True, "ddp_bucket_size": 2000}, {}),
+    "dropout": ({"tensor_model_parallel_size": 4}, {"hidden_dropout": 0.1, "recompute_granularity": "full"}),
+    "one group on four ranks": ({"tensor_model_parallel_size": 4, "sequence_parallel": True}, {"num_query_groups": 1}),
+    "a gate": ({"tensor_model_parallel_size": 2, "sequence_parallel": True}, EQUAL | {
+        "moe_shared_expert_intermediate_size": 32, "moe_shared_expert_gate": True, "recompute_granularity": "full"}),
+    "shared overlap": ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_model_parallel_size": 2},
+                       EQUAL | {"moe_shared_expert_intermediate_size": 32, "moe_shared_expert_overlap": True,
+                                "moe_token_dispatcher_type": "alltoall", "recompute_granularity": "full"}),
+}  # fmt: skip
+
+
+def test_named_layouts(ranks: Any) -> None:
+    told_and_counted(ranks, [run_of(parallel, {**SIZES, **model}, 4) for parallel, model in NAMED.values()], 4)
+
+
+@pytest.mark.parametrize(
+    "model, optimizer, what",
+    [
+        ({"mtp_num_layers": 1}, {}, "more than one token ahead"),
+        ({"fp8_format": "hybrid", "params_dtype": "bf16", "hidden_size": 64}, {}, "FP8"),
+        ({}, {"optimizer": "muon"}, "messages of muon"),
+        ({}, {"freeze": ("*linear_fc*",)}, "frozen"),
+    ],
+)
+def test_what_has_no_formula_is_said(model: dict[str, Any], optimizer: dict[str, Any], what: str) -> None:
+    run = RunConfig(family_config("llama", **{**SIZES, **model}), optimizer=OptimizerConfig(**optimizer))
+    with pytest.raises(Unpredicted, match=what):
+        run_messages(run, 0, 1)
+
+
+def test_a_module_of_another_class_has_no_formula() -> None:
+    class Other(ColumnParallelLinear):
+        pass
+
+    run = RunConfig(family_config("llama", **SIZES))
+    z = sizes_of(run.model, Mesh.serial(), run.optimizer, Work(LENGTH))
+    with pytest.raises(Unpredicted, match="Other"):
+        work_of(Other(32, 32, Mesh.serial().tp, init=Init()), z)
