@@ -31,11 +31,11 @@ CLOSURES = {
     "minimegatron.parallel.schedules": (4, 730, "lists of actions and their check"),
     "minimegatron.parallel.pipeline": (6, 1000, "schedules, and what every executor does"),
     "minimegatron.models.decoder": (30, 4260, "every layer of a dense decoder; optional parts are named"),
-    "minimegatron.training.step": (36, 5890, "a model is passed in; the step knows gradients, optimizer, reports"),
+    "minimegatron.training.step": (36, 5900, "a model is passed in; the step knows gradients, optimizer, reports"),
 }
 # Lines of Python that minimegatron may have when all of it is built; docs/architecture.md says which package how many.
 # The drawings of the labs, `viz`, which no other package imports, have a budget of their own beside it.
-FINISHED, DRAWINGS = 34_180, 4_400
+FINISHED, DRAWINGS = 35_280, 4_400
 
 
 def modules() -> dict[str, Path]:
