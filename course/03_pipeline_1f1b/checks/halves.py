@@ -121,7 +121,7 @@ def _weight_half(x: torch.Tensor, y: torch.Tensor, dy: torch.Tensor, w: torch.Te
 _OF_DX = {  # what B returns in place of dz @ W.T
     "this is dy @ W.T; the slope of tanh is missing": lambda x, y, dy, w: dy @ w.T,
     "the slope of tanh is 1 - y², not 1 - y": lambda x, y, dy, w: (dy * (1 - y)) @ w.T,
-    "the slope of tanh is 1 - y², of the output; this takes z": lambda x, y, dy, w: (dy * (1 - (x @ w) ** 2)) @ w.T,
+    "the slope of tanh is 1 - y², of the output; this takes x or z": lambda x, y, dy, w: (dy - dy * (x @ w) ** 2) @ w.T,
     "the slope of tanh is 1 - y², of the output; this takes x": lambda x, y, dy, w: (dy * (1 - x**2)) @ w.T,
     "this is dz @ W; the weight is to be transposed": lambda x, y, dy, w: (dy * (1 - y**2)) @ w,
     "this is dz; the product with the weight is missing": lambda x, y, dy, w: dy * (1 - y**2),
