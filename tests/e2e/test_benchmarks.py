@@ -101,5 +101,5 @@ def test_bytes_of_the_dispatch_are_counted_beside_their_formula(capsys, monkeypa
 def test_checkpoints_are_compared_with_torchs_own(capsys, tmp_path):
     checkpoint.main(["--megabytes", "2", "--pairs", "2", "--passes", "0.1", "--folder", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "64 tensors, 2 MB" and len(lines) == 13
+    assert lines[0] == "64 tensors, 2 MB" and len(lines) == 17
     assert list(tmp_path.iterdir()) == []
