@@ -56,7 +56,8 @@ class Layout:
     def words(self) -> str:
         """Sizes that are not 1, and what a rank does."""
         sizes = "".join(f"{name} {n}, " for name in ("tp", "cp", "pp", "v", "ep") if (n := getattr(self, name)) > 1)
-        return f"{sizes}{self.schedule}, micro-batch {self.micro_batch}, recompute {self.recompute}, ZeRO-{self.zero}"
+        sizes += f"{self.schedule}, " * (self.pp > 1)
+        return f"{sizes}micro-batch {self.micro_batch}, recompute {self.recompute}, ZeRO-{self.zero}"
 
     def run(self, base: RunConfig) -> RunConfig:
         """The base with this layout.

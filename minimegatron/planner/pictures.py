@@ -49,8 +49,8 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     from minimegatron.viz import memory, pareto, roofline, timeline, volume, waterfall
 
     cluster, time = told.cluster, told.time
-    peaks = {f"rank {rank}, {len(one.layers)} layers": one.peak for rank, one in told.memory.items()}
-    held = {rank: {owner: n for owner, n in peak.items() if HOST not in owner} for rank, peak in peaks.items()}
+    peaks = {f"rank {n}, {len(one.layers)} layers": one.peak.items() for n, one in told.memory.items()}
+    held = {rank: {owner: n for owner, n in peak if HOST not in owner} for rank, peak in peaks.items()}
     title = "Memory of each pipeline rank" + f", without {', '.join(told.unknown)}" * bool(told.unknown)
     figures: dict[str, Any] = {"memory": memory.ranks(held, limit=cluster.usable, title=title)}
     if time is None:

@@ -85,11 +85,9 @@ def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
     for name, seconds in time.parts.items():
         rows.append([name, f"{seconds:.4f}", f"{seconds / time.seconds:.1%}", *([FORMULAS[name]] * explains)])
     rows.append(["all", f"{time.seconds:.4f}", "100.0%", *([""] * explains)])
-    lines = [grid(rows), ""]
-    lines.append(
-        f"{time.tflops:.1f} TFLOP/s a GPU, MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's "
-        f"square, no recompute); {told.tokens_a_step() / time.seconds:,.0f} tokens/s"
-    )
+    mfu = f"MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's square, no recompute)"
+    tokens_a_second = f"{told.tokens_a_step() / time.seconds:,.0f} tokens/s"
+    lines = [grid(rows), "", f"{time.tflops:.1f} TFLOP/s a GPU, {mfu}; {tokens_a_second}"]
     if explains:
         lines.append(f"{time.model_flops:.4e} model FLOPs of a step = 3 x forward, see training/flops")
     if tokens is not None:

@@ -84,7 +84,8 @@ def ranks(peaks: Mapping[str, Mapping[str, float]], *, limit: float, title: str 
     Raises:
         ConfigError: no bytes at all, or an owner that is none of `OWNERS`.
     """
-    divisor, unit = scaled(limit, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    most = max(sum(owners.values()) for owners in peaks.values())
+    divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
     bars = {rank: {owner: n / divisor for owner, n in owners.items()} for rank, owners in peaks.items()}
     what = f"{unit} at the fullest moment of a step"
     return stacked(bars, looks=OWNERS, limit=limit / divisor, title=title, what=what)

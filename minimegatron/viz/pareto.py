@@ -12,6 +12,8 @@ from matplotlib.ticker import LogFormatter
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import FAINT, INK, PALETTE, PREDICTED_LINE, Picture, new_figure, scaled, styled
+from minimegatron.viz.stacked import FAR
+from minimegatron.viz.timeline import UNITS
 
 Point = tuple[float, float]  # bytes, seconds
 
@@ -26,7 +28,12 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def pareto(
-    estimated: Sequence[Point], planned: Sequence[Point], best: str, *, limit: float | None = None, title: str = ""
+    estimated: Sequence[Point],
+    planned: Sequence[Point],
+    best: str,
+    *,
+    limit: float | None = None,
+    title: str = "Layouts by memory and time",
 ) -> Picture:
     """Every layout that was estimated, and those that were planned.
 
@@ -34,7 +41,7 @@ def pareto(
         estimated: bytes and seconds of each.
         planned: the same of those that were computed exactly; the fastest has a star.
         best: its name.
-        limit: bytes that there are, drawn as a line.
+        limit: bytes that there are, drawn as a line where it is not far away.
         title: above the picture.
 
     Raises:
@@ -43,10 +50,11 @@ def pareto(
     if not estimated or not planned:
         raise ConfigError(f"{len(estimated)} estimates and {len(planned)} plans", fix="give one of each at least")
     divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, UNITS, 1000)
     fastest = min(planned, key=lambda point: point[1])
 
     def columns(points: Iterable[Point]) -> tuple[list[float], list[float]]:
-        pairs = [(nbytes / divisor, seconds) for nbytes, seconds in points]
+        pairs = [(nbytes / divisor, seconds * 1e6 / tick) for nbytes, seconds in points]
         return [x for x, _ in pairs], [y for _, y in pairs]
 
     with styled():
@@ -57,12 +65,12 @@ def pareto(
         axes.plot(*columns([fastest]), "*", markersize=17, color=PALETTE[2], markeredgecolor=INK,
                   label=f"the fastest: {best}")  # fmt: skip
         axes.plot(*columns(planned), "o", markersize=3.5, color=INK, label=f"planned: {len(planned)}")
-        if limit is not None:
+        if limit is not None and limit <= FAR * max(nbytes for nbytes, _ in estimated):
             axes.axvline(limit / divisor, label="memory for tensors", **PREDICTED_LINE)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel(f"{unit} of the fullest rank")
-        axes.set_ylabel("seconds of a step")
+        axes.set_ylabel(f"{time} of a step")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(LogFormatter())
             axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

@@ -12,6 +12,7 @@ from minimegatron.viz.picture import FAINT, INK, MEASURED, PAPER, PREDICTED_LINE
 
 # Parts have no colour of their own in the labs: greys. Hatched is what is whole on every rank, as in `regions`.
 LOOKS = (PAPER, REFERENCE[0], FAINT, MEASURED[0])
+FAR = 6  # a limit so many times as far away as the longest bar reaches would leave little to see of the bars
 
 
 def stacked(
@@ -33,7 +34,7 @@ def stacked(
         title: above the picture.
         what: the axis: "GB on one rank".
         looks: {part: colour} of parts that have one in other pictures too, in the order of the bars.
-        limit: what a bar may reach, drawn as a line through all of them.
+        limit: what a bar may reach, drawn as a line through all of them where it is not far away.
 
     Raises:
         ConfigError: nothing to draw, or more parts than looks, or one that has none.
@@ -48,7 +49,9 @@ def stacked(
         raise ConfigError(f"{strange[0]} has no colour among {', '.join(looks)}", fix="give it one")
     parts.sort(key=list(looks).index)
     sums = {name: sum(bar.values()) for name, bar in bars.items()}
-    most = max([*sums.values(), *(predicted or {}).values(), limit or 0.0])
+    most = max([*sums.values(), *(predicted or {}).values()])
+    near = limit is not None and limit <= FAR * most
+    most = max(most, limit) if limit is not None and near else most
     with styled():
         figure = new_figure(8.0, 1.15 + 0.38 * len(bars), title)
         axes = figure.subplots()
@@ -66,7 +69,9 @@ def stacked(
                 label = "predicted sum" if i == 0 else None
                 axes.plot([predicted[name]] * 2, [i - 0.45, i + 0.45], label=label, **PREDICTED_LINE)  # type: ignore[arg-type]
         if limit is not None:
-            axes.axvline(limit, label=f"limit: {_amount(limit)}", zorder=0, **PREDICTED_LINE)
+            label = f"limit: {_amount(limit)}" + ", beyond the axis" * (not near)
+            axes.plot([limit] * 2 * near, [-0.6, len(bars) - 0.4] * near, label=label, **PREDICTED_LINE)
+            axes.set_ylim(-0.6, len(bars) - 0.4)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12 * most)
         axes.set_xlabel(what)

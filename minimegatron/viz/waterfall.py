@@ -68,5 +68,5 @@ def waterfall(
 
 def _numbers(axes: Axes, row: float, texts: tuple[str, ...]) -> None:
     """Columns to the right of a bar."""
-    for x, text in zip((1.09, 1.19, 1.31), texts, strict=True):
+    for x, text in zip((1.09, 1.215, 1.34), texts, strict=True):
         axes.text(x, row, text, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)

@@ -31,8 +31,14 @@ def test_every_estimate_the_front_the_plans_and_the_fastest_of_them():
     assert {"GiB of the fullest rank", "the fastest: tp 8"} <= set(words(figure)) and not overlaps(figure)
 
 
-def test_without_a_limit_there_is_no_line():
-    assert "memory for tensors" not in curves(pareto(POINTS, PLANNED, ""))
+def test_without_a_limit_that_is_near_there_is_no_line():
+    for limit in (None, 200 * GIB):  # far away
+        assert "memory for tensors" not in curves(pareto(POINTS, PLANNED, "", limit=limit))
+
+
+def test_short_steps_have_a_unit_of_their_own():
+    figure = pareto([(n, s / 1000) for n, s in POINTS], [(n, s / 1000) for n, s in PLANNED], "")
+    assert "ms of a step" in words(figure) and curves(figure)["planned: 2"] == [(4.2, 5.2), (8.5, 3.1)]
 
 
 def test_nothing_to_draw_is_refused():

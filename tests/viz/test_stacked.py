@@ -49,5 +49,7 @@ def test_parts_with_colours_of_their_own_stand_in_that_order_below_a_limit() -> 
     (line,) = figure.axes[0].lines
     assert set(line.get_xdata()) == {8.0} and figure.axes[0].get_xlim()[1] > 8
     assert "limit: 8" in words(figure) and not overlaps(figure)
+    far = stacked({"a": {"second": 2.0}}, looks=looks, limit=80.0)
+    assert far.axes[0].get_xlim()[1] < 3 and "limit: 80, beyond the axis" in words(far)
     with pytest.raises(ConfigError, match="third has no colour"):
         stacked({"a": {"third": 1.0}}, looks=looks)
