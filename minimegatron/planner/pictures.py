@@ -65,8 +65,9 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
         figures["communication"] = volume.bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
     plan, z, stages = stages_of_run(told.run, told.world, cluster)
     layers = one_of_each(told.run.model, z.mesh).decoder.layers.values()
-    ops = [(op.what, op.product) for layer in layers for op in layer_work(layer, z)[0] if op.product is not None]
-    points = {name: (p.flops / p.nbytes, p.flops / cluster.product(p.flops, p.nbytes)) for name, p in ops}
+    ops = ((op.what, op.product) for layer in layers for op in layer_work(layer, z)[0])
+    products = {f"{what}, {p.k} to {p.n}": p for what, p in ops if p is not None}
+    points = {name: (p.flops / p.nbytes, p.flops / cluster.product(p.flops, p.nbytes)) for name, p in products.items()}
     figures["roofline"] = roofline.roofline({cluster.gpu: (cluster.matmul, cluster.copy)}, points, "A layer's products")
     if (p := plan.ranks) > 1:
         m = work_of_run(told.run, told.world, "cuda").microbatches

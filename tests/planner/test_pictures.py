@@ -10,6 +10,7 @@ import pytest
 from minimegatron import cli
 from minimegatron.errors import ConfigError
 from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.layouts import Layout
 from minimegatron.planner.pictures import draw, losses
 from minimegatron.planner.planning import Plan, plan
 from minimegatron.training.arguments import parse_args
@@ -37,11 +38,16 @@ def test_the_pictures_say_what_the_plan_says() -> None:
     figures = draw(told)
     assert set(figures) == {"memory", "waterfall", "communication", "roofline", "timeline"}
     bars = [sum(bar.get_width() for bar in row) for row in zip(*figures["memory"].axes[0].containers, strict=True)]
-    assert [bar * 2**30 for bar in bars] == pytest.approx([one.total for one in told.memory.values()])
+    assert [bar * 2**20 for bar in bars] == pytest.approx([one.total for one in told.memory.values()])
     rows = [label.get_text() for label in figures["communication"].axes[0].get_yticklabels()]
     assert "tp (2 ranks): reduce_scatter" in rows and "pp (2 ranks): send" in rows and rows == sorted(rows)
     assert not any("recv" in row for row in rows)
     assert figures["timeline"].get_suptitle() == "The pipeline with 4 of 4 microbatches"
+
+
+def test_both_products_of_experts_are_on_the_roofline() -> None:
+    axes = draw(planned("--preset qwen1.5-moe-a2.7b --bf16 --num-layers 2 --seq-length 1024", 1))["roofline"].axes[0]
+    assert {"mlp.experts, 2048 to 2816", "mlp.experts, 1408 to 2048"} <= {line.get_label() for line in axes.lines}
 
 
 def test_one_rank_sends_nothing_and_has_no_pipeline() -> None:
@@ -50,6 +56,11 @@ def test_one_rank_sends_nothing_and_has_no_pipeline() -> None:
 
 def test_without_a_time_there_is_memory_alone() -> None:
     assert set(draw(planned("--preset laptop-10m --mtp-num-layers 1", 1))) == {"memory"}
+
+
+def test_the_fastest_layout_has_a_name() -> None:
+    layout = Layout(tp=8, cp=1, pp=4, ep=1, etp=8, v=2, schedule="interleaved", micro_batch=1, recompute="full", zero=1)
+    assert layout.words() == "tp 8, pp 4, v 2, interleaved, micro-batch 1, recompute full, ZeRO-1"
 
 
 def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
