@@ -15,6 +15,7 @@ published model, or Megatron's flags. And
     --explain                  the formula of every number
     --search                   all layouts; what a flag sets stays as it is
     --top N                    how many of them (5)
+    --pictures FOLDER          pictures of it too, as PNG
     --measure FILE.json        time this machine instead, and write the file
 
 Nothing is allocated and nothing is read: no data need be named. Where a run does not fit, the table says what is to
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minimegatron.errors import require
 from minimegatron.training.arguments import parse_args
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own.add_argument("--price", type=float)
     own.add_argument("--top", type=int, default=5)
     own.add_argument("--measure", type=Path)
+    own.add_argument("--pictures", type=Path)
     for flag in ("--explain", "--search", "-h", "--help"):
         own.add_argument(flag, action="store_true")
     chosen, flags = own.parse_known_args(argv)
@@ -60,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from minimegatron.planner.cluster import read_cluster  # torch, which the flags do not need
 
     cluster = read_cluster(chosen.cluster)
+    if chosen.pictures is not None:
+        from minimegatron.planner.pictures import ready  # before anything takes time
+
+        ready(chosen.pictures)
     cluster = cluster if chosen.price is None else cluster.replace(price=chosen.price)
     if chosen.search:
         return _search(flags, chosen, cluster)
@@ -69,25 +76,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     told = plan(parse_args(flags, chosen.world_size, reads=False), chosen.world_size, cluster)
     print(report.in_words(told, chosen.tokens, chosen.explain))
+    _draw(chosen.pictures, told)
     if told.fits or told.unknown:
         return 0 if told.fits else 1
     print(f"\n{report.changes_text(cheapest_changes(told))}")
     return 1
 
 
-def _search(flags: list[str], chosen: argparse.Namespace, cluster: object) -> int:
+def _search(flags: list[str], chosen: argparse.Namespace, cluster: Any) -> int:
     from minimegatron.planner import report
-    from minimegatron.planner.cluster import Cluster
     from minimegatron.planner.search import search
 
-    assert isinstance(cluster, Cluster), "it was read"
     base = parse_args(flags, reads=False)
-    found = search(base, chosen.world_size, cluster, chosen.top)
+    seen: list[tuple[float, float]] = []
+    found = search(base, chosen.world_size, cluster, chosen.top, seen)
     best = found[0]
     print(report.search_text(found))
     print(f"\n{report.in_words(best.plan, chosen.tokens, chosen.explain)}\n")
     print(report.commands([*flags, *best.layout.flags(base)], chosen.world_size, cluster.gpus_per_node))
+    _draw(chosen.pictures, best.plan, found, seen)
     return 0
+
+
+def _draw(folder: Path | None, *what: Any) -> None:
+    from minimegatron.planner.pictures import draw
+
+    if folder is not None:
+        for name, figure in draw(*what).items():
+            figure.savefig(folder / f"{name}.png", bbox_inches="tight")
 
 
 def _measure(file: Path) -> int:

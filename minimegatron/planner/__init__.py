@@ -14,6 +14,7 @@
 | `estimate`     | bytes and seconds of a point, quickly                                                  |
 | `search`       | all layouts, pruned by memory, ranked by time                                          |
 | `report`       | tables                                                                                 |
+| `pictures`     | the same as pictures                                                                   |
 
 Bytes of memory are `footprint`'s. `minimegatron plan` prints a plan.
 """

@@ -52,7 +52,7 @@ class Estimator:
         """Bytes of a weight, of its gradient, of what the optimizer has on the GPU, from an optimizer of this run."""
         mesh = Mesh.serial()
         model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
-        held, count = states(meta_wrapper(model, mesh, self.base.optimizer), self.base.optimizer), 0
+        held = states(meta_wrapper(model, mesh, self.base.optimizer), self.base.optimizer)
         count = sum(p.numel() for p in model.parameters())
         state = sum(n for owner, n in held.items() if owner in ("main parameters", "moments"))
         return held["parameters"] / count, held["gradients"] / count, state / count
@@ -163,9 +163,8 @@ class Estimator:
         return grad * min(layer, DEFAULT_BUCKET_SIZE) if zero == 2 else (2 * weight + grad) * layer + weight * outside
 
     def _layer(self, counts: dict[str, tuple[int, int]], kind: bool) -> tuple[int, int]:
-        return next(
-            c for name, c in counts.items() if name.isdigit() and self.base.model.has_experts(int(name)) == kind
-        )
+        has = self.base.model.has_experts
+        return next(c for name, c in counts.items() if name.isdigit() and has(int(name)) == kind)
 
     def _states(self, elements: float, replicas: int, zero: int) -> float:
         shares = (replicas if zero >= stage else 1 for stage in (3, 2, 1))

@@ -53,6 +53,12 @@ class Layout:
             found["num_virtual_stages_per_pipeline_rank"] = self.v
         return found | {f"account_for_{end}_in_pipeline_split": self.ends for end in ("embedding", "loss")}
 
+    def words(self) -> str:
+        """Sizes that are not 1, and what a rank does."""
+        sizes = "".join(f"{name} {n}, " for name in ("tp", "cp", "pp", "v", "ep") if (n := getattr(self, name)) > 1)
+        sizes += f"{self.schedule}, " * (self.pp > 1)
+        return f"{sizes}micro-batch {self.micro_batch}, recompute {self.recompute}, ZeRO-{self.zero}"
+
     def run(self, base: RunConfig) -> RunConfig:
         """The base with this layout.
 

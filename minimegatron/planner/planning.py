@@ -155,13 +155,8 @@ def neighbours(run: RunConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     if run.model.recompute_granularity != "full":
         yield "--recompute-granularity full", RECOMPUTE["full"]
         if run.model.recompute_granularity is None:
-            yield (
-                "--recompute-granularity selective --recompute-modules mlp",
-                {
-                    "recompute_granularity": "selective",
-                    "recompute_modules": ("mlp",),
-                },
-            )
+            mlp = {"recompute_granularity": "selective", "recompute_modules": ("mlp",)}
+            yield "--recompute-granularity selective --recompute-modules mlp", mlp
     for stage in range(ZERO.index(parallel.data_parallel_sharding_strategy) + 1, 4):
         flags = f"--data-parallel-sharding-strategy {ZERO[stage]}"
         late = {"overlap_param_gather": parallel.overlap_param_gather and stage < 3}
@@ -206,9 +201,8 @@ def _fitting(told: Plan, base: RunConfig, tried: list[tuple[str, dict[str, Any]]
         except ConfigError:
             continue
         ends = rank_groups(run.parallel, told.world, "pp")[0]
-        if all(
-            on_device(predict_run(run, rank, told.world, "cuda")) <= told.cluster.usable for rank in {ends[0], ends[-1]}
-        ):
+        both = (predict_run(run, rank, told.world, "cuda") for rank in {ends[0], ends[-1]})
+        if all(on_device(one) <= told.cluster.usable for one in both):
             other = plan(run, told.world, told.cluster)
             found += [Change(flags, other)] * other.fits
     return found

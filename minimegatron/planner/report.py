@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.planner.planning import TERMS, Change, Plan
@@ -41,11 +41,8 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 def in_words(told: Plan, tokens: float | None = None, explains: bool = False) -> str:
     """All of a plan."""
-    parts = [memory_text(told), verdict(told)]
-    if told.time is not None:
-        parts += [time_text(told, tokens, explains), messages_text(told, explains)]
-    else:
-        parts += [f"no time is predicted: {', '.join(told.unknown)} has no formula"]
+    parts, none = [memory_text(told), verdict(told)], f"no time is predicted: {', '.join(told.unknown)} has no formula"
+    parts += [none] if told.time is None else [time_text(told, tokens, explains), messages_text(told, explains)]
     return "\n\n".join(parts)
 
 
@@ -88,11 +85,9 @@ def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
     for name, seconds in time.parts.items():
         rows.append([name, f"{seconds:.4f}", f"{seconds / time.seconds:.1%}", *([FORMULAS[name]] * explains)])
     rows.append(["all", f"{time.seconds:.4f}", "100.0%", *([""] * explains)])
-    lines = [grid(rows), ""]
-    lines.append(
-        f"{time.tflops:.1f} TFLOP/s a GPU, MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's "
-        f"square, no recompute); {told.tokens_a_step() / time.seconds:,.0f} tokens/s"
-    )
+    mfu = f"MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's square, no recompute)"
+    tokens_a_second = f"{told.tokens_a_step() / time.seconds:,.0f} tokens/s"
+    lines = [grid(rows), "", f"{time.tflops:.1f} TFLOP/s a GPU, {mfu}; {tokens_a_second}"]
     if explains:
         lines.append(f"{time.model_flops:.4e} model FLOPs of a step = 3 x forward, see training/flops")
     if tokens is not None:
@@ -101,19 +96,24 @@ def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
     return "\n".join(lines)
 
 
+def sent(told: Plan) -> Iterator[tuple[Event, int]]:
+    """Each message of the fullest rank, its part of the step as a note, and how often it is sent in a step."""
+    mesh = Mesh.planned(told.run.parallel, told.fullest, told.world)
+    for (m, part), count in told.messages().items():
+        yield Event(m.name, "comm", 0, 0.0, 0.0, m.axis, m.nbytes, mesh.axis(m.axis).size, part), count
+
+
 def messages_text(told: Plan, explains: bool) -> str:
     """By collective and axis; with `explains` each message by itself."""
     rows = [[f"rank {told.fullest} sends in a step", "count", "MiB of tensors", "MiB sent"]]
-    mesh = Mesh.planned(told.run.parallel, told.fullest, told.world)
     found: dict[tuple[str, ...], list[float]] = {}
-    for (message, part), count in told.messages().items():
-        key = (f"{message.name}/{message.axis}", *((f"{message.nbytes:,} bytes, {part}",) * explains))
+    for event, count in sent(told):
+        key = (f"{event.name}/{event.axis}", *((f"{event.nbytes:,} bytes, {event.note}",) * explains))
         cell = found.setdefault(key, [0.0] * 3)
-        event = Event(message.name, "comm", 0, 0.0, 0.0, nbytes=message.nbytes, size=mesh.axis(message.axis).size)
-        for i, n in enumerate((1.0, float(message.nbytes), event.wire_bytes)):
+        for i, n in enumerate((1.0, float(event.nbytes), event.wire_bytes)):
             cell[i] += count * n
-    for key, (times, nbytes, sent) in sorted(found.items()):
-        rows.append([" of ".join(key), f"{times:,.0f}", f"{nbytes / 2**20:,.2f}", f"{sent / 2**20:,.2f}"])
+    for key, (times, *nbytes) in sorted(found.items()):
+        rows.append([" of ".join(key), f"{times:,.0f}", *(f"{n / 2**20:,.2f}" for n in nbytes)])
     return grid(rows)
 
 
@@ -134,14 +134,7 @@ def commands(flags: Iterable[str], world: int, gpus_per_node: int) -> str:
     """torchrun for one node after the other, and the same for Slurm."""
     words, nodes = " ".join(flags), max(1, world // gpus_per_node)
     each = min(world, gpus_per_node)
-    train = f"-m minimegatron train {words}"
-    return "\n".join(
-        [
-            f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 "
-            f"{train}",
-            "",
-            f"sbatch --nodes {nodes} --ntasks-per-node 1 --gpus-per-node {each} --wrap 'srun torchrun --nnodes {nodes} "
-            f"--nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint "
-            f"$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1):29500 {train}'",
-        ]
-    )
+    torchrun = f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint"
+    head, train = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)", f":29500 -m minimegatron train {words}"
+    sbatch = f"sbatch --nodes {nodes} --ntasks-per-node 1 --gpus-per-node {each} --wrap 'srun {torchrun} {head}{train}'"
+    return f"{torchrun} $HEAD{train}\n\n{sbatch}"

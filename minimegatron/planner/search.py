@@ -30,8 +30,9 @@ class Found:
     plan: Plan
 
 
-def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5) -> list[Found]:
+def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5, seen: list | None = None) -> list[Found]:
     """The fastest layouts that fit, the fastest first; some that were estimated to fit may not, and are left out.
+    `seen` gets the bytes and seconds of every layout that is estimated.
 
     Raises:
         ConfigError: no global batch size, or nothing fits.
@@ -42,6 +43,8 @@ def search(base: RunConfig, world: int, cluster: Cluster, number: int = 5) -> li
             nbytes, seconds = estimator.estimate(layout)
         except ConfigError:
             continue
+        if seen is not None:
+            seen.append((nbytes, seconds))
         if nbytes <= MARGIN * cluster.usable:
             kept.append((seconds, n, layout))
     found: list[Found] = []

@@ -32,7 +32,7 @@ from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.models.decoder import GPTModel
-from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages
@@ -46,9 +46,7 @@ BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, 
 ADAM_BYTES = 34  # of an element: gradient, main parameter, two moments read; three of them and a weight written; norm
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
 PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
-PLAYED = (
-    4  # microbatches for each rank of a pipeline that are played; each further one takes what the busiest rank needs
-)
+PLAYED = 4  # microbatches a rank of a pipeline that are played; a further one takes what the busiest rank needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,23 +252,32 @@ def play(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m:
     busiest = busy.index(max(busy))
     if plan.ranks == 1:
         return m * busy[0], 0
-    split = plan.schedule in SPLIT
-    costs = Costs(
-        [s.forward for s in stages],
-        [s.backward - s.weights * split for s in stages],
-        [s.weights * split for s in stages],
-        cluster.message(z.stream, z.mesh.pp.ranks[:2]),
-    )
 
     def makespan(microbatches: int) -> float:
-        return float(simulate(schedule_of(plan, z.mesh.parallel, microbatches), costs, checked=True).makespan)
+        return float(played(plan, z, cluster, stages, microbatches).makespan)
 
     p, grouped = plan.ranks, z.mesh.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
     few = PLAYED * p + m % p
     if m <= few or grouped:
         return makespan(m), busiest
-    played = makespan(few)
-    return played + (m - few) / p * (played - makespan(few - p)), busiest
+    first = makespan(few)
+    return first + (m - few) / p * (first - makespan(few - p)), busiest
+
+
+def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], m: int) -> Simulation:
+    """The schedule of m microbatches."""
+    later = [s.weights * (plan.schedule in SPLIT) for s in stages]
+    backward = [s.backward - weights for s, weights in zip(stages, later, strict=True)]
+    costs = Costs([s.forward for s in stages], backward, later, cluster.message(z.stream, z.mesh.pp.ranks[:2]))
+    return simulate(schedule_of(plan, z.mesh.parallel, m), costs, checked=True)
+
+
+def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
+    """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
+    plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
+    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"))
+    pieces = Pieces(z, cluster, one_of_each(run.model, mesh))
+    return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
 
 
 def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
@@ -282,15 +289,11 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     """
     require_known(run.spec is None, "the time of a spec's layers")
     require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
-    work, plan = work_of_run(run, world, "cuda"), plan_stages(run.parallel, run.model.num_layers)
-    ranks = rank_groups(run.parallel, world, "pp")[0]
-    z = sizes_of(run.model, Mesh.planned(run.parallel, ranks[0], world), run.optimizer, work)
-    pieces = Pieces(z, cluster, one_of_each(run.model, z.mesh))
-    stages = [pieces.stage(plan, number) for number in range(len(plan.layers))]
+    work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
+    plan, z, stages = stages_of_run(run, world, cluster)
     placement, m = placement_of(plan), work.microbatches
-    ends = [
-        around(run, ranks[r], world, cluster, added([stages[s] for s in placement[r]])) for r in {0, len(ranks) - 1}
-    ]
+    two = {0, plan.ranks - 1}
+    ends = [around(run, ranks[r], world, cluster, added([stages[s] for s in placement[r]])) for r in two]
     slowest, each = max(ends, key=lambda end: sum(end.parts.values())), max(end.each for end in ends)
     later = [dataclasses.replace(s, backward=s.backward + each / plan.chunks) for s in stages]
     passes, busiest = play(plan, z, cluster, later, m)

@@ -24,6 +24,8 @@
 | `zero_stages`| what a rank keeps in the stages of ZeRO, as areas and in bytes              |
 | `gathers`    | weights that come on use: gathers that are hidden, and those waited for     |
 | `memory`     | bytes alive over a step, by owner                                           |
+| `waterfall`  | how one amount of time becomes a longer one, cause by cause                 |
+| `pareto`     | time against memory of many layouts, and which of them none other beats     |
 | `region_map` | which rank holds which numbers of a tensor, in one layout and in another    |
 | `crashes`    | what can be found after a crash at each change that a save makes            |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |

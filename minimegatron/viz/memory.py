@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, bytes_text, new_figure, scaled, styled
+from minimegatron.viz.picture import INK, PALETTE, Picture, bytes_text, new_figure, scaled, styled
+from minimegatron.viz.stacked import stacked
 
 if TYPE_CHECKING:
     from minimegatron.memory import Sample
@@ -70,3 +71,21 @@ def curves(runs: Mapping[str, Sequence[Sample]], *, limit: float | None = None, 
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)))
     return figure
+
+
+def ranks(peaks: Mapping[str, Mapping[str, float]], *, limit: float, title: str = "") -> Picture:
+    """The fullest moments of several ranks beside each other, one bar a rank.
+
+    Args:
+        peaks: {rank: {owner: bytes}}.
+        limit: bytes that there are.
+        title: above the picture.
+
+    Raises:
+        ConfigError: no bytes at all, or an owner that is none of `OWNERS`.
+    """
+    most = max(sum(owners.values()) for owners in peaks.values())
+    divisor, unit = scaled(most, ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    bars = {rank: {owner: n / divisor for owner, n in owners.items()} for rank, owners in peaks.items()}
+    what = f"{unit} at the fullest moment of a step"
+    return stacked(bars, looks=OWNERS, limit=limit / divisor, title=title, what=what)

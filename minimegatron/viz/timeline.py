@@ -45,8 +45,8 @@ UNITS = ("µs", "ms", "s")
 BAR = 0.92  # of a row's height
 PIXELS, THIN = 1000, 3  # of the whole width of a picture; below how many of them a bar is drawn with others of its look
 Look = tuple[str, str]  # colour, hatch
-_SAID = {"compute": "computation", "comm": "communication"}  # in the legend
-_LOOKS: dict[str, Look] = {
+SAID = {"compute": "computation", "comm": "communication"}  # in the legend
+LOOKS: dict[str, Look] = {
     "compute": (COMPUTE, ""),
     "comm": (COMM, ""),
     "wait": ("#ffffff", "///"),
@@ -155,7 +155,7 @@ def _figure(
                 axes.axvline(at, label="predicted end", zorder=3, **PREDICTED_LINE)
         grid[-1].set_xlabel(f"time in {scaled(horizon * 1e6, UNITS, 1000)[1]}")
         handles: list[Artist] = [
-            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=_SAID.get(key, key))
+            Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.5, label=SAID.get(key, key))
             for key, (c, h) in styles.items()
         ]
         if expected:
@@ -213,7 +213,7 @@ def _styles(events: Sequence[tuple[Event, float]], by: str) -> dict[str, Look]:
     """Colour and hatch of each kind or name that occurs; events come with their time on the picture's clock."""
     if by == "kind":
         kinds = {e.kind: _kind(e) for e, _ in events}
-        return {kind: _LOOKS.get(kind, (PALETTE[2], "")) for kind in sorted(kinds, key=kinds.__getitem__)}
+        return {kind: LOOKS.get(kind, (PALETTE[2], "")) for kind in sorted(kinds, key=kinds.__getitem__)}
     names = list(dict.fromkeys(e.name for e, _ in sorted(events, key=lambda pair: pair[1])))
     other = [name for name in names if name not in WORK]
     found = {name: (colour, hatch(i)) for i, (name, colour) in enumerate(zip(other, colours(len(other)), strict=True))}

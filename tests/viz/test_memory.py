@@ -2,7 +2,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Sample
-from minimegatron.viz.memory import OWNERS, curves
+from minimegatron.viz.memory import OWNERS, curves, ranks
 from tests.viz.reading import overlaps, words
 
 MIB = 2**20
@@ -34,3 +34,11 @@ def test_owners_are_stacked_from_what_lasts_to_what_comes_and_goes():
 def test_nothing_is_refused():
     with pytest.raises(ConfigError, match="memory of nothing"):
         curves({"whole": []})
+
+
+def test_ranks_beside_each_other_against_what_there_is() -> None:
+    peaks = {"rank 0": {"activations": 2**30, "parameters": 3 * 2**30}, "rank 1": {"parameters": 2 * 2**30}}
+    figure = ranks(peaks, limit=8 * 2**30, title="Ranks")
+    parameters, activations = figure.axes[0].containers
+    assert [p.get_width() for p in parameters] == [3, 2] and [p.get_x() for p in activations] == [3, 2]
+    assert {"GiB at the fullest moment of a step", "limit: 8", "4"} <= set(words(figure)) and not overlaps(figure)

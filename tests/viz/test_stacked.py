@@ -1,4 +1,5 @@
 import pytest
+from matplotlib.colors import to_hex
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.stacked import stacked
@@ -37,3 +38,18 @@ def test_mistakes_are_named():
         stacked({"one rank": {}})
     with pytest.raises(ConfigError, match="5 parts"):
         stacked({"one rank": dict.fromkeys("abcde", 1.0)})
+
+
+def test_parts_with_colours_of_their_own_stand_in_that_order_below_a_limit() -> None:
+    looks = {"first": "#111111", "absent": "#222222", "second": "#333333"}
+    figure = stacked({"a": {"second": 2.0, "first": 1.0}, "b": {"second": 5.0}}, looks=looks, limit=8.0)
+    first, second = figure.axes[0].containers
+    assert [p.get_x() for p in second] == [1, 0] and [p.get_width() for p in first] == [1, 0]
+    assert [to_hex(bar[0].get_facecolor()) for bar in (first, second)] == ["#111111", "#333333"]
+    (line,) = figure.axes[0].lines
+    assert set(line.get_xdata()) == {8.0} and figure.axes[0].get_xlim()[1] > 8
+    assert "limit: 8" in words(figure) and not overlaps(figure)
+    far = stacked({"a": {"second": 2.0}}, looks=looks, limit=80.0)
+    assert far.axes[0].get_xlim()[1] < 3 and "limit: 80, beyond the axis" in words(far)
+    with pytest.raises(ConfigError, match="third has no colour"):
+        stacked({"a": {"third": 1.0}}, looks=looks)

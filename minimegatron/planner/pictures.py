@@ -1,0 +1,81 @@
+"""The pictures of a plan: memory, the waterfall of a step's time, messages, products, the pipeline played, all layouts.
+
+They need matplotlib, which a plan does not. The timeline has few microbatches, and leaves out what ZeRO-2 and -3 send.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minimegatron.errors import ConfigError
+from minimegatron.planner.planning import HOST, Plan
+from minimegatron.planner.report import sent
+from minimegatron.planner.search import Found
+from minimegatron.planner.stages import layer_work
+from minimegatron.planner.timing import AGAIN, BELOW, MEMORY, PEAK, StepTime, one_of_each, played, stages_of_run
+from minimegatron.training.memory_report import work_of_run
+
+KINDS = dict.fromkeys((PEAK, BELOW, AGAIN), "compute") | {MEMORY: "memory", "optimizer": "memory", "bubble": "wait"}
+NAMES = {PEAK: "scores computed twice, uneven stages", MEMORY: "memory-bound work"}
+
+
+def ready(folder: Path) -> None:
+    """Make the folder; raises `ConfigError` where there is no place for it, or nothing to draw with."""
+    try:
+        import matplotlib  # noqa: F401
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (ImportError, OSError) as error:
+        fix = "name a folder that can be written" if isinstance(error, OSError) else "pip install 'minimegatron[lab]'"
+        raise ConfigError(f"--pictures {folder}: {error}", fix=fix) from error
+
+
+def losses(time: StepTime) -> dict[str, tuple[float, str]]:
+    """{What takes time: (seconds, its kind on a timeline)}, from the model's FLOPs at the peak to the step."""
+    ideal = time.model_flops / time.gpus / time.peak
+    found, parts = {"model FLOPs at the peak": (ideal, "compute")}, {PEAK: 0.0, BELOW: 0.0} | time.parts
+    for name, seconds in (parts | {PEAK: parts[PEAK] - ideal}).items():
+        kind = KINDS.get(name, "comm")
+        found[f"{name}, not hidden" if kind == "comm" else NAMES.get(name, name)] = seconds, kind
+    return found
+
+
+def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, float]] = ()) -> dict[str, Any]:
+    """{Name: picture} of a plan, the first of those that were `found`; without a time there is memory alone."""
+    from minimegatron.viz import memory, pareto, roofline, timeline, volume, waterfall
+
+    cluster, time = told.cluster, told.time
+    peaks = {f"rank {n}, {len(one.layers)} layers": one.peak.items() for n, one in told.memory.items()}
+    held = {rank: {owner: n for owner, n in peak if HOST not in owner} for rank, peak in peaks.items()}
+    title = "Memory of each pipeline rank" + f", without {', '.join(told.unknown)}" * bool(told.unknown)
+    figures: dict[str, Any] = {"memory": memory.ranks(held, limit=cluster.usable, title=title)}
+    if time is None:
+        return figures
+    title, work = f"From the peak to a step: MFU {time.mfu:.1%}", time.model_flops / time.gpus
+    figures["waterfall"] = waterfall.waterfall(losses(time), work=work, title=title)
+    nbytes: dict[str, float] = {}
+    for event, count in sent(told):
+        key = f"{event.axis} ({event.size} ranks): {event.name}"
+        nbytes[key] = nbytes.get(key, 0.0) + count * event.wire_bytes
+    if by_axis := dict(sorted((name, n) for name, n in nbytes.items() if n)):
+        figures["communication"] = volume.bars(by_axis, title=f"What rank {told.fullest} sends in a step, by axis")
+    plan, z, stages = stages_of_run(told.run, told.world, cluster)
+    layers = one_of_each(told.run.model, z.mesh).decoder.layers.values()
+    ops = ((op.what, op.product) for layer in layers for op in layer_work(layer, z)[0])
+    products = {f"{what}, {p.k} to {p.n}": p for what, p in ops if p is not None}
+    points = {name: (p.flops / p.nbytes, p.flops / cluster.product(p.flops, p.nbytes)) for name, p in products.items()}
+    figures["roofline"] = roofline.roofline({cluster.gpu: (cluster.matmul, cluster.copy)}, points, "A layer's products")
+    if (p := plan.ranks) > 1:
+        m = work_of_run(told.run, told.world, "cuda").microbatches
+        grouped = told.run.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
+        few = m if grouped else min(m, p * (1 + (plan.chunks < 3)) + m % p)
+        events = played(plan, z, cluster, stages, few).events()
+        figures["timeline"] = timeline.gantt(events, by="name", title=f"The pipeline with {few} of {m} microbatches")
+    if found:
+        plans = [(one.plan.bytes, one.plan.time.seconds) for one in found if one.plan.time]
+        figures["search"] = pareto.pareto(seen, plans, found[0].layout.words(), limit=cluster.usable)
+    return figures

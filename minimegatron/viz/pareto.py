@@ -1,0 +1,79 @@
+"""Time against memory of many ways to do the same: the nearer to the lower left, the better.
+
+A way is on the *front* if none other is both smaller and faster; all others are dots. Both axes are logarithmic, since
+the worst of a thousand layouts is a hundred times slower than the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from matplotlib.ticker import LogFormatter
+
+from minimegatron.errors import ConfigError
+from minimegatron.viz.picture import FAINT, INK, PALETTE, PREDICTED_LINE, Picture, new_figure, scaled, styled
+from minimegatron.viz.stacked import FAR
+from minimegatron.viz.timeline import UNITS
+
+Point = tuple[float, float]  # bytes, seconds
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """Those that no other point beats in both, from the smallest and slowest to the largest and fastest."""
+    found: list[Point] = []
+    for point in sorted(points):
+        if not found or point[1] < found[-1][1]:
+            found.append(point)
+    return found
+
+
+def pareto(
+    estimated: Sequence[Point],
+    planned: Sequence[Point],
+    best: str,
+    *,
+    limit: float | None = None,
+    title: str = "Layouts by memory and time",
+) -> Picture:
+    """Every layout that was estimated, and those that were planned.
+
+    Args:
+        estimated: bytes and seconds of each.
+        planned: the same of those that were computed exactly; the fastest has a star.
+        best: its name.
+        limit: bytes that there are, drawn as a line where it is not far away.
+        title: above the picture.
+
+    Raises:
+        ConfigError: one of the two is empty.
+    """
+    if not estimated or not planned:
+        raise ConfigError(f"{len(estimated)} estimates and {len(planned)} plans", fix="give one of each at least")
+    divisor, unit = scaled(min(nbytes for nbytes, _ in estimated), ("B", "KiB", "MiB", "GiB", "TiB"), 1024)
+    tick, time = scaled(min(seconds for _, seconds in estimated) * 1e6, UNITS, 1000)
+    fastest = min(planned, key=lambda point: point[1])
+
+    def columns(points: Iterable[Point]) -> tuple[list[float], list[float]]:
+        pairs = [(nbytes / divisor, seconds * 1e6 / tick) for nbytes, seconds in points]
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+    with styled():
+        figure = new_figure(7.6, 4.6, title)
+        axes = figure.subplots()
+        axes.plot(*columns(estimated), ".", color=FAINT, markersize=3, label=f"estimated: {len(estimated):,}")
+        axes.plot(*columns(front(estimated)), color=INK, linewidth=1.4, drawstyle="steps-post", label="their front")
+        axes.plot(*columns([fastest]), "*", markersize=17, color=PALETTE[2], markeredgecolor=INK,
+                  label=f"the fastest: {best}")  # fmt: skip
+        axes.plot(*columns(planned), "o", markersize=3.5, color=INK, label=f"planned: {len(planned)}")
+        if limit is not None and limit <= FAR * max(nbytes for nbytes, _ in estimated):
+            axes.axvline(limit / divisor, label="memory for tensors", **PREDICTED_LINE)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"{unit} of the fullest rank")
+        axes.set_ylabel(f"{time} of a step")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axes.grid(axis="both", visible=True)
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
