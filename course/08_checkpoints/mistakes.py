@@ -21,7 +21,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("14 * parameters", "16 * parameters", told="no gradients"),
         Edit("14 * parameters", "18 * parameters", told="no gradients"),
         Edit("14 * parameters", "12 * parameters", told="weights are missing"),
-        Edit("14 * parameters", "2 * parameters", told="optimizer's state"),
+        Edit("14 * parameters", "2 * parameters", told="optimizer's averages"),
         Edit("(ranks * gigabytes * 1e9)", "(gigabytes * 1e9)", told="All ranks write at once"),
         Edit("gpu_hours * 3600 / ranks", "gpu_hours * 3600", told="the first that fails"),
         Edit("gpu_hours * 3600 / ranks", "gpu_hours / ranks", told="in seconds"),
@@ -288,7 +288,9 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("enumerate(names) if name in table}", "enumerate(n for n in names if n in table)}", told="do not move up"),
         Edit(
-            "if lost := [name for name in table if name not in names]", "if lost := []", told="dropped without a word"
+            "if lost := [name for name in table if name not in names]",
+            "if lost := []",
+            told="dropped without a message",
         ),
         Edit(
             "{saved_names[number]: one",
