@@ -44,7 +44,7 @@ WRONG: dict[str, list[Edit]] = {
             told="not how long",
         ),
         Edit("part * size[dim]", "(parts - 1 - part) * size[dim]", told="another part"),
-        Edit("found.append(", "found.insert(0, ", told="order of the elements"),
+        Edit("found.append(", "found.insert(0, ", told="order of the numbers"),
         Edit("min(width, column + stop - start)", "width"),
         Edit("if column == 0 else 0", "if True else 0"),
         Edit("while start < stop:", "while start <= stop:"),

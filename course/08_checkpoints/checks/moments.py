@@ -128,7 +128,7 @@ WHOSE = Exercise(
         "KeyError": "A name of `restored` need not be in `saved`.",
         "must match": "Tensors of other shapes cannot be compared number by number: they are others.",
     },
-    idea="Which numbers of a parameter's moments could not be those of another one?",
+    idea="Which numbers of a parameter's averages could not be those of another one?",
     hint="For each name of restored: its own first, then every name of saved; the first with the same shape and "
     "torch.equal is the answer, else None.",
 )  # fmt: skip
@@ -241,7 +241,7 @@ BY_NAME = Exercise(
         Mistake(lambda state, saved_names, names, refused: f"a ValueError that does not name {refused}" if refused
                 else by_name(state, saved_names, names), "It is refused, but the text of the ValueError does not have "
                 "the name of the parameter."),
-        Mistake(_dense, "A parameter that has no state keeps its number; those after it do not move up."),
+        Mistake(_dense, "A parameter that has no averages keeps its number; those after it do not move up."),
     ],
     errors={"ValueError": "A ValueError, though no averages are lost here: their parameters are all in `names`."},
     idea="A number is a place in one order. What do both orders know a parameter by?",

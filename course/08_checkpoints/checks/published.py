@@ -238,7 +238,7 @@ FROM_HF = Exercise(
                 "changed places, and the activation is applied to the wrong one."),
         Mistake(_wrongly(stack=_row_by_row), "Gate and up alternate row by row; they stand one above the other."),
         Mistake(_wrongly(pack=lambda q, k, v, heads, groups: packed(q, v, k, heads, groups)), "Within a group keys "
-                "stand before values; here they have changed places, and the shapes do not tell."),
+                "stand before values; here they have changed places, and no shape shows it."),
         Mistake(_wrongly(pack=_repeated), "Keys and values are repeated for every query head; a group has one each."),
         Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other: "
                 "group 0 has the first ones, not each `groups`-th one."),

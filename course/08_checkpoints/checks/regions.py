@@ -117,7 +117,7 @@ BOXES = Exercise(
     "boxes_of",
     reference=boxes_of,
     cases=[
-        Case("the example: [4, 6] cut by columns into 2, elements 2 to 10 of part 1", _EXAMPLE),
+        Case("the example: [4, 6] cut by columns into 2, numbers 2 to 10 of part 1", _EXAMPLE),
         Case("all of part 0", _WHOLE, fixed=[_BY_ROWS]),
         Case("other pieces", _piece, points=2, hidden=True, fixed=_BOXES),
     ],
@@ -126,7 +126,7 @@ BOXES = Exercise(
                 "whole tensor only."),
         Mistake(_around, "One box around the piece holds numbers that this rank does not have."),
         Mistake(_row_by_row, "All rows are right. Whole rows that follow each other are one box."),
-        Mistake(_cut_elsewhere, "The elements are counted in the part, row by row, not in the whole tensor."),
+        Mistake(_cut_elsewhere, "The numbers are counted in the part, row by row, not in the whole tensor."),
         Mistake(_lengths, "The second number of a range is where it stops, not how long it is."),
         Mistake(_included, "The last row and the last column of a range are not included, as in Python."),
         Mistake(_first_row_alone, "The first row is held whole, and whole rows follow it: they are one box."),
@@ -134,12 +134,12 @@ BOXES = Exercise(
         Mistake(_other_dim, "The tensor is cut along the other dim: 0 are rows, 1 are columns."),
         Mistake(lambda **i: boxes_of(**{**i, "part": i["parts"] - 1 - i["part"]}), "That is another part: part 0 is "
                 "the first."),
-        Mistake(lambda **i: boxes_of(**i)[::-1], "The boxes stand in the order of the elements."),
+        Mistake(lambda **i: boxes_of(**i)[::-1], "The boxes stand in the order of the numbers."),
         Mistake(_whole_rows, "The ends are missing: a piece may begin and end in the middle of a row."),
     ],
     idea="Walk along the piece: are you in the middle of a row, at the start of whole rows, or in a row that is cut?",
     hint="width is the part's number of columns. At `at` with (row, column) = divmod(at, width): if column is not 0 or "
-    "fewer than width elements are left, the box is the rest of this row, at most to stop; else it is all (stop - at) "
+    "fewer than width numbers are left, the box is the rest of this row, at most to stop; else it is all (stop - at) "
     "// width whole rows. At the end add part * size to the range of the dim that is cut.",
 )  # fmt: skip
 

@@ -147,7 +147,7 @@ RESUME = Exercise(
         Mistake(lambda ranks: _resumed(ranks, aliased=True), "What is saved changes while the run trains on: a state "
                 "dict holds the tensors themselves, not copies."),
         Mistake(_forgot("weights"), "The weights are not those that were saved."),
-        Mistake(_forgot("moments"), "The optimizer begins anew: its moments and its count of steps are state too."),
+        Mistake(_forgot("moments"), "The optimizer begins anew: its averages and its count of steps are state too."),
         Mistake(_forgot("rate"), "The schedule begins anew, and the rate with it."),
         Mistake(_forgot("dropout"), "Dropout draws other numbers: the place in torch's own stream of random numbers "
                 "is state too."),
@@ -167,7 +167,7 @@ RESUME = Exercise(
         Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: run.model.eval()), "The model is in evaluation "
                 "mode: nothing is dropped any more."),
         Mistake(_forgot(f"{_DATA} dropout"), "Weights and optimizer are right; random numbers and samples are not."),
-        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and moments are right; what else changes in a step?"),
+        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and averages are right; what else changes in a step?"),
     ],
     errors={
         "DataError": "A state is plain data: numbers, texts, lists, dicts and tensors.",
