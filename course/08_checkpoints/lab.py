@@ -8,13 +8,13 @@
 # %% [markdown]
 # # Lab 08 · Checkpoints and Hugging Face
 #
-# In labs 01 to 07 a run had one life. Real runs die and begin again, often with another number of GPUs, sometimes
-# from weights that somebody else has published. What lies on the disk between two lives is a *checkpoint*.
+# Long runs fail and are started again, often on another number of GPUs. Other runs begin from weights that another
+# team has published. In both cases a run begins from files on a disk: a *checkpoint*.
 #
-# **You build** the map of who holds which numbers of a tensor; a reader that puts any part together from whatever was
-# stored, and reads no number too many; a save that is there whole or not at all, wherever it is killed; a state from
-# which another process goes on bit for bit; and a converter for the models of the Qwen2 family. At the end you find a
-# bug that shows in no loss and in no gradient.
+# **You build** a function that says which numbers of a tensor a rank holds; a reader that puts any part of a tensor
+# together from the parts that were stored, and reads no other numbers; a save that leaves a whole checkpoint or none,
+# wherever it is interrupted; a state from which another process continues bit for bit; and a converter for models of
+# the Qwen2 family. At the end you find a bug that neither a loss curve nor a gradient norm shows.
 #
 # **You need** lab 02 (a matrix cut by rows and columns), lab 06 (flat parts of ZeRO) and AdamW. No GPU.
 #
@@ -22,7 +22,7 @@
 # |---|---|---|
 # | A | 1 The problem · 2 Predict | 45 min |
 # | B | 3 Implement: regions, a save that survives | 2 h |
-# | C | 3 Implement: going on, a published model | 1 h 15 min |
+# | C | 3 Implement: resuming a run, a published model | 1 h 15 min |
 # | D | 4 Run · 5 See | 30 min |
 # | E | 6 Break it · 7 Explain | 1 h |
 #
@@ -34,7 +34,7 @@
 # %lab 08_checkpoints
 
 # %% [markdown]
-# One number from the gut. A run uses 16,384 GPUs. A single GPU, with its share of cables and memory, fails once in 50,000
+# First a guess. A run uses 16,384 GPUs. A single GPU, with its share of cables and memory, fails once in 50,000
 # hours: nearly six years. When one fails, the run ends. How many hours does such a run go on average before it ends?
 
 # %%
@@ -43,9 +43,10 @@ guess("hours", None, "16,384 GPUs, each fails once in 50,000 hours. Hours betwee
 # %% [markdown]
 # ## 1 · The problem
 #
-# A matrix of 9 rows and 6 columns, trained by four ranks: cut by columns into two halves (tensor parallelism), and each
-# half shared out to two ranks, who keep 13 and 14 of its 27 numbers (ZeRO). Then the run dies. Three GPUs are left, and
-# the run goes on with the matrix cut by rows into three. What must rank 1 of 3 read?
+# Four ranks train a matrix of 9 rows and 6 columns. Tensor parallelism cuts it by columns into two halves. ZeRO
+# shares each half out to two ranks, which keep 13 and 14 of its 27 numbers. Then a GPU fails. The run continues on
+# three GPUs, with the matrix cut by rows into three parts. What must rank 1 of 3 read? In the picture a small square
+# is one number, and the digits are ranks.
 
 # %%
 from minimegatron.viz.region_map import region_map
@@ -60,32 +61,35 @@ three = [[[[3 * r, 3 * r + 3], [0, 6]]] for r in range(3)]
 region_map((9, 6), {"written by 4 ranks": four, "read by 3 ranks": three}, ("what rank 1 of 3 reads", three[1]))
 
 # %% [markdown]
-# It needs numbers of all four. A checkpoint that says "this is the memory of rank 0 of 4" is of no use to it. One that
-# says "here are rows 0 to 4 of columns 0 to 3" is. ("0 to 4" are rows 0, 1, 2 and 3, as in Python: the last number is not
-# included.) Such a range of rows and columns is a *box*, and a box with its numbers is a *region*.
+# Rank 1 of 3 needs numbers that all four ranks have written. A checkpoint that says "this is the memory of rank 0 of
+# 4" does not help it. A checkpoint that says "these are rows 0 to 4 of columns 0 to 3" does. ("0 to 4" are rows 0, 1,
+# 2 and 3, as in Python: the last number is not included.) A range of rows and a range of columns are a *box*; a box
+# with its numbers is a *region*.
 #
-# And these are 54 numbers. Llama 3 405B, with its weights in bf16, a copy in fp32, and AdamW's two averages, has 5.7 TB.
-# While they are written, anything may happen.
+# This matrix has 54 numbers. The checkpoint of Llama 3 405B, with weights in bf16, a copy in fp32, and AdamW's two
+# averages, has 5.7 TB. The run may fail while they are written, too.
 #
 # ## 2 · Predict
 #
-# A checkpoint holds for each parameter: the bf16 weight, 2 bytes; its fp32 copy, 4; two averages of the optimizer, 8. No
-# gradients: a step begins without them. Each number is written once, by one of the ranks that have it, and all ranks
-# write at once, each the same share.
+# A checkpoint holds for each parameter: the bf16 weight, 2 bytes; its fp32 copy, 4 bytes; AdamW's two averages, 8
+# bytes together. It holds no gradients: each step computes its own. Each number is written once, by one of the ranks
+# that have it. All ranks write at the same time, each the same share.
 #
-# How often should a run save? Each save costs its seconds, in which the run stands still. A failure undoes what was
-# computed since the last save: on average half an interval. With S seconds a save, F seconds between two failures and
-# an interval of T seconds, the share of time that is lost is about
+# How often should a run save? The run stands still during a save. A failure undoes what was computed since the last
+# save: on average half an interval. With S seconds a save, F seconds between two failures and an interval of T seconds,
+# the share of time that is lost is about
 #
 # $$\frac{S}{T} + \frac{T}{2F}$$
 #
 # An example: 2·10⁹ parameters are 28 GB. 7 ranks that write 1 GB a second each need 4 seconds. A GPU fails once in 14
-# hours, 7 of them once in 2 hours, 7200 seconds. Who saves every 240 seconds loses 4/240 + 240/14400 = 1/60 + 1/60 of the
-# time. This is the best interval: a shorter one saves too often, with a longer one failures undo too much.
+# hours, 7 of them once in 2 hours, 7200 seconds. A run that saves every 240 seconds loses 4/240 + 240/14400 = 1/60 +
+# 1/60 of the time. This is the best interval: a shorter one saves too often, with a longer one failures undo too
+# much.
 #
-# **Exercise.** All times in seconds. Return a dict with `bytes`, of the whole checkpoint; `seconds`, of a save;
-# `between_failures`, of the run; `lost`, the share that is lost with one save every `every` seconds; and `best`, the
-# interval with the smallest share.
+# **Exercise.** Return a dict, all its times in seconds: `bytes`, the size of the whole checkpoint; `seconds`, the
+# time of one save; `between_failures`, the time between two failures of the run; `lost`, the share of time that is
+# lost with a save every `every` seconds, by the formula; and `best`, the interval at which this share is smallest. In
+# the example: 28·10⁹, 4, 7200, 1/30 and 240.
 
 # %%
 # %%exercise costs
@@ -126,7 +130,7 @@ for every in (60, 240, 600, 3600):
 
 # %% [markdown]
 # (The report on Llama 3 counts 419 unexpected interruptions in 54 days on 16,384 GPUs: one in 3.1 hours.) A run that
-# fails eight times a day is killed in the middle of a save sooner or later. Keep this in mind.
+# fails eight times a day will some day fail in the middle of a save. Section 3 has an exercise for this case.
 #
 # *This is a good place to stop: the end of part A.*
 #
@@ -134,10 +138,11 @@ for every in (60, 240, 600, 3600):
 #
 # ### Which boxes a rank holds
 #
-# Back to the picture. A matrix is cut along one dim into equal parts (0: rows, 1: columns). Of the numbers of one part,
-# counted row by row, ZeRO gives a rank those from `start` to `stop`. They may begin in the middle of a row and end in
-# the middle of another. So they are up to three boxes: the end of a row, whole rows, the start of a row. An example: [4, 6]
-# is cut by columns into two parts, [4, 3] each. Of part 1, columns 3 to 6, a rank holds the numbers 2 to 10:
+# Tensor parallelism cuts a matrix into `parts` equal parts: by rows if `dim` is 0, by columns if it is 1. Count the
+# numbers of one part row by row: 0, 1, 2, ... ZeRO gives a rank those from `start` to `stop`. They may begin in the
+# middle of a row and end in the middle of another. So they are up to three boxes: the end of a row, whole rows, the
+# start of a row. An example: a matrix of 4 rows and 6 columns is cut by columns into two parts of 4 rows and 3
+# columns. Of part 1, which has columns 3 to 6, a rank holds the numbers 2 to 10:
 #
 #      column  3 4 5
 #     row 0    . . x       [[0, 1], [5, 6]]     the end of row 0
@@ -145,8 +150,10 @@ for every in (60, 240, 600, 3600):
 #     row 2    x x x
 #     row 3    x . .       [[3, 4], [3, 4]]     the start of row 3
 #
-# **Exercise.** The boxes `[[first row, last row], [first column, last column]]` *of the whole matrix*, in the order of
-# the numbers. Rows of the part that are whole, and follow each other, are one box. No numbers, no box.
+# **Exercise.** Return the rank's boxes, each `[[first row, last row], [first column, last column]]`, as rows and
+# columns *of the whole matrix*, in the order of the numbers. Rows of the part that the rank holds whole, and that
+# follow each other, are one box; a row that it does not hold whole is a box of its own. If `start` is `stop` there is
+# no box.
 
 # %%
 # %%exercise boxes_of
@@ -179,13 +186,13 @@ check("boxes_of")
 # %% [markdown]
 # ### A box from regions
 #
-# Each rank wrote its regions into a file of its own, the numbers of a region row by row, one region after the other. A
-# table in the checkpoint, its *manifest*, says of each region `(file, at, box)`: its first number is number `at` of the
-# file. Before it lie other tensors.
+# Each rank has written its regions into a file of its own, one region after the other, the numbers of a region row by
+# row. A table in the checkpoint, its *manifest*, has an entry `(file, at, box)` for each region: the region's first
+# number is number `at` of the file. Before it in the file lie other regions, or other tensors.
 #
-# A rank that reads wants one box. For each region it asks: which rows and columns do we share? The numbers that both
-# have of *one row* lie side by side in the file. Reading all files whole would work too, but a checkpoint of 5.7 TB read
-# by 16,384 ranks is 93,000 TB.
+# A rank that reads wants one box. For each region it asks: which rows and columns lie in both, in the box and in the
+# region? The numbers of *one row* that lie in both stand side by side in the file. A rank could also read all files
+# whole, but a checkpoint of 5.7 TB read by 16,384 ranks is 93,000 TB.
 #
 # Files are read through a `memory` that counts. `memory.load(file, first, last)` reads numbers first to last - 1:
 
@@ -200,9 +207,10 @@ print(files.load("shard_0", 1, 2).tolist(), files.load("shard_1", 0, 1).tolist()
 print("numbers read:", files.loaded)
 
 # %% [markdown]
-# **Exercise.** The numbers of `box`, from the regions that meet it. Regions do not overlap. Read exactly the numbers of
-# the box, each once, and those of one row of a region in one read. Where a number of the box is in no region, a shard was
-# never written: raise a `ValueError`. (Zeros in its place would train on, without an error.)
+# **Exercise.** Return the numbers of `box`, a float32 tensor of its rows and columns. Regions do not overlap, and
+# stand in any order. Read only the numbers of the box, each once, and read side by side numbers together: at most one
+# read for each row of a region. If a number of the box is in no region, the file that had it was never written: raise
+# a `ValueError`. (A run that has zeros in their place trains on, without an error.) A stored number may be NaN.
 
 # %%
 # %%exercise load_box
@@ -232,12 +240,12 @@ def load_box(memory, regions: list, box: list[list[int]]) -> torch.Tensor:
 check("load_box")
 
 # %% [markdown]
-# ### A save that is there whole, or not at all
+# ### A save that leaves a whole checkpoint, or none
 #
-# Now the moment in which files are written. A save that writes `step-20/shard-0`, then `step-20/shard-1`, then
-# `step-20/manifest` can die between any two of them. Then there is a folder that looks like the newest checkpoint and is
-# half of one. Worse: what a program has "written" is at first only in the memory of the operating system. If the
-# *program* is killed, the system still brings it to the disk. If the *machine* loses power, it is gone:
+# A save that writes `step-20/shard-0`, then `step-20/shard-1`, then `step-20/manifest` can die between any two of
+# them. Then there is a folder that looks like the newest checkpoint and holds half of one. A second danger: what a
+# program has "written" is at first only in the memory of the operating system. If the *program* is killed, the system
+# still brings these bytes to the disk. If the *machine* loses power, they are lost:
 #
 # | operation | what running programs see | what surely survives a power cut |
 # |---|---|---|
@@ -246,9 +254,9 @@ check("load_box")
 # | `disk.fsync(file)` | | the bytes of this file. *Not its name* |
 # | `disk.fsync(folder)` | | the names in this folder. *Not the bytes of its files* |
 #
-# `disk` is simulated, and knows what a real disk may lose. The root folder is `""`. `remove` removes a file or an empty
-# folder, `disk.names(folder)` lists, `disk.read(path)` reads. A real rename within one folder happens at once: no reader
-# ever sees half of it.
+# `disk` is simulated, and knows what a real disk may lose. The root folder is `""`; there are no folders in folders.
+# `remove` removes a file or an empty folder, `disk.names(folder)` lists, `disk.read(path)` reads. A real rename
+# within one folder happens at once: no reader ever sees half of it.
 #
 # The folded cell takes a save, lets the machine stop after each of its changes, and notes what a reader can find: the
 # `old` checkpoint as the newest, the `new` one, or something `broken`. Look at the simplest save.
@@ -296,15 +304,16 @@ crash_map({"in place": crashes(in_place)})
 # %% [markdown]
 # Even when this save has returned, a power cut can leave the old checkpoint, the new one or half of the new one.
 #
-# A reader follows two rules. It takes the folder `step-N` with the largest N, and stops with an error if that is not
-# exactly what was saved: an older checkpoint taken in silence is a loss that nobody sees. And it never looks at names
-# that begin with a dot.
+# A reader follows two rules. First: it takes the folder `step-N` with the largest N, and stops with an error if the
+# folder does not hold exactly the files that were saved. (It does not take an older checkpoint instead: hours of
+# training would be lost without a message.) Second: it ignores names that begin with a dot.
 #
-# **Exercise.** Write the files of a new checkpoint so that, wherever the program dies or the power fails, every folder
-# `step-N` that a reader can find holds exactly the files of one save; and so that the new one survives a power cut as
-# soon as the function has returned. Older checkpoints stay. What a save that died has left behind is removed by the next
-# save: when it returns, no name begins with a dot. (One process saves at a time.) The check kills your function at every
-# change that it makes, lets another save follow each time, and looks at everything that a power cut could leave.
+# **Exercise.** Write a new checkpoint. (1) Wherever the program dies or the power fails, every folder in the root
+# whose name does not begin with a dot is a `step-N` with exactly the files of one save. (2) As soon as the function
+# has returned, the new checkpoint survives a power cut. (3) Older checkpoints stay. (4) When the function has
+# returned, no name begins with a dot: it removes what an earlier save left when it died, of whatever step. One
+# process saves at a time, and `step` is larger than every step in the root. The check kills your function at each of
+# its changes (fsync is one), then saves a later step, and looks at everything that a power cut could leave.
 
 # %%
 # %%exercise save_checkpoint
@@ -338,11 +347,11 @@ crash_map({"yours": crashes(save_checkpoint)})
 # %% [markdown]
 # *This is a good place to stop: the end of part B.*
 #
-# ### Going on
+# ### Resuming a run
 #
-# Weights alone are not a run. Think of one training step: what does it read, and what does it change? The example is
-# small, and yet has everything: a model with dropout, AdamW, a learning rate that is halved every third step, and
-# batches in an order that is drawn anew each epoch.
+# A run is more than its weights. Think of one training step: what does it read, and what does it change? The example
+# is small: a model with dropout, AdamW, a learning rate that is halved every third step, and batches in an order that
+# is drawn anew each epoch.
 
 # %%
 from labkit.small_run import Run
@@ -357,15 +366,16 @@ losses, of_weights_alone = straight.train(6), again.train(6)
 print("with the weights alone the next losses are the same:", losses == of_weights_alone)
 
 # %% [markdown]
-# A run that goes on *almost* the same is a trap: each difference looks like noise, and a real bug hides behind it. Equal
-# bit for bit is easier to reach than to argue about.
+# The resumed run must give the same losses *bit for bit*. If small differences were accepted, a bug that makes a
+# small difference would be accepted, too.
 #
 # **Exercise.** `save_state(run)` returns all that another process needs, as plain data: numbers, texts, lists, dicts,
-# tensors. `load_state(run, state)` puts it into a run that was built with the same sizes, another seed, and has trained a
-# step already. Then both must give the same losses and weights, to the last bit. The state travels while the first run
-# trains on. `run` has `model`, `optimizer`, `scheduler` (each with `state_dict` and `load_state_dict`) and `data`, with
-# `order`, `position` and `generator` (`get_state`, `set_state`). Dropout draws from torch's own stream
-# (`torch.get_rng_state`, `torch.set_rng_state`).
+# tensors. `load_state(run, state)` puts it into a run in another process, which was built with the same sizes and
+# another seed and has trained one step already. Then both runs must give the same losses and weights, to the last
+# bit. The first run trains on before the state is loaded, and this must not change the state. `run` has `model`,
+# `optimizer`, `scheduler` (each with `state_dict` and `load_state_dict`) and `data`, with `order`, `position` and
+# `generator` (`get_state`, `set_state`). Dropout draws from torch's own stream (`torch.get_rng_state`,
+# `torch.set_rng_state`).
 
 # %%
 # %%exercise resume
@@ -408,10 +418,10 @@ check("resume")
 # %% [markdown]
 # ### A published model
 #
-# On the Hugging Face Hub a model is a folder of safetensors files and a `config.json`. Its tensors have other names than
-# ours, and the projections of queries, keys and values lie in three matrices. Ours lie in one, packed by *groups*. With
-# grouped heads several query heads share a key head and a value head, and such a group belongs together: a rank of
-# tensor parallelism takes whole groups, so its part must be one stretch of rows. Four query heads in two groups:
+# On the Hugging Face Hub a model is a folder of safetensors files and a `config.json`. Its tensors have other names
+# than ours, and the projections of queries, keys and values are three matrices. Ours are one matrix, packed by
+# *groups*: a group is a key head, a value head and the query heads that use them. A rank of tensor parallelism takes
+# whole groups, and its part must be consecutive rows. Four query heads in two groups:
 #
 #     q_proj   q0 q1 q2 q3           linear_qkv   q0 q1 k0 v0 | q2 q3 k1 v1
 #     k_proj   k0 k1                               group 0     | group 1
@@ -436,9 +446,10 @@ check("resume")
 # | `model.norm.weight` | `decoder.final_layernorm.weight` |
 # | `lm_head.weight`, where it is not tied to the embedding | `output_layer.weight` |
 #
-# **Exercise.** Their tensors under our names. A model has biases of q, k and v in all layers or in none, and layers 0, 1,
-# 2, ... without a gap, as many as it has. A tensor that this table does not know, or one that is missing, means that this
-# is another model, whose mathematics you would change: raise a `ValueError` that names it.
+# **Exercise.** Return their tensors under our names, packed as above. The layers of a model are numbered 0, 1, 2, ...
+# without a gap. Either all layers have biases of q, k and v, or none has. If `theirs` has a tensor that the tables do
+# not have, or lacks one, it is a model of another kind, and what you converted would compute something else: raise a
+# `ValueError` whose text has the name of that tensor, as Hugging Face spells it.
 
 # %%
 # %%exercise from_hf
@@ -493,8 +504,9 @@ check("from_hf")
 #
 # ### Written by four, read by three
 #
-# Real processes and real files. Four ranks hold the matrix of the first picture, cut by columns and then by ZeRO. They
-# find their boxes, and rank 0 publishes everything with your save.
+# The next two cells use real processes and real files. Four ranks hold the matrix of the first picture, cut by
+# columns and then by ZeRO. Each finds its boxes with your `boxes_of`. Rank 0 gathers the numbers and saves them with
+# your `save_checkpoint`.
 
 # %%
 # %%ranks 4 --needs boxes_of,save_checkpoint --name written
@@ -528,7 +540,7 @@ if rank == 0:
     print("in the folder:", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()))
 
 # %% [markdown]
-# Three new ranks find the manifest, and each reads its three rows, with your `load_box`.
+# Three new ranks read the manifest, and each reads its three rows with your `load_box`.
 
 # %%
 # %%ranks 3 --needs boxes_of,save_checkpoint,load_box --name read --out read
@@ -557,9 +569,10 @@ for r, (right, loaded) in enumerate(read):
 # %% [markdown]
 # ### Killed for real
 #
-# Your save once more, on real files, in a process of its own, which dies at its first change of the disk, then in a
-# fresh folder at its second, and so on. A write has two such places: before it, and when half of its bytes are there.
-# After each death the folder is read, and another process saves the next step.
+# Your save runs again, on real files, in a process of its own. The first process dies at its first change of the
+# disk; the next one, in a fresh folder, at its second change; and so on. At a write it can die twice: before the
+# write, and when half of the bytes are written. After each death the folder is read, and another process saves the
+# next step.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 1 --needs save_checkpoint --name killed --timeout 120
@@ -615,8 +628,9 @@ print("after the next save: step 30 is there, nothing hidden is left:", then == 
 # %% [markdown]
 # ### A model of the Qwen2 family
 #
-# A small model of the package, under Hugging Face's names as the package's own converter writes them. Yours must give
-# back what went in. Then the mistake that no shape shows: up above the gate.
+# The cell builds a small Qwen2 model, and minimegatron's own converter gives its tensors Hugging Face's names. Your
+# converter must give the first tensors back. Then gate and up change places in `linear_fc1`: no shape shows this
+# mistake.
 
 # %%
 # %%needs from_hf
@@ -643,11 +657,11 @@ print("up above the gate: shapes are the same:", all(swapped[name].shape == ours
       "  logits are the same:", torch.allclose(qwen(ids), logits))  # fmt: skip
 
 # %% [markdown]
-# So the last word on a converter is the logits of both programs, on the same text.
+# So test a converter by logits: both programs must compute the same ones for the same text.
 #
 # ## 5 · See
 #
-# What rank 1 of 3 has read: your boxes, and the numbers that were counted. Then both saves on one scale.
+# The first picture shows your boxes, and how many numbers rank 1 of 3 has read. The second one compares the two saves.
 
 # %%
 # %%needs boxes_of save_checkpoint load_box
@@ -668,9 +682,9 @@ crash_map({"in place": crashes(in_place), "yours": crashes(save_checkpoint)})
 #
 # ## 6 · Break it
 #
-# A run with a pipeline is resumed with another schedule. Now a rank holds its layers in the order 0, 2, 1, 3. A colleague
-# has written the resume: "Weights go by their names, all checked. The optimizer loads its own state dict, torch does
-# that." It does, without an error.
+# A run with a pipeline is resumed with another schedule. Now a rank holds its layers in the order 0, 2, 1, 3. A
+# colleague has written the code that resumes: "Weights are loaded by name, and all names are checked. For the
+# optimizer I call torch's `load_state_dict`." There is no error.
 #
 # The folded cell trains a small Llama of four layers, saves, and goes on three times: without a stop; resumed in the
 # old order; resumed in the new order by the colleague's code. It keeps one table of the optimizer's averages, by name,
@@ -770,18 +784,20 @@ compared("new order")
 # %%
 from minimegatron.viz.curves import losses
 
-losses({name: [step[0] for step in steps[name]] for name in ("no stop", "new order")}, title="After the save")
+losses({name: [step[0] for step in steps[name]] for name in ("no stop", "new order")}, title="Loss after the save")
 
 # %% [markdown]
-# Loss and gradient norm of the first step are the same: they depend on the weights, and the weights are right. The loss
-# then looks like any loss. One number differs at once: how the first step *changes the weights*, here beside the change
-# that the run without a stop makes, as the cosine of the two. It is 1 for equal directions, and Adam's averages decide it.
+# Loss and gradient norm of the first step are the same: they depend on the weights, and the weights are right. The
+# later losses differ by so little that the curve raises no suspicion. But the first step *changes the weights* in
+# another direction, because Adam computes the change from its averages. The cosine compares this change with the one
+# that the run without a stop makes; it is 1 if they have the same direction.
 #
 # Whose averages has each parameter been given?
 #
-# **Exercise.** For each name of `restored`, the name in `saved` that has exactly these numbers in this shape: its own, if
-# its own are right; else the first in the order of `saved`; None if there is none. A checkpoint keeps every bit, so
-# nearly the same is not the same.
+# **Exercise.** Return for each name of `restored` the name in `saved` that has exactly these numbers in this shape.
+# If the parameter's own name has them, return its own name, else the first in the order of `saved`, and None if there
+# is none. Several names may get the same answer. A checkpoint keeps every bit, so numbers that differ a little are
+# other numbers.
 
 # %%
 # %%exercise whose
@@ -817,10 +833,11 @@ for layer in range(4):
 # and its state dict knows nothing but these numbers. Every layer has the same shapes, so nothing failed. The colleague
 # restored the state *by position*.
 #
-# **Exercise.** Repair it. `state` is the part `state` of an optimizer's state dict: {number: averages}, where the number
-# is a place in `saved_names`. Return it for an optimizer whose parameters come in the order of `names`. A parameter
-# without a state (new, or never stepped) has no entry. A *state* without a parameter in `names` would be lost in
-# silence: raise a `ValueError` that names it.
+# **Exercise.** Repair it. `state` is the part `state` of an optimizer's state dict: {number: averages}, where the
+# number is a place in `saved_names`. Return the same averages for an optimizer whose parameters come in the order of
+# `names`: {place in `names`: averages}. A parameter that has no averages (it is new, or was never stepped) has no
+# entry. Averages whose parameter is not in `names` would be lost without a message: raise a `ValueError` whose text
+# has the parameter's name. A name without averages may be missing in `names`.
 
 # %%
 # %%exercise by_name
@@ -847,41 +864,43 @@ same = [a[0] == b[0] for a, b in zip(steps["new order, by name"], steps["no stop
 print(f"steps whose loss is that of the run without a stop, to the bit: {sum(same)} of {len(same)}")
 
 # %% [markdown]
-# The package never writes such a number: an average is a logical tensor of its own, `optimizer.exp_avg.` and the name of
-# the parameter, with regions like any other.
+# minimegatron's checkpoints hold no such numbers: each average is a tensor of its own, with regions, and its name is
+# `optimizer.exp_avg.` with the name of the parameter after it.
 #
 # ## 7 · Explain
 #
 # Questions that an interviewer asks. Say your answer aloud before you open the one here.
 #
-# 1. *Why is the manifest no reason to trust a folder in which it lies?*
-#    <details><summary>answer</summary>Only order on the disk gives it a meaning. If it can reach the disk before the
-#    shards, it describes what is not there. With a staging folder and one rename its place in the order does not
-#    matter; and its hashes say later whether a byte has changed since.</details>
+# 1. *A folder has a manifest. Why does this not prove that the shards beside it are whole?*
+#    <details><summary>answer</summary>Without an fsync the disk may keep the manifest and lose shards that were
+#    written before it. With a staging folder, which is renamed when all is confirmed, the order of the files in it
+#    does not matter. The hashes in a manifest tell later whether a byte has changed.</details>
 # 2. *A save fsyncs every file and renames, and forgets to fsync the staging folder. What can be found?*
 #    <details><summary>answer</summary>The folder under its new name, and in it fewer files than were written: the bytes
 #    are safe, the names are not.</details>
 # 3. *Why do readers not simply take the newest folder that is whole?*
-#    <details><summary>answer</summary>A newest checkpoint that is broken means that something went wrong. Who takes an
-#    older one without a word loses hours of training, and hides a failing disk.</details>
+#    <details><summary>answer</summary>A broken newest checkpoint means that something went wrong. A reader that
+#    takes an older one without a message loses hours of training, and hides a failing disk.</details>
 # 4. *How does an asynchronous save differ?*
-#    <details><summary>answer</summary>The run waits only until its numbers are copied to memory that the next step does
-#    not change. Writing and publishing happen beside training. The S of section 2 becomes the time of the copy. An error
-#    must still reach all ranks, and a run must not begin a second save before the first has ended.</details>
+#    <details><summary>answer</summary>The run waits only until its numbers are copied to memory that the next step
+#    does not change. The files are written and renamed while training goes on. The S of section 2 becomes the time
+#    of the copy. An error must still reach all ranks, and a second save must not begin before the first has
+#    ended.</details>
 # 5. *Which state is missing when a loss curve after a resume has a small bump, every time?*
-#    <details><summary>answer</summary>Often the optimizer's averages, or its count of steps: the correction 1 - βᵗ
-#    begins anew, and the first steps are too long. If samples repeat instead, the loss is too low for a
-#    while.</details>
+#    <details><summary>answer</summary>Often the optimizer's: if averages and count of steps begin at 0, AdamW's
+#    first step moves every number by the whole learning rate, however small its gradient. If samples are repeated
+#    instead, the loss is too low for a while.</details>
 # 6. *A checkpoint of dp 64 is loaded with dp 32, the global batch unchanged. Can the result be equal bit for bit?*
-#    <details><summary>answer</summary>Weights and samples yes, losses no: sums are made in another order, so they differ
-#    in the last bits. What must be the same is the order of the samples over the whole run.</details>
+#    <details><summary>answer</summary>Weights as loaded, and samples: yes. Losses: no, for sums are made in
+#    another order, so they differ in the last bits. The order of the samples over the whole run must be the
+#    same.</details>
 # 7. *Why safetensors, and not `torch.save`?*
 #    <details><summary>answer</summary>A pickle runs code while it is read. A safetensors file is a table of names,
 #    shapes and places, and then numbers: nothing is executed, and one box can be read without the rest.</details>
 # 8. *Which numbers show a wrong converter?*
-#    <details><summary>answer</summary>Logits, compared with the other program on the same text. Shapes do not: gate and
-#    up, k and v have the same ones. The loss shows it when it is large; one bias in the wrong order shows hardly
-#    at all.</details>
+#    <details><summary>answer</summary>Logits, compared with the other program on the same text. Shapes do not:
+#    gate and up have the same shape, and so have k and v. A loss shows only a large mistake: one bias in the wrong
+#    order hardly changes it.</details>
 
 # %%
 progress()

@@ -21,7 +21,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("14 * parameters", "16 * parameters", told="no gradients"),
         Edit("14 * parameters", "18 * parameters", told="no gradients"),
         Edit("14 * parameters", "12 * parameters", told="weights are missing"),
-        Edit("14 * parameters", "2 * parameters", told="optimizer's state"),
+        Edit("14 * parameters", "2 * parameters", told="optimizer's averages"),
         Edit("(ranks * gigabytes * 1e9)", "(gigabytes * 1e9)", told="All ranks write at once"),
         Edit("gpu_hours * 3600 / ranks", "gpu_hours * 3600", told="the first that fails"),
         Edit("gpu_hours * 3600 / ranks", "gpu_hours / ranks", told="in seconds"),
@@ -44,7 +44,7 @@ WRONG: dict[str, list[Edit]] = {
             told="not how long",
         ),
         Edit("part * size[dim]", "(parts - 1 - part) * size[dim]", told="another part"),
-        Edit("found.append(", "found.insert(0, ", told="order of the elements"),
+        Edit("found.append(", "found.insert(0, ", told="order of the numbers"),
         Edit("min(width, column + stop - start)", "width"),
         Edit("if column == 0 else 0", "if True else 0"),
         Edit("while start < stop:", "while start <= stop:"),
@@ -288,7 +288,9 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("enumerate(names) if name in table}", "enumerate(n for n in names if n in table)}", told="do not move up"),
         Edit(
-            "if lost := [name for name in table if name not in names]", "if lost := []", told="dropped without a word"
+            "if lost := [name for name in table if name not in names]",
+            "if lost := []",
+            told="dropped without a message",
         ),
         Edit(
             "{saved_names[number]: one",

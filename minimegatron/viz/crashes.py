@@ -8,8 +8,10 @@ row "broken" is filled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -32,18 +34,18 @@ def crash_map(saves: Mapping[str, Sequence[Step]]) -> Picture:
     if unknown := {fate for steps in saves.values() for _, *both in steps for one in both for fate in one} - {*ROWS}:
         raise ConfigError(f"{min(unknown)!r} is nothing that can be found", fix=f"one of {', '.join(ROWS)}")
     with styled():
-        figure = new_figure(0.62 * max(map(len, saves.values())) + 1.6, 2.75 * len(saves) + 0.4)
+        figure = new_figure(0.62 * max(map(len, saves.values())) + 2.2, 3.0 * len(saves) + 0.4)
         for axes, (title, steps) in zip(
             figure.subplots(len(saves), 1, squeeze=False)[:, 0], saves.items(), strict=True
         ):
             _save(axes, steps, max(map(len, saves.values())))
             axes.set_title(title)
-        handles = [
-            Patch(facecolor=PALETTE[3], edgecolor=INK, linewidth=0.6, label="can be found when the power fails"),
-            Line2D([], [], marker="o", color="none", markerfacecolor=PAPER, markeredgecolor=INK, markersize=7,
-                   label="is found when the program dies"),
-        ]  # fmt: skip
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+        filled = tuple(Patch(facecolor=COLOURS[row], edgecolor=INK, linewidth=0.6) for row in ROWS)
+        ring = Line2D([], [], marker="o", color="none", markerfacecolor=PAPER, markeredgecolor=INK, markersize=7)
+        handles: list[Any] = [filled, ring]  # matplotlib takes tuples, its types do not say so
+        figure.legend(handles, ["filled: can be found when the power fails", "is found when the program dies"],
+                      handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=3,
+                      loc="outside lower center", fontsize=8.5)  # fmt: skip
     return figure
 
 
@@ -56,5 +58,7 @@ def _save(axes: Axes, steps: Sequence[Step], columns: int) -> None:
     axes.set(xlim=(0, columns), ylim=(len(ROWS), 0), yticks=[y + 0.5 for y in range(len(ROWS))], yticklabels=ROWS)
     axes.set_xticks([x + 0.5 for x in range(len(steps))], [what for what, *_ in steps], rotation=40, ha="right",
                     rotation_mode="anchor", fontsize=8)  # fmt: skip
+    axes.set_xlabel("the save stops after this change", fontsize=8.5)
+    axes.set_ylabel("a reader finds", fontsize=8.5)
     axes.tick_params(length=0)
     axes.grid(False)

@@ -95,7 +95,7 @@ PRETENDERS = [
     ("save_checkpoint_goes_on_when_killed", "goes on after it was killed"),
     ("save_checkpoint_checks_by_reading", "nothing in"),
     ("resume_kept_in_this_process", "KeyError"),
-    ("by_name_skips_what_does_not_fit", "dropped without a word"),
+    ("by_name_skips_what_does_not_fit", "dropped without a message"),
 ]
 
 

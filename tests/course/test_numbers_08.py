@@ -38,19 +38,21 @@ STATED = [
     ("Together {} hours", "5–6" if 300 <= sum(MINUTES.values()) <= 360 else "other"),
     ("| A | 1 The problem · 2 Predict | {} min |", f"{MINUTES['A']}"),
     ("| B | 3 Implement: regions, a save that survives | {} h |", f"{MINUTES['B'] // 60}"),
-    ("| C | 3 Implement: going on, a published model | {} |", f"1 h {MINUTES['C'] - 60} min"),
+    ("| C | 3 Implement: resuming a run, a published model | {} |", f"1 h {MINUTES['C'] - 60} min"),
     ("| D | 4 Run · 5 See | {} min |", f"{MINUTES['D']}"),
     ("| E | 6 Break it · 7 Explain | {} h |", f"{MINUTES['E'] // 60}"),
     ("fails once in 50,000 hours: nearly {} years", "six" if 5.5 < HOURS / 24 / 365 < 6 else "other"),
     ("[{}, {}],  # rank 0: rows 0 to 4", boxes(0)),
     ("[{}, {}], [{}, {}], [{}, {}],", [box for r in (1, 2, 3) for box in boxes(r)]),
-    ("who keep 13 and 14 of its {} numbers", f"{9 * 3}"),
-    ("And these are {} numbers.", f"{9 * 6}"),
+    ("which keep 13 and 14 of its {} numbers", f"{9 * 3}"),
+    ("This matrix has {} numbers.", f"{9 * 6}"),
     ("AdamW's two averages, has {} TB", f"{LLAMA['bytes'] / 1e12:.1f}"),
     ("2·10⁹ parameters are {:.0f} GB", TINY["bytes"] / 1e9),
     ("7 ranks that write 1 GB a second each need {:.0f} seconds", TINY["seconds"]),
     ("7 of them once in 2 hours, {:.0f} seconds", TINY["between_failures"]),
     ("4/240 + 240/14400 = 1/60 + 1/60 of the time. This is the {}", "best" if TINY["best"] == 240 else "other"),
+    ("In the example: {:.0f}·10⁹, {:.0f}, {:.0f}, 1/{:.0f} and {:.0f}.", [TINY["bytes"] / 1e9, TINY["seconds"],
+     TINY["between_failures"], 1 / TINY["lost"], TINY["best"]]),
     ("in 54 days on 16,384 GPUs: one in {:.1f} hours", 54 * 24 / 419),
     ("A run that fails {} times a day", {8: "eight"}[round(24 * 3600 / LLAMA["between_failures"])]),
     ("{} in the example; the last number is not included.", str(EXAMPLE)),
@@ -73,6 +75,15 @@ def test_the_losses_of_the_best_interval_are_equal():
     inputs = LAB["costs"].cases[0].inputs
     assert TINY["seconds"] / 240 == 240 / (2 * TINY["between_failures"]) == 1 / 60
     assert all(right("costs", **{**inputs, "every": every})["lost"] > TINY["lost"] for every in (200.0, 280.0))
+
+
+def test_the_first_step_of_a_fresh_adamw_is_the_learning_rate():
+    assert "AdamW's first step moves every number by the whole learning rate, however small its gradient" in TEXT
+    weights = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.AdamW([weights], lr=0.01, weight_decay=0.0)
+    weights.grad = torch.tensor([1e-4, 1.0, -100.0])
+    optimizer.step()
+    torch.testing.assert_close(weights.detach(), torch.tensor([-0.01, -0.01, 0.01]), rtol=1e-3, atol=0.0)
 
 
 def test_the_table_of_the_disk_is_what_the_disk_does():

@@ -1,5 +1,7 @@
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.patches import Patch
 
 from minimegatron.errors import ConfigError
 from minimegatron.viz.crashes import COLOURS, ROWS, crash_map
@@ -28,6 +30,16 @@ def test_every_change_is_named_and_nothing_lies_on_anything():
     picture = crash_map({"in place": STEPS, "staged": STEPS * 4})
     assert {"mkdir", "write manifest", "fsync", "old", "new", "broken", "in place", "staged"} <= {*words(picture)}
     assert not overlaps(crash_map({"in place": STEPS}))
+
+
+def test_the_axes_and_the_legend_say_what_a_cell_is():
+    picture = crash_map({"in place": STEPS})
+    assert {"the save stops after this change", "a reader finds"} <= {*words(picture)}
+    FigureCanvasAgg(picture).draw()
+    legend = picture.legends[0].get_window_extent()
+    assert picture.bbox.x0 <= legend.x0 and legend.x1 <= picture.bbox.x1
+    patches = picture.legends[0].findobj(Patch)
+    assert {to_hex(colour) for colour in COLOURS.values()} <= {to_hex(one.get_facecolor()) for one in patches}
 
 
 def test_mistakes_are_named():

@@ -70,7 +70,7 @@ def _half(folder: str, left: Left, saves: Mapping[str, Mapping[str, bytes]]) -> 
     """What is wrong with a folder that a reader sees."""
     want = saves.get(folder)
     if want is None:
-        return f"there is a folder {folder}, which is no checkpoint that was saved"
+        return f"a folder {folder}, which is no checkpoint that was saved"
     if missing := sorted(want.keys() - left.files.keys()):
         return f"{folder} without {missing[0]}"
     if more := sorted(left.files.keys() - want.keys()):
@@ -140,12 +140,13 @@ def _published(answer: Answer) -> str | None:
     """What a reader finds after a save that nothing has disturbed."""
     inputs, saves, new = answer.inputs, _saves(answer.inputs), f"step-{answer.inputs['step']}"
     log = _runs(answer)[0]["log"]
-    folders = _after(inputs, log).now()
+    disk = _after(inputs, log)
+    folders = disk.now()
     if new not in folders:
         return f"there is no folder {new} after the save"
     if half := _seen(folders, saves, _old(inputs)):
         return f"after the save there is {half}"
-    if hidden := [name for name in folders if name.startswith(".")]:
+    if hidden := [name for name in disk.names() if name.startswith(".")]:
         return f"after the save {hidden[0]} is still there"
     return f"a save that makes {len(log)} changes" if len(log) > _MOST else None
 
@@ -175,7 +176,7 @@ def _killed(answer: Answer) -> str | None:
         then, new = disk.now(), f"step-{inputs['step'] + 10}"
         if half := f"no {new}" if new not in then else _seen(then, saves, old):
             return f"killed at change {number}, {change}: after the next save there is {half}"
-        if hidden := [name for name in then if name.startswith(".")]:
+        if hidden := [name for name in disk.names() if name.startswith(".")]:
             return f"killed at change {number}, {change}: {hidden[0]} is still there after the next save"
     return None
 
@@ -270,7 +271,7 @@ SAVE = Exercise(
              fixed=[_three]),
     ],
     errors={
-        "FileNotFoundError": "A file needs its folder first, and a name that was changed is the old one no more.",
+        "FileNotFoundError": "A file needs its folder first, and after a rename the old name is gone.",
     },
     idea="Which single change makes the checkpoint visible, and what must the disk have confirmed before it?",
     hint="Remove every folder whose name begins with a dot, file by file. mkdir .step-N; write and fsync each file; "

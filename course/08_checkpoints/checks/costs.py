@@ -69,7 +69,8 @@ COSTS = Exercise(
         Mistake(_of_bytes(16), "A checkpoint holds no gradients: a step begins without them."),
         Mistake(_of_bytes(18), "A checkpoint holds no gradients: a step begins without them."),
         Mistake(_of_bytes(12), "The bf16 weights are missing. (They could be rounded again, but here they are saved.)"),
-        Mistake(_of_bytes(2), "That are the weights alone. Who goes on training needs the optimizer's state, too."),
+        Mistake(_of_bytes(2), "These are the weights alone. To go on training a run needs the fp32 copy and the "
+                "optimizer's averages."),
         Mistake(_with(lambda s, f, ranks, **_: (s * ranks, f)), "All ranks write at once, each its share."),
         Mistake(_with(lambda s, f, ranks, **_: (s, f * ranks)), "That is one GPU. Of many, the first that fails ends "
                 "the run."),
@@ -83,6 +84,15 @@ COSTS = Exercise(
                 "The seconds in which the run saves are lost, too."),
         Mistake(_wrong(best=lambda **i: math.sqrt(costs(**i)["seconds"] * costs(**i)["between_failures"])),
                 "At the best interval the two losses are equal; here they are not."),
+        Mistake(_wrong(lost=lambda every, **i: costs(every=every, **i)["seconds"] / every
+                + every / costs(every=every, **i)["between_failures"],
+                best=lambda **i: math.sqrt(costs(**i)["seconds"] * costs(**i)["between_failures"])), "A failure comes, "
+                "on average, in the middle between two saves: half an interval is lost."),
+        Mistake(_wrong(between_failures=lambda **i: costs(**i)["between_failures"] / _HOUR), "Hours and seconds are "
+                "mixed: all answers are in seconds."),
+        Mistake(_wrong(lost=lambda **i: costs(**{**i, "every": costs(**i)["best"]})["lost"]), "This is the share at "
+                "the best interval. The run saves every `every` seconds."),
+        Mistake(_with(lambda s, f, **_: (s * 1e9 / 2**30, f)), "A gigabyte is 10^9 bytes here, not 2^30."),
         Mistake(_wrong(best=lambda **i: 2 * costs(**i)["seconds"] * costs(**i)["between_failures"]), "That is the "
                 "square of an interval."),
     ],

@@ -84,6 +84,16 @@ def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other)
 
 
+def _each_once(saved: Tensors, restored: Tensors) -> dict[str, str | None]:
+    """A name that was found is not looked for again."""
+    free, found = dict(saved), dict[str, str | None]()
+    for name, tensor in restored.items():
+        source = found[name] = whose(free, {name: tensor})[name]
+        if source is not None:
+            del free[source]
+    return found
+
+
 WHOSE = Exercise(
     "whose",
     reference=whose,
@@ -96,6 +106,14 @@ WHOSE = Exercise(
                 "of a layer have the same one."),
         Mistake(_by(_sums), "Sums and norms are the same for other numbers, or the same in another order."),
         Mistake(_by(_near), "Near is not the same: what was saved and read again is equal in every bit."),
+        Mistake(_by(lambda one, other: torch.equal(one.flatten(), other.flatten())), "The same numbers in another "
+                "shape are another tensor."),
+        Mistake(_each_once, "Several parameters may have been given the averages of the same one."),
+        Mistake(lambda saved, restored: whose(restored, saved), "The other way round: asked is, of each name of "
+                "`restored`, where its numbers come from."),
+        Mistake(lambda saved, restored: {name: found if found in (None, name) else whose(dict(reversed(saved.items())),
+                {name: restored[name]})[name] for name, found in whose(saved, restored).items()}, "Of several that are "
+                "equal, the first in the order of `saved` is named; here it is the last."),
         Mistake(lambda saved, restored: {name: None if found == name else found for name, found in whose(
             saved, restored).items()}, "A parameter that has its own is named too, with its own name."),
         Mistake(lambda saved, restored: {name: name if found is None else found for name, found in whose(
@@ -106,8 +124,11 @@ WHOSE = Exercise(
         Mistake(lambda saved, restored: {found: name for name, found in whose(saved, restored).items()}, "The other "
                 "way round: the key is the parameter that was given them."),
     ],
-    errors={"must match": "Tensors of other shapes cannot be compared number by number: they are others."},
-    idea="Which numbers of a parameter's moments could not be those of another one?",
+    errors={
+        "KeyError": "A name of `restored` need not be in `saved`.",
+        "must match": "Tensors of other shapes cannot be compared number by number: they are others.",
+    },
+    idea="Which numbers of a parameter's averages could not be those of another one?",
     hint="For each name of restored: its own first, then every name of saved; the first with the same shape and "
     "torch.equal is the answer, else None.",
 )  # fmt: skip
@@ -116,7 +137,7 @@ WHOSE = Exercise(
 
 
 def by_name(
-    state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool = False, *, position: bool = False,
+    state: dict[int, Any], saved_names: list[str], names: list[str], refused: str = "", *, position: bool = False,
 ) -> Any:  # fmt: skip
     """`position`: a mistake."""
     if refused:
@@ -127,13 +148,14 @@ def by_name(
     return {i: table[name] for i, name in enumerate(names) if name in table}
 
 
-def _drive(exercise: Any, state: Any, saved_names: Any, names: Any, refused: bool) -> Any:
+def _drive(exercise: Any, state: Any, saved_names: Any, names: Any, refused: str) -> Any:
+    """`refused`: the name that a `ValueError` has to say; "" where all is well."""
     try:
         return exercise.by_name(state, saved_names, names)
-    except ValueError:
+    except ValueError as error:
         if not refused:
             raise
-        return "refused"
+        return "refused" if refused in str(error) else f"a ValueError that does not name {refused}"
 
 
 def _one(value: float, step: int = 1) -> dict[str, Any]:
@@ -149,40 +171,43 @@ def _orders(draw: Draw) -> dict[str, Any]:
     names = list(_NAMES)
     draw.random.shuffle(names)
     there = sorted(draw.random.sample(range(8), 6))
-    return {"state": _states(draw, there), "saved_names": list(_NAMES), "names": names, "refused": False}
+    return {"state": _states(draw, there), "saved_names": list(_NAMES), "names": names, "refused": ""}
 
 
 def _grown(draw: Draw) -> dict[str, Any]:
     """Parameters that are new, at the front and in the middle, have no state yet."""
     names = ["adapter", *_NAMES[:3], "gate", *_NAMES[:2:-1]]
-    return {"state": _states(draw, list(range(8))), "saved_names": list(_NAMES), "names": names, "refused": False}
+    return {"state": _states(draw, list(range(8))), "saved_names": list(_NAMES), "names": names, "refused": ""}
 
 
 def _empty(draw: Draw) -> dict[str, Any]:
     """Nothing has been stepped."""
-    return {"state": {}, "saved_names": list(_NAMES), "names": list(reversed(_NAMES)), "refused": False}
+    return {"state": {}, "saved_names": list(_NAMES), "names": list(reversed(_NAMES)), "refused": ""}
 
 
 def _stateless_one_gone(draw: Draw) -> dict[str, Any]:
     """The parameter that is gone never had a state: nothing is lost."""
-    return {"state": _states(draw, [0, 2]), "saved_names": ["a", "b", "c"], "names": ["c", "a"], "refused": False}
+    return {"state": _states(draw, [0, 2]), "saved_names": ["a", "b", "c"], "names": ["c", "a"], "refused": ""}
 
 
 def _gone(draw: Draw) -> dict[str, Any]:
     """A state whose parameter is not there, be it the last or the first."""
-    return {"state": _states(draw, [0, 1, 2]), "saved_names": ["a", "b", "c"],
-            "names": draw.choice([["b", "a"], ["c", "b"], ["c", "b", "d"]]), "refused": True}  # fmt: skip
+    there, gone = draw.choice([
+        (["fc1", "embed"], "fc2"), (["fc2", "fc1"], "embed"), (["fc2", "fc1", "new"], "embed"),
+    ])  # fmt: skip
+    return {"state": _states(draw, [0, 1, 2]), "saved_names": ["embed", "fc1", "fc2"], "names": there, "refused": gone}
 
 
-_SWAPPED = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q", "k"], "names": ["k", "q"], "refused": False}
-_LOST = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q", "k"], "names": ["k", "v"], "refused": True}
+_SWAPPED = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q", "k"], "names": ["k", "q"], "refused": ""}
+_LOST = {"state": {0: _one(1.0), 1: _one(2.0)}, "saved_names": ["q_proj", "k_proj"], "names": ["k_proj", "v_proj"],
+         "refused": "q_proj"}  # fmt: skip
 
 
-def _sorted_names(state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool) -> Any:
+def _sorted_names(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str) -> Any:
     return by_name(state, sorted(saved_names), sorted(names))
 
 
-def _dense(state: dict[int, Any], saved_names: list[str], names: list[str], refused: bool) -> Any:
+def _dense(state: dict[int, Any], saved_names: list[str], names: list[str], refused: str) -> Any:
     """States numbered as they come, parameters without one not counted."""
     return dict(enumerate(by_name(state, saved_names, names).values()))
 
@@ -197,7 +222,8 @@ BY_NAME = Exercise(
         Case("q, k were saved; the new order is k, q", _SWAPPED),
         Case("other orders, parameters without a state, new ones", _orders, points=2, hidden=True, draws=2, fixed=[
             _grown, _empty, _stateless_one_gone]),
-        Case("a state whose parameter is gone is refused with a ValueError", _gone, hidden=True, fixed=[_LOST]),
+        Case("averages whose parameter is gone are refused with a ValueError that names it", _gone, hidden=True,
+             fixed=[_LOST]),
     ],
     mistakes=[
         Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names, position=True),
@@ -205,12 +231,19 @@ BY_NAME = Exercise(
         Mistake(_sorted_names, "Sorting the names gives a position again, and only where both have the same names."),
         Mistake(lambda state, saved_names, names, refused: by_name(state, names, saved_names), "The other way round: "
                 "the numbers of the answer are places in the new order."),
-        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names), "What has no place any "
-                "more is dropped without a word. Refuse it, by its name."),
+        Mistake(lambda state, saved_names, names, refused: by_name(state, saved_names, names), "Averages "
+                "whose parameter is gone are dropped without a message. Refuse them, by the parameter's name."),
         Mistake(lambda state, saved_names, names, refused: {name: state[i] for i, name in enumerate(saved_names)
                 if i in state}, "The optimizer knows its parameters by number: the keys are places, not names."),
-        Mistake(_dense, "A parameter that has no state keeps its number; those after it do not move up."),
+        Mistake(lambda state, saved_names, names, refused: {i: {} for i in range(len(names))} | by_name(
+                state, saved_names, names, refused) if not refused else "refused", "A parameter that has no averages "
+                "has no entry, not an empty one."),
+        Mistake(lambda state, saved_names, names, refused: f"a ValueError that does not name {refused}" if refused
+                else by_name(state, saved_names, names), "It is refused, but the text of the ValueError does not have "
+                "the name of the parameter."),
+        Mistake(_dense, "A parameter that has no averages keeps its number; those after it do not move up."),
     ],
+    errors={"ValueError": "A ValueError, though no averages are lost here: their parameters are all in `names`."},
     idea="A number is a place in one order. What do both orders know a parameter by?",
     hint="table = {saved_names[i]: one for i, one in state.items()}; raise ValueError if a name of it is not in names; "
     "return {i: table[name] for i, name in enumerate(names) if name in table}.",

@@ -30,7 +30,7 @@ def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, groups
 
 
 def converted(
-    theirs: Tensors, heads: int, groups: int, refused: bool = False, pack: Callable[..., torch.Tensor] = packed,
+    theirs: Tensors, heads: int, groups: int, refused: str = "", pack: Callable[..., torch.Tensor] = packed,
     stack: Callable[..., torch.Tensor] = lambda gate, up: torch.cat([gate, up]), plain_bias: bool = False,
 ) -> Any:  # fmt: skip
     """`pack`, `stack` and `plain_bias` are mistakes."""
@@ -55,13 +55,14 @@ def converted(
     return ours
 
 
-def _drive(exercise: Any, theirs: Any, heads: int, groups: int, refused: bool) -> Any:
+def _drive(exercise: Any, theirs: Any, heads: int, groups: int, refused: str) -> Any:
+    """`refused`: what stands in the name of the tensor that a `ValueError` has to name; "" where all is well."""
     if not refused:
         return exercise.from_hf(theirs, heads, groups)
     try:
         return exercise.from_hf(theirs, heads, groups)
-    except ValueError:
-        return "refused"
+    except ValueError as error:
+        return "refused" if refused in str(error) else f"a ValueError that does not name {refused}"
 
 
 def model(
@@ -97,7 +98,7 @@ def _some(draw: Draw, **more: Any) -> dict[str, Any]:
     theirs = model(
         draw, more.pop("layers", 2), heads, groups, head, draw.choice([5, 7, 12]), draw.integer(3, 6), **more
     )
-    return {"theirs": theirs, "heads": heads, "groups": groups, "refused": False}
+    return {"theirs": theirs, "heads": heads, "groups": groups, "refused": ""}
 
 
 def _untied(draw: Draw) -> dict[str, Any]:
@@ -109,15 +110,15 @@ def _without_biases(draw: Draw) -> dict[str, Any]:
 
 
 def _a_head_for_each(draw: Draw) -> dict[str, Any]:
-    return {"theirs": model(draw, 1, 3, 3, 2, 4, 5), "heads": 3, "groups": 3, "refused": False}
+    return {"theirs": model(draw, 1, 3, 3, 2, 4, 5), "heads": 3, "groups": 3, "refused": ""}
 
 
 def _one_group(draw: Draw) -> dict[str, Any]:
-    return {"theirs": model(draw, 1, 4, 1, 2, 3, 5, tied=False), "heads": 4, "groups": 1, "refused": False}
+    return {"theirs": model(draw, 1, 4, 1, 2, 3, 5, tied=False), "heads": 4, "groups": 1, "refused": ""}
 
 
 def _eleven_layers(draw: Draw) -> dict[str, Any]:
-    return {"theirs": model(draw, 11, 4, 2, 1, 2, 2), "heads": 4, "groups": 2, "refused": False}
+    return {"theirs": model(draw, 11, 4, 2, 1, 2, 2), "heads": 4, "groups": 2, "refused": ""}
 
 
 def _shuffled(draw: Draw) -> dict[str, Any]:
@@ -133,20 +134,38 @@ def _with_more(name: str) -> Any:
 
     def inputs(draw: Draw) -> dict[str, Any]:
         found = _some(draw)
-        return {**found, "theirs": {**found["theirs"], name: draw.tensor(4)}, "refused": True}
+        return {**found, "theirs": {**found["theirs"], name: draw.tensor(4)}, "refused": name}
 
     return inputs
 
 
 def _without(name: str) -> Any:
+    """A name of the same layer is enough: which of q's, k's and v's biases is the wrong one may be seen in two ways."""
+    layer = re.match(r"model\.layers\.\d+\.", name)
+
     def inputs(draw: Draw) -> dict[str, Any]:
         found = _some(draw)
-        return {**found, "theirs": {n: t for n, t in found["theirs"].items() if n != name}, "refused": True}
+        return {**found, "theirs": {n: t for n, t in found["theirs"].items() if n != name},
+                "refused": layer[0] if layer else name}  # fmt: skip
 
     return inputs
 
 
-_TINY = {"theirs": model(None, 1, 4, 2, 1, 2, 2, vocabulary=3), "heads": 4, "groups": 2, "refused": False}
+def _one_layer_without_biases(draw: Draw) -> dict[str, Any]:
+    """Layer 1 has none of the three, layer 0 has them."""
+    found = _some(draw)
+    theirs = {n: t for n, t in found["theirs"].items() if not (n.startswith("model.layers.1.") and n.endswith("bias"))}
+    return {**found, "theirs": theirs, "refused": "_proj.bias"}
+
+
+def _without_layer_1(draw: Draw) -> dict[str, Any]:
+    """Of three."""
+    found = _some(draw, layers=3)
+    theirs = {n: t for n, t in found["theirs"].items() if not n.startswith("model.layers.1.")}
+    return {**found, "theirs": theirs, "refused": "model.layers."}
+
+
+_TINY = {"theirs": model(None, 1, 4, 2, 1, 2, 2, vocabulary=3), "heads": 4, "groups": 2, "refused": ""}
 
 
 def _wrongly(**how: Any) -> Any:
@@ -175,6 +194,18 @@ def _row_by_row(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.stack([gate, up], 1).flatten(0, 1)
 
 
+def _norms_swapped(theirs: Tensors, heads: int, groups: int, refused: str) -> Any:
+    if refused:
+        return "refused"
+    names = {"input_layernorm": "pre_mlp_layernorm", "pre_mlp_layernorm": "input_layernorm"}
+    swap = re.compile("|".join(names))
+    return {swap.sub(lambda m: names[m[0]], n): t for n, t in converted(theirs, heads, groups).items()}
+
+
+def _not_named(theirs: Tensors, heads: int, groups: int, refused: str) -> Any:
+    return f"a ValueError that does not name {refused}" if refused else converted(theirs, heads, groups)
+
+
 FROM_HF = Exercise(
     "from_hf",
     reference=converted,
@@ -185,16 +216,18 @@ FROM_HF = Exercise(
         Case("one layer, 4 heads in 2 groups, a head of 1 row", _TINY, points=2),
         Case("other sizes", _some, points=2, hidden=True, draws=2, fixed=[
             _untied, _without_biases, _a_head_for_each, _one_group, _eleven_layers, _shuffled]),
-        Case("a tensor that Qwen2 does not have is refused with a ValueError",
+        Case("a tensor that Qwen2 does not have is refused with a ValueError that names it",
              _with_more("model.layers.0.self_attn.q_norm.weight"), hidden=True, fixed=[
                  _with_more("model.layers.1.mlp.gate_proj.bias"), _with_more("model.embed_tokens.bias"),
                  _with_more("model.layers.1.self_attn.o_proj.bias"), _with_more("visual.patch_embed.weight"),
+                 _with_more("model.layers.0.self_attn.rotary_emb.inv_freq"),
                  _with_more("model.layers.0.mlp.experts.0.up_proj.weight")]),
-        Case("and one that is missing, too", _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
+        Case("a tensor that is missing, too", _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
             _without("model.layers.0.mlp.up_proj.weight"), _without("model.norm.weight"),
             _without("model.layers.1.self_attn.v_proj.weight"), _without("model.layers.0.input_layernorm.weight"),
             _without("model.layers.0.self_attn.q_proj.bias"), _without("model.embed_tokens.weight"),
-            _without("model.layers.1.mlp.gate_proj.weight")]),
+            _without("model.layers.1.mlp.gate_proj.weight"), _one_layer_without_biases,
+            _without_layer_1]),
     ],
     mistakes=[
         Mistake(_wrongly(pack=_all_q_first), "First all q, then all k, then all v: a cut into halves of rows would "
@@ -205,16 +238,20 @@ FROM_HF = Exercise(
                 "changed places, and the activation is applied to the wrong one."),
         Mistake(_wrongly(stack=_row_by_row), "Gate and up alternate row by row; they stand one above the other."),
         Mistake(_wrongly(pack=lambda q, k, v, heads, groups: packed(q, v, k, heads, groups)), "Within a group keys "
-                "stand before values; here they have changed places, and the shapes do not tell."),
+                "stand before values; here they have changed places, and no shape shows it."),
         Mistake(_wrongly(pack=_repeated), "Keys and values are repeated for every query head; a group has one each."),
-        Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other; here they "
-                "are dealt out like cards."),
+        Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other: "
+                "group 0 has the first ones, not each `groups`-th one."),
         Mistake(lambda theirs, heads, groups, refused: {**converted(theirs, heads, groups, refused),
                 "output_layer.weight": theirs["model.embed_tokens.weight"]} if not refused else None,
                 "Where embedding and output layer are tied there is one tensor, not two."),
+        Mistake(_norms_swapped, "The two norms of a layer have changed places: ours are named after what follows, "
+                "Qwen2's second one after what stands before it."),
+        Mistake(_not_named, "It is refused, but the text of the ValueError does not have the name of the tensor."),
         Mistake(lambda theirs, heads, groups, refused: {n: t for n, t in converted(theirs, heads, groups).items()
                 if not n.endswith("qkv.bias")} if not refused else None, "The biases of q, k and v are left out."),
     ],
+    errors={"KeyError": "A name was looked up that is not there. A missing tensor is to end in a ValueError."},
     idea="Follow one group of heads: which rows of q, of k and of v does the rank need that computes it?",
     hint="Split q, k and v into `groups` chunks of rows; for each group q's, k's, v's chunk, all concatenated; the "
     "same for biases, where there are any. fc1 is cat([gate, up]). Pop every name that you use; what is left, or "

@@ -92,11 +92,32 @@ def _other_dim(**inputs: Any) -> list[Box] | None:
     return boxes_of(**{**inputs, "dim": 1 - inputs["dim"]}) if divides else None
 
 
+def _included(**inputs: Any) -> list[Box]:
+    return [[[a, b - 1] for a, b in box] for box in boxes_of(**inputs)]
+
+
+def _first_row_alone(**inputs: Any) -> list[Box]:
+    """The row with the first number is a box of its own, whole or not."""
+    found = boxes_of(**inputs)
+    if not found or found[0][0][1] - found[0][0][0] == 1:
+        return found
+    (first, last), columns = found[0]
+    return [[[first, first + 1], columns], [[first + 1, last], columns], *found[1:]]
+
+
+def _column_by_column(**inputs: Any) -> list[Box]:
+    """The numbers of a part of columns, counted down its columns."""
+    if inputs["dim"] == 0:
+        return boxes_of(**inputs)
+    turned = boxes_of(**{**inputs, "rows": inputs["columns"], "columns": inputs["rows"], "dim": 0})
+    return [[rows, columns] for columns, rows in turned]
+
+
 BOXES = Exercise(
     "boxes_of",
     reference=boxes_of,
     cases=[
-        Case("the example: [4, 6] cut by columns into 2, elements 2 to 10 of part 1", _EXAMPLE),
+        Case("the example: [4, 6] cut by columns into 2, numbers 2 to 10 of part 1", _EXAMPLE),
         Case("all of part 0", _WHOLE, fixed=[_BY_ROWS]),
         Case("other pieces", _piece, points=2, hidden=True, fixed=_BOXES),
     ],
@@ -105,17 +126,20 @@ BOXES = Exercise(
                 "whole tensor only."),
         Mistake(_around, "One box around the piece holds numbers that this rank does not have."),
         Mistake(_row_by_row, "All rows are right. Whole rows that follow each other are one box."),
-        Mistake(_cut_elsewhere, "The elements are counted in the part, row by row, not in the whole tensor."),
+        Mistake(_cut_elsewhere, "The numbers are counted in the part, row by row, not in the whole tensor."),
         Mistake(_lengths, "The second number of a range is where it stops, not how long it is."),
+        Mistake(_included, "The last row and the last column of a range are not included, as in Python."),
+        Mistake(_first_row_alone, "The first row is held whole, and whole rows follow it: they are one box."),
+        Mistake(_column_by_column, "A part of columns is counted row by row, too."),
         Mistake(_other_dim, "The tensor is cut along the other dim: 0 are rows, 1 are columns."),
         Mistake(lambda **i: boxes_of(**{**i, "part": i["parts"] - 1 - i["part"]}), "That is another part: part 0 is "
                 "the first."),
-        Mistake(lambda **i: boxes_of(**i)[::-1], "The boxes stand in the order of the elements."),
+        Mistake(lambda **i: boxes_of(**i)[::-1], "The boxes stand in the order of the numbers."),
         Mistake(_whole_rows, "The ends are missing: a piece may begin and end in the middle of a row."),
     ],
     idea="Walk along the piece: are you in the middle of a row, at the start of whole rows, or in a row that is cut?",
     hint="width is the part's number of columns. At `at` with (row, column) = divmod(at, width): if column is not 0 or "
-    "fewer than width elements are left, the box is the rest of this row, at most to stop; else it is all (stop - at) "
+    "fewer than width numbers are left, the box is the rest of this row, at most to stop; else it is all (stop - at) "
     "// width whole rows. At the end add part * size to the range of the dim that is cut.",
 )  # fmt: skip
 
@@ -228,6 +252,8 @@ _FIXED = [
     _wanted([[2, 3], [1, 2]], 6, 4, 0, 3, 1), _wanted([[1, 6], [0, 4]], 6, 4, 0, 2, 2, before=0),
     _wanted([[0, 3], [3, 4]], 3, 4, 0, 1, 4), _wanted([[2, 5], [0, 1]], 6, 2, 1, 2, 2),
 ]  # fmt: skip
+_NAN = _wanted([[0, 2], [0, 4]], 2, 4, 1, 2, 1)  # a stored number may be any number
+_NAN["shard_1"][4] = torch.nan
 
 
 def _mistaken(change: Callable[..., torch.Tensor]) -> Callable[..., dict[str, Any]]:
@@ -252,6 +278,22 @@ def _from_the_start(regions: list[Any], box: Box, **files: torch.Tensor) -> torc
     return found
 
 
+def _one_stretch(regions: list[Any], box: Box, hole: bool, **files: torch.Tensor) -> dict[str, Any]:
+    """As many numbers as are wanted of a region, from the first one on."""
+    if hole:
+        return {"refused": True}
+    (top, bottom), (left, right) = box
+    found = torch.zeros(bottom - top, right - left)
+    for file, at, ((r0, r1), (c0, c1)) in regions:
+        rows, columns = (max(top, r0), min(bottom, r1)), (max(left, c0), min(right, c1))
+        if rows[0] < rows[1] and columns[0] < columns[1]:
+            size = rows[1] - rows[0], columns[1] - columns[0]
+            start = at + (rows[0] - r0) * (c1 - c0) + columns[0] - c0
+            here = found[rows[0] - top : rows[1] - top, columns[0] - left : columns[1] - left]
+            here.copy_(files[file][start : start + size[0] * size[1]].view(size))
+    return {"box": found}
+
+
 LOAD = Exercise(
     "load_box",
     reference=load_box,
@@ -260,7 +302,7 @@ LOAD = Exercise(
     cases=[
         Case("[2, 4] in two files, columns 0 to 2 and 2 to 4; wanted are columns 1 to 3", _TWO),
         Case("the second file is not there: refused with a ValueError", _ONE_MISSING),
-        Case("other layouts, other boxes", _some, points=2, hidden=True, draws=3, fixed=_FIXED),
+        Case("other layouts, other boxes", _some, points=2, hidden=True, draws=3, fixed=[*_FIXED, _NAN]),
         Case("no number is read that is not wanted, in as few reads as there are rows", _some, points=2, hidden=True,
              draws=3, accept=[_reads], fixed=_FIXED),
         Case("what is in no region is refused", _holes, hidden=True, fixed=[
@@ -269,9 +311,12 @@ LOAD = Exercise(
     mistakes=[
         Mistake(_mistaken(_zeros_in_the_hole), "Zeros stand where nothing was stored. A run that begins with them "
                 "trains on without an error."),
+        Mistake(_one_stretch, "Of each region one stretch is taken. Its rows are wider than the box, so the stretch "
+                "runs on into columns that are not wanted."),
         Mistake(_mistaken(_from_the_start), "A region begins in its file where `at` says; before it lie numbers of "
                 "others."),
     ],
+    errors={"ValueError": "A ValueError, though every number of this box is in a region."},
     idea="For one region: which rows and columns does it share with the box, and where in the file is the first one?",
     hint="first, last = max(top, r0), min(bottom, r1), the same for columns a, b; where both are not empty, for "
     "each row: start = at + (row - r0) * (c1 - c0) + a - c0; load start to start + b - a into "

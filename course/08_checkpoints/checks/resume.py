@@ -7,6 +7,7 @@ with another seed, which has trained a step of its own; it loads the state and t
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,8 +58,10 @@ def _saved(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _resumed(ranks: Inputs, forgotten: str = "", aliased: bool = False) -> list[dict[str, Any]]:
-    """Of both ranks; `forgotten` is what is not loaded, `aliased`: the state is that of a later step."""
+def _resumed(
+    ranks: Inputs, forgotten: str = "", aliased: bool = False, then: Callable[[Run, int], Any] | None = None
+) -> list[dict[str, Any]]:
+    """Of both ranks; mistakes: `forgotten` is not loaded, `aliased`: the state is of a later step, `then` is done."""
     r = ranks[0]
     made = {name: r[name] for name in ("dropout", "decays", "rows", "batch")}
     first = Run(r["seed"], **made)
@@ -80,6 +83,8 @@ def _resumed(ranks: Inputs, forgotten: str = "", aliased: bool = False) -> list[
     for name, load in parts:
         if name not in forgotten.split():
             load()
+    if then:
+        then(second, r["seed"])
     return [straight, {"losses": second.train(r["after"]), "weights": second.weights()}]
 
 
@@ -111,6 +116,17 @@ def _forgot(what: str) -> Any:
     return lambda ranks: _resumed(ranks, what)
 
 
+def _drawn_again(run: Run, seed: int) -> None:
+    """The order of the epoch, from a generator that has drawn it already."""
+    run.data.order = torch.randperm(len(run.data.order), generator=run.data.generator)
+
+
+def _one_step_counted(run: Run, seed: int) -> None:
+    """The optimizer's own count, of the step that rank 1 has made."""
+    for one in run.optimizer.state.values():
+        one["step"].fill_(1)
+
+
 _DATA = "order position generator"
 
 RESUME = Exercise(
@@ -131,7 +147,7 @@ RESUME = Exercise(
         Mistake(lambda ranks: _resumed(ranks, aliased=True), "What is saved changes while the run trains on: a state "
                 "dict holds the tensors themselves, not copies."),
         Mistake(_forgot("weights"), "The weights are not those that were saved."),
-        Mistake(_forgot("moments"), "The optimizer begins anew: its moments and its count of steps are state too."),
+        Mistake(_forgot("moments"), "The optimizer begins anew: its averages and its count of steps are state too."),
         Mistake(_forgot("rate"), "The schedule begins anew, and the rate with it."),
         Mistake(_forgot("dropout"), "Dropout draws other numbers: the place in torch's own stream of random numbers "
                 "is state too."),
@@ -140,8 +156,18 @@ RESUME = Exercise(
         Mistake(_forgot("order"), "The rows of the epoch that has begun are not those drawn for it."),
         Mistake(_forgot("position"), "The order of this epoch is right; how far the run had come in it is not."),
         Mistake(_forgot("generator"), "This epoch is right, and the next one is drawn from another stream."),
+        Mistake(lambda ranks: _resumed(ranks, then=_drawn_again), "The order of this epoch is drawn once more. The "
+                "generator has drawn it before, so it gives another order now."),
+        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: run.data.generator.manual_seed(seed + 1000)),
+                "The stream of the data begins at its seed again, not at its place."),
+        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: torch.manual_seed(seed)), "The stream of dropout "
+                "begins at its seed again, not at its place."),
+        Mistake(lambda ranks: _resumed(ranks, then=_one_step_counted), "The averages are right; the optimizer's count "
+                "of steps is not."),
+        Mistake(lambda ranks: _resumed(ranks, then=lambda run, seed: run.model.eval()), "The model is in evaluation "
+                "mode: nothing is dropped any more."),
         Mistake(_forgot(f"{_DATA} dropout"), "Weights and optimizer are right; random numbers and samples are not."),
-        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and moments are right; what else changes in a step?"),
+        Mistake(_forgot(f"{_DATA} dropout rate"), "Weights and averages are right; what else changes in a step?"),
     ],
     errors={
         "DataError": "A state is plain data: numbers, texts, lists, dicts and tensors.",

@@ -1,4 +1,4 @@
-# told: dropped without a word
+# told: dropped without a message
 def by_name(state, saved_names, names):
     moved = {}
     for number, one in state.items():

@@ -1,4 +1,4 @@
-# told: dealt out like cards
+# told: group 0 has the first ones
 import torch
 
 
