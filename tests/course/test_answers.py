@@ -1,6 +1,7 @@
 """Every lab's checks: the solution and other right answers get full marks, the stub none, each mistake its hint.
 
-The answers lie in the labs' folders (`labkit/answers`). An ordinary run tries the first mistake of each exercise.
+The answers lie in the labs' folders (`labkit/answers`). An ordinary run tries the first mistake of every second
+exercise.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ EXERCISES = [(lab, exercise) for lab in LABS for exercise in LABS[lab].lab.exerc
 RIGHT = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if answer.right]
 WRONG = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if not answer.right]
 FIRST = {(lab, answer.exercise): answer for lab, answer in reversed(WRONG)}
+EVERY_SECOND = set(EXERCISES[::2])
 
 
 def named(value: str | GivenAnswer) -> str:
@@ -49,7 +51,12 @@ def test_other_right_answers_get_full_marks(nursery: Nursery, lab: str, answer: 
 
 
 @pytest.mark.parametrize(
-    ("lab", "answer"), mostly_thorough(WRONG, lambda case: FIRST[case[0], case[1].exercise] is case[1]), ids=named
+    ("lab", "answer"),
+    mostly_thorough(
+        WRONG,
+        lambda case: (case[0], case[1].exercise) in EVERY_SECOND and FIRST[case[0], case[1].exercise] is case[1],
+    ),
+    ids=named,
 )
 def test_each_mistake_loses_points_and_is_told_why(nursery: Nursery, lab: str, answer: GivenAnswer) -> None:
     verdict = LABS[lab].check(nursery, answer.exercise, answer.source)

@@ -80,6 +80,7 @@ def cells(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.thorough  # the solution's notebook prints the same in an ordinary run
 def test_the_lab_counts_the_bytes_that_it_predicts(cells: Path) -> None:
     """What a rank asks for is what `bytes_sent` says, but for padding; with 4 + 4 bytes stages send 1, 1, 1, 1.5."""
     reported, printed = run(cells, "wire_bytes", 4)
@@ -94,6 +95,7 @@ def test_the_lab_counts_the_bytes_that_it_predicts(cells: Path) -> None:
     assert "stage 3 microbatches 1   predicted  3.16 MB   counted  3.16 MB   against stage 0: 1.45" in printed
 
 
+@pytest.mark.thorough
 def test_the_lab_measures_the_bytes_that_it_predicts_and_each_stage_has_a_lower_peak(cells: Path) -> None:
     parameters, found = run(cells, "memories", 4)[0][0]
     for name, (lasting, _) in found.items():

@@ -49,6 +49,7 @@ def files(folder: Path) -> tuple[dict[str, Any], set[str]]:
     return found, set(what)
 
 
+@pytest.mark.thorough  # the whole run below has it
 def test_layers_are_right_and_timed_on_a_gpu(tmp_path: Path) -> None:
     said = rehearse(ON_A_GPU, args=["--smoke", "--only", "layers", "--out", str(tmp_path)], timeout=600)
     found, rows = files(tmp_path)
