@@ -5,7 +5,7 @@ program reaches.
 
 So a cluster has two kinds of numbers. Those of the data sheet are peaks; `matmul_share`, `copy_share` and `link_share`
 are the parts of them that large products, copies and messages reach, and they are measured (`minimegatron plan
---measure`) or fitted to published runs (`CALIBRATED` says to which).
+--measure`), fitted to published runs, or assumed (`CALIBRATED` says which).
 
 | GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
 |------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
@@ -34,12 +34,12 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
-_H200 = "one H200's large product (790 TFLOP/s) and copy (4.3 TB/s); links as the A100's"
+_H200 = "assumed, not measured: an H200 with 790 TFLOP/s in large products, 4.3 TB/s in copies; links as the A100's"
 CALIBRATED = {
     "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
     "H100": _H200,
     "H200": _H200,
-    "B200": f"no B200: {_H200}",
+    "B200": f"no B200; {_H200}",
 }
 
 
