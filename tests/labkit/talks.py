@@ -557,9 +557,9 @@ def starts_and_waits(rank: int, world: int) -> None:
 
 def own_frames(rank: int, world: int) -> list[str]:
     """Messages of a rank's own making: none is believed, and none ends the broker."""
-    from labkit.transport_group import _Link
+    from labkit.transport_group import Link
 
-    line, found = _Link.line, []
+    line, found = Link.line, []
     assert line is not None
     base = {"to": "transport"}
     x = torch.ones(4)

@@ -192,7 +192,7 @@ def _without_tied_sum() -> contextlib.AbstractContextManager:
 
 
 def _only_the_last_microbatch() -> contextlib.AbstractContextManager:
-    from minimegatron.parallel.ddp import BufferSink
+    from minimegatron.parallel.buffer_sink import BufferSink
 
     def overwrite(self, grad):
         self._bucket.grad(self._name).copy_(grad)
