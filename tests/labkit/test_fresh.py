@@ -70,7 +70,7 @@ ENDS = [
     ("[signal.signal(s, signal.SIG_IGN) for s in (2, 6, 15)]; time.sleep(99)", "late"),
     ("bytearray(20 << 30)", "left with exit status 70"),
     ("open('big', 'wb').write(bytes(65 << 20))", "left with exit status 70"),
-    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "not plain data"),
+    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "sent what cannot be read: not"),
 ]  # fmt: skip
 
 
