@@ -255,7 +255,7 @@ def read_number(folder: Path, value: Any) -> float:
         storage, at, shape = value.args[:3]
         kind, key = storage.args[0][1:3]
         numbers = _in_archive(folder / "common.pt", f"/data/{key}", 1 << 16)
-        if value.name != "torch._utils._rebuild_tensor_v2" or math.prod(shape) != 1:
+        if value.name != "torch._utils._rebuild_tensor_v2" or math.prod(shape) != 1 or type(at) is not int:
             raise ValueError("it is no tensor of one element")
         return float(torch.frombuffer(bytearray(numbers), dtype=_STORAGES[str(kind)])[at])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, zipfile.BadZipFile) as error:

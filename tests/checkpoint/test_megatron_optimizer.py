@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.checkpoint.torch_dist import TorchDist, read_common, read_number, write_torch_dist
 from minimegatron.comm.axis import ALONE
 from minimegatron.commands.convert import main
-from minimegatron.errors import CheckpointError
+from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.param import logical_parameters
 from minimegatron.training.arguments import parse_args
 from tests.golden import HERE
@@ -284,6 +287,26 @@ def test_a_number_beside_the_pickle_is_read_without_torch_load(tmp_path):
     for value in ("7", None, True, [7]):
         with pytest.raises(ValueError, match="a number of common.pt is"):
             read_number(tmp_path, value)
+
+
+def test_bytes_of_common_that_changed_are_an_error_of_ours_or_change_numbers_only(tmp_path):
+    """Whatever is flipped in its pickle, under a checksum that fits, nothing but an error of ours comes out."""
+    copied = Path(shutil.copytree(FROZEN, tmp_path / "theirs"))
+    path, draw, refused = copied / "iter_0000003" / "common.pt", random.Random(0), 0
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for _ in range(40):
+        changed = bytearray(members["common/data.pkl"])
+        for _ in range(draw.choice((1, 1, 4))):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, bytes(changed) if name == "common/data.pkl" else content)
+        try:
+            main(["--load", str(copied), "--to", "ours", "--dry-run"])
+        except (CheckpointError, ConfigError):
+            refused += 1
+    assert 15 < refused < 40
 
 
 # ------------------------------------------------------------------------------------------------ Megatron itself
