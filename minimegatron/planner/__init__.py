@@ -9,6 +9,7 @@
 | `stages`       | the same of a stage, and what of it is recomputed                                      |
 | `traffic`      | every communication of a step on one rank                                              |
 | `timing`       | rooflines, links and the schedule played: the time of a step                           |
+| `course`       | the memory of every stage over the time of a step                                      |
 | `planning`     | all of it for a run; whether it fits, and what would make it fit                       |
 | `layouts`      | the points of a search                                                                 |
 | `estimate`     | bytes and seconds of a point, quickly                                                  |

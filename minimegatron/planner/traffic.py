@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.router import tally_size
@@ -95,13 +95,6 @@ def stages_of(ddp: DistributedDataParallel) -> list[GPTModel]:
         return [stage for _, stage in model.stages()]
     assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
     return [model]
-
-
-def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
-    """The list of this rank."""
-    if plan.ranks == 1:
-        return [Action(kind, i) for i in range(microbatches) for kind in "FB"]
-    return list(schedule_of(plan, z.mesh.parallel, microbatches).actions[z.mesh.pp.rank])
 
 
 def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[Message]:
