@@ -34,12 +34,13 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
-_H200 = "assumed, not measured: an H200 with 790 TFLOP/s in large products, 4.3 TB/s in copies; links as the A100's"
+_FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward and 499 backward"
+_LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}"
 CALIBRATED = {
-    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
-    "H100": _H200,
-    "H200": _H200,
-    "B200": f"no B200; {_H200}",
+    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs; flash_share: arXiv 2307.08691",
+    "H100": f"the 1.7B and 16B rows of Megatron-LM's README, copy_share and matmul_share; links are assumed; {_FLASH}",
+    "H200": _LIKE,
+    "B200": _LIKE,
 }
 
 
@@ -58,6 +59,7 @@ class Cluster(Config):
     latency_inside: float = opt(4e-6, "seconds of a step of a collective inside a node", least=0.0)
     latency_between: float = opt(1e-5, "seconds of a step between nodes", least=0.0)
     matmul_share: float = opt(0.85, "of the peak that large products reach", above=0.0)
+    flash_share: float = opt(0.5, "of the peak that attention reaches that keeps no weights in memory", above=0.0)
     copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
     link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
@@ -67,9 +69,12 @@ class Cluster(Config):
         """Bytes for tensors."""
         return self.memory - self.reserve
 
-    def product(self, flops: float, nbytes: float) -> float:
-        """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely."""
-        return flops / (self.matmul * self.matmul_share) + nbytes / (self.copy * self.copy_share)
+    def product(self, flops: float, nbytes: float, unit: str = "matmul") -> float:
+        """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely.
+        `unit` is what computes it, see `work.Product`.
+        """
+        share = self.flash_share if unit == "flash" else self.matmul_share
+        return flops / (self.matmul * share) + self.moved(nbytes)
 
     def moved(self, nbytes: float) -> float:
         """Seconds to read and write so many bytes of memory."""
@@ -112,9 +117,9 @@ def _given(gpu: str, memory: float, copy: float, inside: float, between: float, 
     return Cluster(gpu, 8, memory, 4e9, peak * 1e12, copy, inside, between, **more)
 
 
-_HOPPER = {"matmul_share": 0.80, "copy_share": 0.90}
+_HOPPER = {"matmul_share": 0.77, "copy_share": 0.54}
 CLUSTERS = {
-    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9),
+    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9, flash_share=0.55),
     "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, **_HOPPER),
     "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, **_HOPPER),
     "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, **_HOPPER),

@@ -119,7 +119,9 @@ class Estimator:
         idle = float(bubble(layout.pp, m, 1 if layout.schedule in SPLIT_BUBBLE else layout.v))
         idle /= SPLIT_BUBBLE.get(layout.schedule, 1)
         elements = max((held for _, _, held in ranks), key=sum)
-        return max(nbytes for nbytes, _, _ in ranks), m * busy * (1 + idle) + self._around(layout, elements, busy, m)
+        inside = min(seconds for _, seconds, _ in ranks)  # of a stage without an end, nearly; they make the bubble
+        seconds = m * (busy + idle * inside) + self._around(layout, elements, busy, m)
+        return max(nbytes for nbytes, _, _ in ranks), seconds
 
     def _microbatches(self, layout: Layout) -> int:
         batch = self.base.training.global_batch_size

@@ -106,11 +106,12 @@ class _Watch:
         return seconds
 
     def product(self, op: Op) -> float:
-        return self.cluster.product(op.product.flops, op.product.nbytes) if op.product is not None else 0.0
+        p = op.product
+        return self.cluster.product(p.flops, p.nbytes, p.unit) if p is not None else 0.0
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
-        flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
+        flash = op.product is not None and op.product.unit == "flash"
         times = 2 + FLASH_AGAIN * flash if backward else 1
         product, moved = times * self.product(op), (BACK if backward else 1) * self.cluster.moved(op.moved)
         if again:

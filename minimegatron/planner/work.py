@@ -64,13 +64,15 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """`count` products [m, k] x [k, n], in elements of `element` bytes."""
+    """`count` products [m, k] x [k, n], in elements of `element` bytes; `unit` computes them."""
 
     m: float
     n: int
     k: int
     count: int = 1
     element: int = 2
+    unit: str = "matmul"  # or `flash`: an attention that keeps its weights out of memory
+    touched: float | None = None  # bytes, where these are others than both factors and the result
 
     @property
     def flops(self) -> float:
@@ -79,6 +81,8 @@ class Product:
     @property
     def nbytes(self) -> float:
         """Both factors read, the result written."""
+        if self.touched is not None:
+            return self.touched
         return float(self.element) * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
@@ -205,20 +209,25 @@ def dropout(module: Dropout, z: Sizes) -> Iterator[Op]:
 
 @rule(CoreAttention)
 def attention(module: CoreAttention, z: Sizes) -> Iterator[Op]:
-    """The pairs that a causal mask shows; a program that keeps all weights computes and moves the whole square."""
+    """The pairs that a causal mask shows; moved are q, k, v and o, and a statistic a row. A program that keeps all
+    weights (`reference`) computes and moves the whole square: written, read, dropped, read.
+    """
     config, mesh = z.config, z.mesh
     a, d = config.num_attention_heads // z.t, config.kv_channels
     g = a if config.multi_latent_attention else max(1, config.num_query_groups // z.t)
     inner, outer = mesh.cp_inner, mesh.cp_outer
     s, c = z.s * mesh.cp.size, mesh.cp.size
-    whole = config.attention_backend == "reference"
-    pairs = float(s * s) if whole else attention_pairs(s, config.sliding_window)
-    qkv = z.e * z.n * (a + 2 * g) * d
-    moved = 2.0 * qkv + (13.0 * z.b * a * s * z.s if whole else 0.0)  # weights: written, read, dropped, read
+    if config.attention_backend == "reference":
+        product = Product(z.b * a * s * s / (c * d), d, d, 2, z.e)
+        weights = 13.0 * z.b * a * s * z.s
+    else:
+        pairs, qkvo = attention_pairs(s, config.sliding_window), z.n * (2 * a + 2 * g) * d
+        product = Product(z.b * a * pairs / (c * d), d, d, 2, z.e, "flash", z.e * qkvo + 4.0 * z.n * a)
+        weights = 0.0
+    moved = 2.0 * z.e * z.n * (a + 2 * g) * d + weights
     groups = math.lcm(g, inner.size)
     there, back = (_heads(inner, z.e * z.n * heads * d) for heads in (a + 2 * groups, a))
     blocks = _blocks(outer, z, 2 * z.n * groups * d) if outer.size > 1 else ()
-    product = Product(z.b * a * pairs / (c * d), d, d, 2, z.e)  # 2 products of `pairs` x d
     yield Op("attention", product, False, moved, (*there, *blocks, *back), ends=inner.size > 1)
 
 

@@ -16,7 +16,8 @@ from minimegatron.models.zoo import family_config
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.timing import AGAIN, BELOW, FLASH_AGAIN, MEMORY, PEAK, PassTime, play, step_time
+from minimegatron.planner.timing import AGAIN, BELOW, FLASH_AGAIN, MEMORY, PEAK, PassTime, one_of_each, play, step_time
+from minimegatron.planner.work import work_of
 from minimegatron.training.flops import forward_flops, step_flops
 from minimegatron.training.run import RunConfig
 
@@ -28,8 +29,8 @@ MOE = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "moe_
 LATENT = {"multi_latent_attention": True, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_head_dim": 32,
           "qk_pos_emb_head_dim": 16, "v_head_dim": 48, "num_query_groups": 8}  # fmt: skip
 FREE = Cluster(  # memory and links take no time
-    gpus_per_node=8, matmul=1e12, matmul_share=1.0, copy=1e30, inside=1e30, between=1e30, latency_inside=0.0,
-    latency_between=0.0,
+    gpus_per_node=8, matmul=1e12, matmul_share=1.0, flash_share=1.0, copy=1e30, inside=1e30, between=1e30,
+    latency_inside=0.0, latency_between=0.0,
 )  # fmt: skip
 
 
@@ -67,6 +68,22 @@ def test_full_recompute_is_one_more_forward_pass_of_the_layers() -> None:
     found = step_time(run, 1, FREE).parts[AGAIN]
     assert found == pytest.approx(16 * (parts["attention"] + parts["mlp"]) / FREE.matmul, rel=1e-9)
     assert AGAIN not in step_time(run_of(), 1, FREE).parts
+
+
+def test_flash_attention_is_bound_by_arithmetic_and_moves_no_scores() -> None:
+    """Of 4,096 tokens it has 1,365 FLOPs a byte: q, k, v and o travel, 64 were those of the scores."""
+    z = sizes_of(family_config("llama", **SIZES), Mesh.serial(), OptimizerConfig(), Work(4096, 2, device="cuda"))
+    op = next(op for op in work_of(one_of_each(z.config, z.mesh), z) if op.what.endswith("core_attention"))
+    assert op.product is not None and op.product.unit == "flash"
+    assert op.product.flops == 2 * 2 * 2 * 8 * 32 * 4096 * 4096 / 2
+    assert op.product.nbytes == 2 * 4096 * (2 * (8 + 4 + 4 + 8) * 32 + 4 * 8)
+    slow = CLUSTERS["h100"].replace(flash_share=0.25)
+    faster, slower = (one.product(op.product.flops, op.product.nbytes, "flash") for one in (CLUSTERS["h100"], slow))
+    assert slower == pytest.approx(faster + op.product.flops / slow.matmul / 0.5)
+    whole = dataclasses.replace(z, config=z.config.replace(attention_backend="reference"))
+    kept = next(op for op in work_of(one_of_each(whole.config, z.mesh), whole) if op.what.endswith("core_attention"))
+    assert kept.product is not None and kept.product.unit == "matmul" and kept.product.flops == 2 * op.product.flops
+    assert kept.moved > 13 * 2 * 8 * 4096 * 4096
 
 
 @pytest.mark.parametrize("name", ["a100", "b200"])
