@@ -106,12 +106,9 @@ def predict(
     """
     mesh = Mesh.planned(parallel, rank, world)
     model = meta_model(config, mesh, optimizer, spec)
-    if parallel.use_torch_fsdp2:
-        lasting = fsdp2_states(model, mesh, optimizer)
-        return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
     plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
     z = sizes_of(config, mesh, optimizer, work)
-    lasting = states(ddp, optimizer)
+    lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
     try:
         require_known(not optimizer.freeze, "activations of a model with frozen parameters")

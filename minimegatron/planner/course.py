@@ -3,21 +3,15 @@
 The problem in a sentence: a plan says how many bytes the fullest moment has, and not that the last stage is half empty
 all the time, or that the first one is full for a tenth of it.
 
-Two lists that a plan has already are laid beside each other: the spans of the simulated schedule (`timing.played`) say
-when an action runs, and the passages of the same actions (`footprint.prediction`) what is alive meanwhile.
-
-    a forward pass    the parts of its stage one after the other, each at its fullest moment; activations pile up
-    a backward pass   the same parts in reverse; what the forward pass kept goes
-    between them      what the microbatches under way keep
-
-Parameters, gradients and the optimizer's state are the same throughout. The parts of a pass are drawn equally long. So
-the fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself, and a few of its microbatches are
-enough to be as full: four for each rank of the pipeline, and all of them where a schedule keeps all (GPipe).
+The spans of the simulated schedule (`timing.played`) say when an action runs, the passages of the same actions
+(`footprint.prediction`) what is alive meanwhile: the parts of the stage one after the other, each at its fullest moment
+and all equally long. So the fullest sample is `Prediction.peak`, owner by owner. A long batch repeats itself: four
+microbatches for each rank of the pipeline are as full as all, but where a schedule keeps all (GPipe).
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.footprint.prediction import Passage, actions_of, meta_model, meta_wrapper, passages, sizes_of
@@ -29,14 +23,8 @@ from minimegatron.training.memory_report import work_of_run
 AFTER = ("gradients", "weights", "optimizer", "end of step")  # parts of a step's time behind its passes
 
 
-@dataclasses.dataclass(frozen=True)
-class Course:
-    """The memory of a step.
-
-    Attributes:
-        ranks: {rank: samples in order}, of the first rank of each pipeline stage.
-        microbatches: how many there are of the `total` of a step.
-    """
+class Course(NamedTuple):
+    """{Rank: samples in order} of the first rank of each stage, and `microbatches` of the `total` of a step."""
 
     ranks: dict[int, list[Sample]]
     microbatches: int
@@ -44,31 +32,26 @@ class Course:
 
 
 def course(told: Plan) -> Course:
-    """The memory of a planned step.
-
-    Raises:
-        Unpredicted: an operation has no formula.
-    """
+    """The memory of a planned step."""
     run, work = told.run, work_of_run(told.run, told.world, "cuda")
     plan, z, stages = stages_of_run(run, told.world, told.cluster)
     m, p = work.microbatches, plan.ranks
     whole = plan.schedule == "gpipe" or run.parallel.microbatch_group_size_per_virtual_pipeline_stage is not None
     few = m if whole else min(m, PLAYED * p + m % p)
     if p > 1:
-        rows = [
-            [(float(s.start), float(s.end)) for s in row] for row in played(plan, z, told.cluster, stages, few).spans
-        ]
+        spans = played(plan, z, told.cluster, stages, few).spans
+        rows = [[(float(s.start), float(s.end)) for s in row] for row in spans]
     else:
         forward, both = stages[0].forward, stages[0].forward + stages[0].backward
         rows = [[(i * both + a, i * both + b) for i in range(few) for a, b in ((0.0, forward), (forward, both))]]
     parts = told.time.parts if told.time is not None else {}
     end = max(row[-1][1] for row in rows) + sum(parts.get(name, 0.0) for name in AFTER)
     found = {}
-    for rank, spans in zip(told.memory, rows, strict=True):
+    for rank, row in zip(told.memory, rows, strict=True):
         mesh = Mesh.planned(run.parallel, rank, told.world)
         here = sizes_of(run.model, mesh, run.optimizer, work)
         ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
-        passed = zip(passages(ddp, here, actions_of(plan, here, few)), spans, strict=True)
+        passed = zip(passages(ddp, here, actions_of(plan, here, few)), row, strict=True)
         lasting = without_host(told.memory[rank].lasting)
         samples = [Sample(0.0, lasting)]
         for passage, (start, stop) in passed:

@@ -38,7 +38,7 @@ def ready(folder: Path) -> None:
 
 def losses(time: StepTime) -> dict[str, tuple[float, str]]:
     """{What takes time: (seconds, its kind on a timeline)}, from the model's FLOPs at the peak to the step."""
-    ideal = time.model_flops / time.gpus / time.peak
+    ideal = min(time.model_flops / time.gpus / time.peak, time.parts[PEAK])  # that of FP8 is higher
     found, parts = {"model FLOPs at the peak": (ideal, "compute")}, {PEAK: 0.0, BELOW: 0.0} | time.parts
     for name, seconds in (parts | {PEAK: parts[PEAK] - ideal}).items():
         kind = KINDS.get(name, "comm")

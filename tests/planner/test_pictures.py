@@ -55,7 +55,7 @@ def test_one_rank_sends_nothing_and_has_no_pipeline() -> None:
 
 
 def test_without_a_time_there_is_memory_alone() -> None:
-    assert set(draw(planned("--preset laptop-10m --mtp-num-layers 1", 1))) == {"memory"}
+    assert set(draw(planned("--preset laptop-10m --freeze *linear_fc*", 1))) == {"memory"}
 
 
 def test_the_fastest_layout_has_a_name() -> None:

@@ -44,7 +44,9 @@ def run_of(layout: dict[str, Any] | None = None, model: dict[str, Any] | None = 
     )
 
 
-@pytest.mark.parametrize("model", [{}, MOE, LATENT, {"activation": "gelu"}, {"sliding_window": 128}])
+@pytest.mark.parametrize(
+    "model", [{}, MOE, {"mtp_num_layers": 2}, LATENT, {"activation": "gelu"}, {"sliding_window": 128}]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_products_are_those_that_are_counted_as_model_flops(model: dict[str, Any], tp: int) -> None:
     layout = {"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1}
@@ -53,8 +55,9 @@ def test_products_are_those_that_are_counted_as_model_flops(model: dict[str, Any
     per_sample = forward_flops(run.model, 512)
     config = run.model
     wide = config.kv_channels + (config.v_head_dim if config.multi_latent_attention else config.kv_channels)
-    core = 8 * 2 * 8 * wide * (512 * 512 / 2 if config.sliding_window is None else 128 * 512 - 128 * 64)
-    padded = 2 * 512 * 256 * (config.padded_vocab_size(tp) - config.padded_vocab_size(1))
+    layers = 8 + (config.mtp_num_layers or 0)
+    core = layers * 2 * 8 * wide * (512 * 512 / 2 if config.sliding_window is None else 128 * 512 - 128 * 64)
+    padded = (layers - 7) * 2 * 512 * 256 * (config.padded_vocab_size(tp) - config.padded_vocab_size(1))
     counted = 3 * (sum(per_sample.values()) + padded) + FLASH_AGAIN * core
     if config.multi_latent_attention:  # values are as wide as keys there, in zeros
         counted += (3 + FLASH_AGAIN) * 8 * 2 * 8 * (config.kv_channels - config.v_head_dim) * 512 * 512 / 2
