@@ -62,6 +62,7 @@ def judge(told: dict[str, float], measured: dict[str, float]) -> None:
     assert statistics.mean(map(abs, errors.values())) < 0.08, errors
 
 
+@pytest.mark.thorough
 def test_weak_scaling_of_2021() -> None:
     """By its own convention: FLOPs with full recompute and the whole square of attention."""
     told, measured = {}, {}

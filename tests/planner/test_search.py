@@ -57,6 +57,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
     assert checked >= 10
 
 
+@pytest.mark.thorough
 def test_memory_prunes() -> None:
     base = base_of("--preset llama3-8b --bf16 --seq-length 4096 --global-batch-size 64")
     found = search(base, 8, CLUSTERS["h100"], 3)
