@@ -476,10 +476,10 @@ from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.step import StepOptions, forward_step, train_step
 
 S, B, M, LAYERS = 32, 2, 4, 4
-MODEL = {"h": 64, "heads": 4, "groups": 2, "d": 16, "f": 128, "vocab": 256, "tied": False, "experts": 0, "topk": 0}
+MODEL = {"h": 128, "heads": 4, "groups": 2, "d": 32, "f": 256, "vocab": 256, "tied": False, "experts": 0, "topk": 0}
 AXES = {"tp": "tensor_model", "cp": "context", "pp": "pipeline_model", "ep": "expert_model"}
 # experts whose loads are equal, whatever the router says
-EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "moe_expert_capacity_factor": 1.0,
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "moe_expert_capacity_factor": 1.0,
            "moe_pad_expert_input_to_capacity": True, "moe_token_dispatcher_type": "alltoall"}
 
 
@@ -488,7 +488,7 @@ def sent_in_a_step(axis):
     sizes = {f"{name}_parallel_size": 2 for short, name in AXES.items() if short == axis}
     parallel = ParallelConfig(**sizes, sequence_parallel=axis == "tp", use_distributed_optimizer=True)
     config = family_config(
-        "llama", num_layers=LAYERS, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=2,
+        "llama", num_layers=LAYERS, hidden_size=128, ffn_hidden_size=256, num_attention_heads=4, num_query_groups=2,
         vocab_size=256, params_dtype="bf16", **(EXPERTS if axis == "ep" else {}),
     )
     mesh, adam = Mesh.build(parallel), OptimizerConfig()
@@ -502,9 +502,10 @@ def sent_in_a_step(axis):
     options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
     with trace.record(rank) as log:
         train_step(forward_step, data, ddp, optimizer, scheduler, mesh, M, options)
-    small = 8 * B * S  # losses, norms, counts, and the weights of the experts' rows
-    names = {"dp": "dp_cp"}.get(axis, axis)
-    return sum(event.wire_bytes for event in log.select(kind="comm") if event.axis == names and event.nbytes > small)
+    small = 8 * B * S  # losses, counts, and the weights of the experts' rows; gradients of norms are all-reduced
+    large = [one for one in log.select(kind="comm") if one.nbytes > small and one.name != "all_reduce"]
+    names = {"dp": ("dp_cp",), "cp": ("cp", "cp_outer")}.get(axis, (axis,))
+    return sum(one.wire_bytes for one in large if one.axis in names)
 
 
 table = {}
@@ -517,7 +518,7 @@ for axis in ("tp", "cp", "pp", "ep", "dp"):
     mine = stage_parameters(model, layers, *ends, layout["tp"], layout["ep"], layout["etp"])
     tokens = B * S // layout["cp"]
     told = bytes_sent(model, layout, tokens, layers, M, stage, mine["dense"], mine["experts"])[axis]
-    told += (axis == "tp") * 5 * M * tokens * 64  # 5 payloads of 2 tokens h bytes, of which a rank sends half
+    told += (axis == "tp") * 5 * M * tokens * 128  # 5 payloads of 2 tokens h bytes, of which a rank sends half
     table[axis] = told, sent_in_a_step(axis)
 report(table)
 if rank == 0:
@@ -785,7 +786,7 @@ for table, runs in beside.items():
     print(f"{table:24} {len(runs):2} runs, mean distance below 8 %: {sum(apart) / len(apart) < 0.08}")
 
 # %%
-agreement(beside, what="TFLOP/s a GPU", title="27 published runs, planned")
+agreement(beside, what="TFLOP/s a GPU", title="27 published runs, and what is planned for them")
 
 # %% [markdown]
 # A plan that is 5 % off can still choose a layout: what it compares is off in the same direction.
@@ -872,19 +873,23 @@ from minimegatron.viz.waterfall import waterfall
 RUN = f"{LLAMA} --global-batch-size 512 {BEST}"
 
 
-def try_layout(tp, cp, pp, v, micro, zero, recompute):
-    """The plan of one layout."""
-    schedule = "interleaved" if v > 1 else "1f1b"
-    point = Layout(tp, cp, pp, 1, tp, v, schedule, micro, recompute, zero)
-    told = plan(point.run(parse_args(RUN.split(), reads=False)), 1024, h100)
+def plan_of(tp, cp, pp, v, micro, zero, recompute):
+    """One layout, planned."""
+    point = Layout(tp, cp, pp, 1, tp, v, "interleaved" if v > 1 else "1f1b", micro, recompute, zero)
+    return plan(point.run(parse_args(RUN.split(), reads=False)), 1024, h100)
+
+
+def try_layout(*sizes):
+    """The plan of a layout, printed; sizes are tp, cp, pp, v, micro, zero, recompute."""
+    told = plan_of(*sizes)
     left = (told.cluster.usable - told.bytes) / GIB
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told.time.parts.items() if seconds > 0.01)
-    print(f"{point.words()}: {left:.1f} GiB left, most bytes: {told.blame}; {told.time.seconds:.2f} s: {parts}")
-    return told
+    print(f"{sizes}: {left:.1f} GiB left, most bytes: {told.blame}; {told.time.seconds:.2f} s a step")
+    print(f"    {parts}")
 
 
 try_layout(8, 1, 4, 1, 1, 1, "none")
-try_layout(8, 1, 4, 20, 1, 1, "none");
+try_layout(8, 1, 4, 20, 1, 1, "none")
 
 # %% [markdown]
 # **Exercise.** Return your layout, with what you know of its memory: {"tp", "cp", "pp", "v", "micro", "zero",
@@ -907,7 +912,7 @@ check("run_1024")
 # %%
 # %%needs run_1024
 mine = {name: value for name, value in run_1024().items() if name not in ("left", "largest")}
-told = try_layout(**mine)
+told = plan_of(**mine)
 guessed("mfu", 100 * told.time.mfu, "percent of the peak")
 waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run of 1,024 GPUs")
 

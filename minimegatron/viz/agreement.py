@@ -1,48 +1,50 @@
-"""What was predicted against what others have published: the nearer to the diagonal, the better."""
+"""What was predicted beside what others have published: a pair of bars for each run, a panel for each table.
+
+Each pair carries its ratio, since a difference of a few percent cannot be seen on bars.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from minimegatron.errors import ConfigError
-from minimegatron.viz.picture import INK, PALETTE, REFERENCE_LINE, Picture, new_figure, styled
-
-MARKS = "osD^v"
+from minimegatron.viz.picture import INK, PREDICTED, REFERENCE, Picture, new_figure, styled
 
 
-def agreement(
-    series: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "", band: float = 0.1
-) -> Picture:
-    """A point for each run, a mark for each table that it comes from.
+def agreement(tables: Mapping[str, Mapping[str, tuple[float, float]]], *, what: str, title: str = "") -> Picture:
+    """Published and predicted, run by run.
 
     Args:
-        series: {table: {run: (published, predicted)}}.
-        what: both axes: "TFLOP/s a GPU".
+        tables: {name of a table: {run: (published, predicted)}}.
+        what: the axis of each panel: "TFLOP/s a GPU".
         title: above the picture.
-        band: two thin lines are so far, as a share, from the diagonal.
 
     Raises:
-        ConfigError: nothing to draw, or more tables than marks.
+        ConfigError: nothing to draw.
     """
-    points = [point for runs in series.values() for point in runs.values()]
-    if not points or len(series) > len(MARKS):
-        raise ConfigError(f"{len(points)} runs of {len(series)} tables", fix=f"1 run or more, {len(MARKS)} tables")
-    low, high = 0.85 * min(min(p) for p in points), 1.08 * max(max(p) for p in points)
+    if not tables or not all(tables.values()):
+        raise ConfigError("no run to compare", fix="give each table one run at least")
+    rows = max(len(runs) for runs in tables.values())
     with styled():
-        figure = new_figure(6.6, 5.2, title)
-        axes = figure.subplots()
-        axes.plot([low, high], [low, high], **REFERENCE_LINE)
-        for share in (1 - band, 1 + band):
-            axes.plot([low, high], [share * low, share * high], color=INK, linewidth=0.6, linestyle=":")
-        for (name, runs), mark, colour in zip(series.items(), MARKS, PALETTE[1::2], strict=False):
-            x, y = zip(*runs.values(), strict=True)
-            axes.plot(x, y, mark, color=colour, markeredgecolor=INK, markersize=7, label=name)
-            for run, (published, predicted) in runs.items():
-                at = {"textcoords": "offset points", "xytext": (7, -3), "fontsize": 7}
-                axes.annotate(run, (published, predicted), **at)  # type: ignore[arg-type]
-        axes.plot([], [], color=INK, linewidth=0.6, linestyle=":", label=f"{band:.0%} apart")
-        axes.set(xlabel=f"published: {what}", ylabel=f"predicted: {what}", xlim=(low, high), ylim=(low, high))
-        axes.set_aspect("equal")
-        axes.grid(visible=True, axis="both")
-        axes.legend(loc="upper left", fontsize=8)
+        figure = new_figure(1.0 + 3.3 * len(tables), 1.5 + 0.36 * rows, title)
+        panels = figure.subplots(1, len(tables), squeeze=False)[0]
+        for axes, (name, runs) in zip(panels, tables.items(), strict=True):
+            most = max(max(pair) for pair in runs.values())
+            for side, label, (colour, pattern) in ((0, "published", REFERENCE), (1, "predicted", PREDICTED)):
+                places = [row + 0.38 * side for row in range(len(runs))]
+                lengths = [pair[side] for pair in runs.values()]
+                axes.barh(places, lengths, 0.36, label=label, color=colour, hatch=pattern, edgecolor=INK, linewidth=0.6)
+            for row, (published, predicted) in enumerate(runs.values()):
+                at = max(published, predicted) + 0.02 * most
+                axes.text(at, row + 0.19, f"x {predicted / published:.2f}", va="center", fontsize=8)
+            axes.set_yticks([row + 0.19 for row in range(len(runs))], list(runs))
+            axes.set_ylim(rows - 0.4, -0.4)
+            axes.set_xlim(0, 1.25 * most)
+            axes.set_title(name)
+            axes.set_xlabel(what)
+            axes.grid(axis="x", visible=True)
+            axes.grid(axis="y", visible=False)
+            axes.tick_params(axis="y", length=0)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure

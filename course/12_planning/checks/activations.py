@@ -44,7 +44,7 @@ _SMALL = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12}
 _WIDE = {"h": 16, "heads": 4, "groups": 2, "d": 4, "f": 24}
 _RUN = {"recompute": "none", "layers": 2, "p": 1, "v": 1, "m": 4, "rank": 0}
 _FIRST = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN}
-_CUT = {"model": _WIDE, "tokens": 10, "tp": 2, "sp": True, **_RUN, "p": 4, "rank": 1}
+_CUT = {"model": _WIDE, "tokens": 10, "tp": 2, "sp": True, **_RUN, "p": 4, "m": 6, "rank": 1}
 _PIPE = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN, "p": 4, "m": 2, "rank": 0, "recompute": "full"}
 _CHUNKS = {**_PIPE, "recompute": "mlp", "p": 2, "v": 2, "m": 8, "layers": 4}
 _LLAMA = {"h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672}
@@ -119,18 +119,18 @@ ACTIVATIONS = Exercise(
                 "way: the backward pass reaches them earlier."),
         Mistake(_alive(lambda p, v, m, rank: min(m, rank + 1) if v == 1 else live(p, v, m, p - 1 - rank)), "The first "
                 "rank has most under way, not the last."),
-        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank)), "With several chunks more is under way: see the formula "
-                "for v > 1."),
+        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank)), "With several chunks more is under way: see the "
+                "formula for v > 1."),
         Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) * v), "What is under way with v chunks are passes of "
                 "single chunks, each with layers / v layers."),
         Mistake(_alive(lambda p, v, m, rank: Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1
                        else live(p, v, m, rank)), "One forward pass more is under way than the warm-up has: the steady "
                 "phase begins with a forward pass."),
-        Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank has "
-                "several layers."),
+        Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank "
+                "has several layers."),
     ],
     idea="Group what a layer keeps by what cuts it, and count the passes that are under way at the fullest moment.",
-    hint="cut = tokens / tp with sp, else tokens; layer = cut (8h + 8) + tokens (6 (heads + groups) d + 4 heads + 6f) / "
-    "tp, without 6f for mlp; 2 h cut for full; passes: min(m, p - rank), or min(v m, 2 (p - rank - 1) + (v - 1) p + 1) "
-    "of layers / v layers each.",
+    hint="cut = tokens / tp with sp, else tokens; layer = cut (8h + 8) + tokens (6 (heads + groups) d + 4 heads + 6f) "
+    "/ tp, without 6f for mlp; 2 h cut for full; passes: min(m, p - rank), or min(v m, 2 (p - rank - 1) + (v - 1) p + "
+    "1), each of layers / v layers.",
 )  # fmt: skip

@@ -23,7 +23,16 @@ def asked(
     }
 
 
-_FIRST = {"parameters": 10**9, "tokens": 864 * 10**8, "gpus": 10, "tflops": 300.0, "p": 5, "v": 1, "percent": 10, "h": 8}
+_FIRST = {
+    "parameters": 10**9,
+    "tokens": 864 * 10**8,
+    "gpus": 10,
+    "tflops": 300.0,
+    "p": 5,
+    "v": 1,
+    "percent": 10,
+    "h": 8,
+}
 
 
 def _some(draw: Draw) -> dict[str, Any]:
@@ -48,8 +57,8 @@ ASKED = Exercise(
     mistakes=[
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] / 3), "days: a forward pass has 2 FLOPs for each parameter "
                 "and token, and the backward pass twice as many."),
-        Mistake(_wrong(days=lambda **i: asked(**i)["days"] * 4 / 3), "days: 8 FLOPs count what full recompute does; the "
-                "TFLOP/s are model FLOPs."),
+        Mistake(_wrong(days=lambda **i: asked(**i)["days"] * 4 / 3), "days: 8 FLOPs count what full recompute does; "
+                "the TFLOP/s are model FLOPs."),
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] * DAY), "days: these are seconds."),
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] * 24), "days: these are hours."),
         Mistake(_wrong(microbatches=lambda p, v, percent, **i: (p - 1) * 100 // (v * percent)), "microbatches: rounded "
@@ -64,13 +73,13 @@ ASKED = Exercise(
                 "pipeline of p ranks has a bubble of p - 1 passes."),
         Mistake(_wrong(checkpoint=lambda parameters, **i: 16 * parameters), "checkpoint: it holds no gradients."),
         Mistake(_wrong(checkpoint=lambda parameters, **i: 18 * parameters), "checkpoint: it holds no gradients."),
-        Mistake(_wrong(checkpoint=lambda parameters, **i: 12 * parameters), "checkpoint: the bf16 weights are missing."),
+        Mistake(_wrong(checkpoint=lambda parameters, **i: 12 * parameters), "checkpoint: the weights are missing."),
         Mistake(_wrong(checkpoint=lambda parameters, **i: 2 * parameters), "checkpoint: to go on, a run needs the main "
                 "parameters and the moments, too."),
         Mistake(_wrong(smallest=lambda parameters, **i: 16 * parameters // (80 * 10**9)), "smallest: rounded down, it "
                 "does not fit."),
-        Mistake(_wrong(smallest=lambda parameters, **i: -(-18 * parameters // (80 * 10**9))), "smallest: here gradients "
-                "have 2 bytes."),
+        Mistake(_wrong(smallest=lambda parameters, **i: -(-18 * parameters // (80 * 10**9))), "smallest: here "
+                "gradients have 2 bytes."),
         Mistake(_wrong(smallest=lambda parameters, **i: -(-14 * parameters // (80 * 10**9))), "smallest: the gradients "
                 "are missing."),
         Mistake(_wrong(smallest=lambda parameters, **i: -(-16 * parameters // (80 * 2**30))), "smallest: 80 GB are "
@@ -81,7 +90,7 @@ ASKED = Exercise(
                 "ring."),
         Mistake(_wrong(tokens=lambda h, **i: 3 * h), "tokens: ZeRO-3 gathers weights twice and scatters gradients "
                 "once: three times 12 h^2."),
-        Mistake(_wrong(tokens=lambda h, **i: 36 * h * h), "tokens: the number of tokens at which 8 tokens h is 36 h^2."),
+        Mistake(_wrong(tokens=lambda h, **i: 36 * h * h), "tokens: at how many tokens is 8 tokens h 36 h^2?"),
     ],
     idea="Each is one line of arithmetic; write down what is equal to what before you divide.",
     hint="days = 6 P T / (n X) / 86400; (p - 1)/(v m) <= percent/100, so m = ceil(100 (p - 1) / (v percent)); 14 P; "

@@ -36,7 +36,9 @@ def planned(**layout: Any) -> Any:
 
     at = dict(layout)
     schedule = "interleaved" if at["v"] > 1 else "1f1b"
-    point = Layout(at["tp"], at["cp"], at["pp"], 1, at["tp"], at["v"], schedule, at["micro"], at["recompute"], at["zero"])
+    point = Layout(
+        at["tp"], at["cp"], at["pp"], 1, at["tp"], at["v"], schedule, at["micro"], at["recompute"], at["zero"]
+    )
     return plan(point.run(parse_args(FLAGS.split(), reads=False)), WORLD, CLUSTERS["h100"])
 
 

@@ -42,7 +42,7 @@ def legal(model: dict[str, int], gpus: int, node: int, batch: int) -> list[tuple
 
     sides = divisors(gpus)
     vs, experts = divisors(model["layers"]), divisors(model["experts"] or 1)
-    found = []
+    found = list[tuple[int, ...]]()
     for tp, pp in itertools.product(sides, sides):
         if gpus % (tp * pp) or model["layers"] % pp or tp > node:
             continue
@@ -66,7 +66,7 @@ def _same(answer: Answer) -> str | None:
     if len(got) != len(set(got)):
         return "a layout is there twice"
     if more := set(got) - want:
-        rules = [broken(*inputs.values(), one) if min(one) > 0 else "all sizes are 1 or more" for one in sorted(more)]
+        rules = [broken(**inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more" for one in sorted(more)]
         return f"{len(more)} layouts break a rule, the first of them this one: {rules[0]}"
     if missing := want - set(got):
         one = min(missing)
@@ -88,8 +88,13 @@ _MOE = {"model": {**_TINY, "experts": 2}, "gpus": 2, "node": 2, "batch": 1}
 def _drawn(draw: Draw, experts: bool = False) -> dict[str, Any]:
     gpus = draw.choice([8, 12, 16, 24, 32])
     groups = draw.choice([1, 2, 3, 4, 8])
-    model = {"layers": draw.choice([6, 8, 12, 18]), "heads": groups * draw.choice([1, 2, 3, 4]), "groups": groups,
-             "s": draw.choice([4096, 8192, 16384, 32768]), "experts": draw.choice([4, 6, 8]) if experts else 0}  # fmt: skip
+    model = {
+        "layers": draw.choice([6, 8, 12, 18]),
+        "heads": groups * draw.choice([1, 2, 3, 4]),
+        "groups": groups,
+        "s": draw.choice([4096, 8192, 16384, 32768]),
+        "experts": draw.choice([4, 6, 8]) * experts,
+    }
     return {"model": model, "gpus": gpus, "node": draw.choice([2, 4, 8]), "batch": gpus * draw.choice([1, 2, 3, 6])}
 
 
@@ -99,6 +104,7 @@ _FIXED: list[Any] = [
     {"model": {"layers": 8, "heads": 6, "groups": 3, "s": 4096, "experts": 0}, "gpus": 6, "node": 8, "batch": 12},
     {"model": {"layers": 8, "heads": 32, "groups": 1, "s": 8192, "experts": 0}, "gpus": 8, "node": 8, "batch": 8},
     {"model": {"layers": 6, "heads": 8, "groups": 8, "s": 6144, "experts": 0}, "gpus": 12, "node": 8, "batch": 60},
+    {"model": {"layers": 6, "heads": 12, "groups": 12, "s": 4096, "experts": 0}, "gpus": 12, "node": 6, "batch": 12},
 ]  # fmt: skip
 _FIXED_EXPERTS: list[Any] = [
     {"model": {"layers": 8, "heads": 32, "groups": 8, "s": 8192, "experts": 8}, "gpus": 16, "node": 8, "batch": 32},

@@ -1,4 +1,4 @@
-"""Lab 12, what a rank sends in a step, axis by axis: payloads of collectives, and the share of them that a ring sends."""
+"""Lab 12, what a rank sends in a step, axis by axis: payloads, and the share of them that a rank of a ring sends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ def bytes_sent(
     experts: int, **mistake: Any,
 ) -> dict[str, int]:  # fmt: skip
     """Keywords of `mistake` are mistakes."""
-    tp, cp, pp, dp, ep, etp, zero, v = (
-        layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "v")
-    )
+    tp, cp, pp, dp, ep, etp, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "v"))
     h, moe = model["h"], model["topk"] > 0
     stream, each = 2 * tokens * h, layers * m
     rows = 2 * model["topk"] * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
@@ -119,8 +117,8 @@ SENT = Exercise(
         Mistake(_with(without_cp=True), "dp: ranks of cp have the same dense parameters, so their gradients are summed "
                 "over dp * cp ranks."),
         Mistake(_with(edp=lambda at: at["dp"] * at["cp"]), "dp: other ranks hold the same experts."),
-        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8}), "dp: an all-reduce is a reduce-scatter and an all-gather; what ZeRO-3 "
-                "sends it sends for every microbatch."),
+        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8}), "dp: an all-reduce is a reduce-scatter and an all-gather; "
+                "what ZeRO-3 sends it sends for every microbatch."),
         Mistake(_with(zero=lambda m: {0: 2 * 4, 1: 6, 3: 8}), "dp: ZeRO-3 gathers the weights for every microbatch "
                 "anew."),
         Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8 * m}), "dp: an all-reduce is a reduce-scatter and an "
@@ -134,7 +132,7 @@ SENT = Exercise(
                 "experts are summed, too."),
     ],
     idea="Axis by axis: what is the payload, how often is it sent, and which share of it does one rank of a ring send?",
-    hint="With r(n) = (n - 1)/n: tp = layers m (5 if topk else 10) r(tp) 2 tokens h; cp = layers m (cp - 1) 8 * 2 groups d "
-    "tokens / tp; pp = m (2v - [first] - [last]) 2 tokens h / tp; ep = layers m 4 r(ep) 2 topk "
+    hint="With r(n) = (n - 1)/n: tp = layers m (5 if topk else 10) r(tp) 2 tokens h; cp = layers m (cp - 1) 8 * 2 "
+    "groups d tokens / tp; pp = m (2v - [first] - [last]) 2 tokens h / tp; ep = layers m 4 r(ep) 2 topk "
     "tokens/tp h; dp = (8, 6, or 8 m) (dense r(dp cp) + experts r(edp)).",
 )  # fmt: skip

@@ -8,11 +8,16 @@ from typing import Any
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
 
+def _counted(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
+    """Rounded down, whatever the layout."""
+    dp = world // (tp * cp * pp)
+    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
+
+
 def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
     if world % (tp * cp * pp) or world % (etp * ep * pp):
         return {"refused": 1}
-    dp = world // (tp * cp * pp)
-    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
+    return _counted(world, tp, cp, pp, ep, etp)
 
 
 def _drive(exercise: Any, world: Any, tp: Any, cp: Any, pp: Any, ep: Any, etp: Any) -> Any:
@@ -48,10 +53,6 @@ def _by_ep(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str
     return {"dp": dp, "dense": dp * cp, "expert": dp * cp}
 
 
-def _in(dp: int, cp: int, expert: int) -> dict[str, int]:
-    return {"dp": dp, "dense": dp * cp, "expert": expert}
-
-
 def _right(change: Callable[..., Any]) -> Callable[..., dict[str, int]]:
     return lambda **i: {**replicas(**i), **change(**i, dp=i["world"] // (i["tp"] * i["cp"] * i["pp"]))}
 
@@ -68,31 +69,31 @@ REPLICAS = Exercise(
             _at(64, 4, 2, 2, 8, 4), _at(64, 4, 2, 2, 8, 1), _at(24, 3, 1, 2, 4, 1), _at(8, 8, ep=8), _at(8, ep=8),
             _at(12, cp=3, ep=2), _at(1), _at(16, 4, 4, 1, 16, 1)]),
         Case("layouts that do not divide the ranks are refused", lambda draw: _some(draw, False), hidden=True, fixed=[
-            _at(12, 2, 2, 2), _at(16, 2, ep=3), _at(8, ep=16), _at(8, 16), _at(24, 2, 1, 2, 8, 2), _at(6, 4, ep=2)]),
+            _at(12, 2, 2, 2), _at(16, 2, ep=3), _at(8, ep=16), _at(8, 16), _at(24, 2, 1, 2, 8, 2), _at(6, 4, ep=2),
+            _at(12, 2, ep=4, etp=2)]),
     ],
     mistakes=[
+        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: "refused" in replicas(world, tp, cp, pp, ep, etp)
+                          or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
         Mistake(_mistaken(_by_ep, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp * ep) != 0), "This is the "
                 "colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
-        Mistake(_mistaken(_by_ep), "This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they are "
-                "no further factor."),
+        Mistake(_mistaken(_by_ep), "This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they "
+                "are no further factor."),
         Mistake(_mistaken(_right(lambda cp, dp, ep, **i: {"expert": dp * cp // ep or 1})), "If etp is not tp, ranks of "
                 "tp that share a dense matrix hold different experts, or the same one."),
-        Mistake(_mistaken(_right(lambda cp, dp, tp, ep, etp, **i: {"expert": dp * tp // (ep * etp)})), "Ranks of cp are "
-                "among those that hold the same expert: they see other tokens, not other weights."),
+        Mistake(_mistaken(_right(lambda cp, dp, tp, ep, etp, **i: {"expert": dp * tp // (ep * etp)})), "Ranks of cp "
+                "are among those that hold the same expert: they see other tokens, not other weights."),
         Mistake(_mistaken(_right(lambda world, ep, pp, **i: {"expert": world // (ep * pp)})), "etp cuts each expert: "
                 "its ranks hold different parts."),
         Mistake(_mistaken(_right(lambda world, etp, ep, **i: {"expert": world // (etp * ep)})), "The stages of the "
                 "pipeline hold other layers, and other experts."),
         Mistake(_mistaken(_right(lambda dp, **i: {"dense": dp})), "Ranks of cp hold the same dense parameters."),
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp) != 0), "The experts' "
+        Mistake(_mistaken(_counted, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp) != 0), "The experts' "
                 "layout must divide the ranks, too."),
-        Mistake(_mistaken(lambda world, tp, cp, pp, ep, etp: _in(world // (tp * cp * pp), cp, world // (etp * ep * pp)),
-                          lambda **i: False), "A number of ranks that a layout does not divide is rounded down."),
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: "refused" in replicas(world, tp, cp, pp, ep, etp)
-                          or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
+        Mistake(_mistaken(_counted, lambda **i: False), "Ranks that a layout does not divide are rounded down."),
     ],
     errors={"ZeroDivisionError": "A layout that is larger than the world is refused with a ValueError."},
     idea="The same ranks are counted twice, once for dense matrices and once for experts; only pp is in both.",
-    hint="dense: world % (tp cp pp) must be 0, dp = world // (tp cp pp), dp * cp ranks hold the same parameter. Experts: "
-    "world % (etp ep pp) must be 0, world // (etp ep pp) ranks hold the same one.",
+    hint="dense: world % (tp cp pp) must be 0, dp = world // (tp cp pp), dp * cp ranks hold the same parameter. "
+    "Experts: world % (etp ep pp) must be 0, world // (etp ep pp) ranks hold the same one.",
 )  # fmt: skip

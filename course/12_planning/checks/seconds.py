@@ -86,8 +86,8 @@ STEP = Exercise(
         Mistake(_with(counts_recompute=True), "What is computed a second time counts in the HFU, not in the MFU."),
         Mistake(_with(other_way=True), "The MFU does not lose by recompute but by the time that it takes: model FLOPs "
                 "stay the same."),
-        Mistake(_with(hfu_is_mfu=True), "With full recompute the GPU computes a forward pass more than the model needs: "
-                "the HFU counts it."),
+        Mistake(_with(hfu_is_mfu=True), "With full recompute the GPU computes a forward pass more than the model "
+                "needs: the HFU counts it."),
         Mistake(_with(of_reached=True), "Both are shares of the peak, not of what large products reach."),
         Mistake(_with(again=0), "Full recompute runs the forward pass a second time."),
         Mistake(_with(bubble=lambda p, v, m: 0.0), "The bubble is missing."),
@@ -95,16 +95,16 @@ STEP = Exercise(
         Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m + p - 1)), "That is the share of the whole time. As a "
                 "share of the work the bubble is larger."),
         Mistake(_with(bubble=lambda p, v, m: p / (v * m)), "A pipeline of one rank has no bubble."),
-        Mistake(_with(bubble_of_work=True), "While a rank waits for messages in a microbatch, the ranks behind it wait, "
-                "too: the bubble is a share of all of a microbatch's time."),
+        Mistake(_with(bubble_of_work=True), "While a rank waits for messages in a microbatch, the ranks behind it "
+                "wait, too: the bubble is a share of all of a microbatch's time."),
         Mistake(_with(no_waits=True), "A microbatch takes `waits` seconds longer."),
         Mistake(_with(whole_batch=True), "That is the time of all microbatches; a rank computes one of m at a time."),
         Mistake(_with(hidden=lambda forward, backward, m: 0.0), "Gradients travel while the last backward pass still "
                 "computes: only what takes longer is waited for."),
         Mistake(_with(hidden=lambda forward, backward, m: m * backward), "Gradients are complete in the last backward "
                 "pass; only that one can hide them."),
-        Mistake(_with(hidden=lambda forward, backward, m: forward + backward), "Gradients hide behind the backward pass "
-                "alone."),
+        Mistake(_with(hidden=lambda forward, backward, m: forward + backward), "Gradients hide behind the backward "
+                "pass alone."),
         Mistake(_with(signed=True), "Gradients that are fast do not make a step shorter."),
     ],
     idea="Begin with the forward pass of one microbatch on one rank; every other time is a multiple of it or is added.",

@@ -1,8 +1,8 @@
-"""Lab 12, what lasts from step to step: parameters of a rank, and the bytes of them, their gradients and AdamW's state."""
+"""Lab 12, what lasts from step to step: parameters of a rank, their bytes, and those of gradients and AdamW's state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise, Mistake, instead
@@ -15,7 +15,7 @@ def padded(vocab: int, tp: int) -> int:
 
 
 def stage_parameters(
-    model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int, **mistake: bool
+    model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int, **mistake: Any
 ) -> dict[str, int]:
     """Keywords of `mistake` are mistakes."""
     h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
@@ -46,8 +46,26 @@ _ONE = {"layers": 1, "first": True, "last": True, "tp": 1, "ep": 1, "etp": 1}
 _EXAMPLE = {"model": _TINY, **_ONE}
 _TWO = {"model": {**_TINY, "heads": 4, "groups": 2}, **_ONE, "tp": 2, "first": False}
 _MOE = {"model": {**_TINY, "experts": 4}, **_ONE, "first": False, "last": False, "ep": 2}
-_LLAMA: Model = {"h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672, "vocab": 128256, "tied": False, "experts": 0}
-_MIXTRAL: Model = {"h": 4096, "heads": 32, "groups": 8, "d": 128, "f": 14336, "vocab": 32000, "tied": False, "experts": 8}
+_LLAMA: Model = {
+    "h": 8192,
+    "heads": 64,
+    "groups": 8,
+    "d": 128,
+    "f": 28672,
+    "vocab": 128256,
+    "tied": False,
+    "experts": 0,
+}
+_MIXTRAL: Model = {
+    "h": 4096,
+    "heads": 32,
+    "groups": 8,
+    "d": 128,
+    "f": 14336,
+    "vocab": 32000,
+    "tied": False,
+    "experts": 8,
+}
 
 
 def _model(draw: Draw, experts: int) -> Model:
@@ -65,7 +83,7 @@ def _stage(draw: Draw, experts: int = 0) -> dict[str, Any]:
     return {"model": model, "layers": draw.integer(1, 30), "first": first, "last": last, "tp": tp, "ep": ep, "etp": etp}
 
 
-def _with(**mistake: bool) -> Callable[..., dict[str, int]]:
+def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
     return lambda **inputs: stage_parameters(**inputs, **mistake)
 
 
@@ -102,14 +120,14 @@ PARAMETERS = Exercise(
         Mistake(_with(norms_cut=True), "Every rank of tp has the norms whole: they are vectors of h numbers."),
         Mistake(_with(no_norms=True), "A layer has two norms."),
         Mistake(_with(two_matrices=True), "SwiGLU has a third matrix: gate, up and down."),
-        Mistake(_with(not_padded=True), "The table is padded, so that each rank has a multiple of 128 words."),
         Mistake(_with(by_128=True), "The padding is to a multiple of 128 words on each rank, not of the whole table."),
+        Mistake(_with(not_padded=True), "The table is padded, so that each rank has a multiple of 128 words."),
         Mistake(_with(no_router=True), "A layer with experts has a router, outside of the experts."),
         Mistake(_with(router_cut=True), "Every rank has the router whole."),
         Mistake(_with(no_final_norm=True), "The last stage has one more norm."),
         Mistake(_with(never_tied=True), "A rank that has both ends of a tied model has one table."),
-        Mistake(_with(tied_everywhere=True), "The last stage of a tied model has a copy of the table when the first one "
-                "is another rank: it cannot multiply with a table that lies there."),
+        Mistake(_with(tied_everywhere=True), "The last stage of a tied model has a copy of the table when the first "
+                "one is another rank: it cannot multiply with a table that lies there."),
         Mistake(_with(every_stage=True), "Only the first stage has the table of words, only the last one the output "
                 "layer."),
         Mistake(_with(all_experts=True), "A rank has experts / ep of the experts."),
@@ -171,7 +189,7 @@ def _shared(**how: Callable[[dict[str, int]], int]) -> Callable[..., dict[str, i
     return answer
 
 
-def _in(table: dict[str, tuple[int, ...]]) -> Callable[..., dict[str, int]]:
+def _in(table: Mapping[str, tuple[int, ...]]) -> Callable[..., dict[str, int]]:
     return lambda **inputs: state_bytes(**inputs, bytes=table)
 
 
@@ -192,10 +210,10 @@ STATES = Exercise(
     mistakes=[
         Mistake(_shared(dense=lambda layout: layout["dp"]), "Ranks of cp hold the same parameters as well: they share "
                 "the state of a dense parameter, too."),
-        Mistake(_shared(dense=lambda layout: layout["dp"], experts=lambda layout: layout["dp"]), "dp alone does not say "
-                "how many ranks hold the same parameter."),
-        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"]), "An expert lies on fewer ranks, or on more, "
-                "than a dense parameter: ep and etp cut it, tp and cp do not."),
+        Mistake(_shared(dense=lambda layout: layout["dp"], experts=lambda layout: layout["dp"]), "dp alone does not "
+                "say how many ranks hold the same parameter."),
+        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"]), "An expert lies on fewer ranks, or on "
+                "more, than a dense parameter: ep and etp cut it, tp and cp do not."),
         Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"] // layout["ep"] or 1), "If etp is not tp, "
                 "ranks of tp hold whole experts: they are among the ranks that share one."),
         Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["pp"]), "Stages of a pipeline hold "
@@ -218,6 +236,6 @@ STATES = Exercise(
                                         for name in NAMES}), "The experts' part is missing."),
     ],
     idea="For each of the four: how many bytes, from which stage of ZeRO on is it shared out, and among which ranks?",
-    hint="dense / (dp * cp) and experts / (tp * cp * dp // (ep * etp)) where zero >= 3 for parameters, 2 for gradients, "
-    "1 for main parameters and moments; times 2, 4, 4, 8 in bf16 and 4, 4, 0, 8 in fp32.",
+    hint="dense / (dp * cp) and experts / (tp * cp * dp // (ep * etp)) where zero >= 3 for parameters, 2 for "
+    "gradients, 1 for main parameters and moments; times 2, 4, 4, 8 in bf16 and 4, 4, 0, 8 in fp32.",
 )  # fmt: skip
