@@ -283,9 +283,8 @@ for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llam
 #
 # ### What travels
 #
-# A ring of n ranks moves a payload with the n - 1 n-th part of it: each rank sends (n - 1)/n of the payload in an
-# all-gather, a reduce-scatter or an all-to-all, and twice as much in an all-reduce. Per step, in bf16, with sequence
-# parallelism and without recompute, a rank sends:
+# In a ring of n ranks each rank sends (n - 1)/n of a payload for an all-gather, a reduce-scatter or an all-to-all, and
+# twice as much for an all-reduce. In a step in bf16, with sequence parallelism and without recompute, a rank sends:
 #
 # | axis | payload, bytes | how often |
 # |---|---|---|
@@ -296,7 +295,8 @@ for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llam
 # | dp | gradients, 4 bytes a parameter; weights, 2 bytes | ZeRO-0: gradients all-reduced once. ZeRO-1: gradients scattered, weights gathered, once. ZeRO-3: for each microbatch weights gathered twice, gradients scattered once |
 #
 # `tokens` are those of a microbatch on this rank of cp. The ring of dp has dp · cp ranks for dense parameters; for
-# experts it has the ranks that hold the same expert. Small messages are left out: losses, norms, counts.
+# experts it has the ranks that hold the same expert. With experts etp is 1. Small messages are left out: losses, norms,
+# counts.
 #
 # An example: tp 4, h = 4, 16 tokens, 3 layers, 2 microbatches. The stream has 128 bytes, a rank sends 96 of them, 60
 # times: 5760.
@@ -615,9 +615,11 @@ shown(
 )  # fmt: skip
 
 # %% [markdown]
-# Both need about the same memory. tp's payloads pass between nodes in every layer, in the way of the computation: a
-# link there has a ninth of NVLink's rate, and the 8 network cards of a node are shared by its 8 ranks. The ring of cp
-# sends a few keys and values (8 groups of 64 heads), while attention computes, so that nothing of it is left over.
+# Both need about the same memory. cp 2 leaves each rank half of the tokens, so every payload of tp is half as large.
+# tp 16 leaves the payloads as they are, and halves the products behind which they could hide. It also sends them over
+# the network. (The planner is kind here: it lets a ring use all 8 network cards of a node at once, 400 GB/s beside
+# NVLink's 450.) The ring of cp sends keys and values, 8 groups beside 64 heads of queries. It does so while attention
+# computes, so nothing of it is waited for.
 #
 # **Experts over nodes.** Qwen3 30B-A3B has 128 experts. On 64 GPUs, ep 64 leaves each GPU two of them: little memory,
 # and each expert gets many rows. ep 8 leaves 16 on each GPU, and all rows stay in their node. Which one is faster?
@@ -631,7 +633,8 @@ shown(
 
 # %% [markdown]
 # ep 64 saves memory, and the gradients of experts need not travel at all. But with ep 64 seven of eight rows leave the
-# node, in every layer and microbatch. Gradients leave it once a step.
+# node, in every layer and microbatch, and each all-to-all has 63 partners in place of 7. Gradients leave the node once
+# a step.
 #
 # **ZeRO-3 against a pipeline.** 256 GPUs, tp 8. With ZeRO-3 no pipeline is needed, so there is no bubble. Obvious: ZeRO-3
 # is faster. Guess for a batch of 32 samples, and for one of 512.
@@ -690,10 +693,10 @@ print("predicted:", sum(len(row) for row in guesses.values()), "of 12")
 factors(computed, guesses, title="One axis doubled, dp halved: what a rank holds is divided by", what="the axis")
 
 # %% [markdown]
-# Two rows are worth a second look. The optimizer's state is divided by nothing: it is shared out over all GPUs already,
-# and whoever takes a GPU from dp and gives it to tp only moves it. Activations are not divided by pp: half of the
-# layers, twice as many microbatches under way. That pp gives slightly less than 2 for parameters is the table of words,
-# which stays whole on the first stage.
+# Two rows are worth a second look. Nothing divides the optimizer's state: ZeRO-1 shares it out over all GPUs already,
+# whichever axis they belong to. And pp does not divide the activations: a rank has half of the layers, and twice as many
+# microbatches under way. (pp divides parameters by slightly less than 2, because the first stage keeps all of the table
+# of words.)
 #
 # ### From the peak to a step
 #
@@ -718,8 +721,8 @@ display(waterfall(losses(four.time), work=four.time.model_flops / 1024, title="L
 # %% [markdown]
 # ### Published runs
 #
-# The folded cell plans 27 runs whose layouts and speeds were published: all rows of three tables. No number of these
-# rows was used to set the planner's rates, but for one: the 22B model's. Each table counts FLOPs by its own convention.
+# The folded cell plans 27 runs whose layouts and speeds were published: all rows of three tables. The planner's rates of
+# an A100 were fitted to two of them, those of the 22B model. Each table counts FLOPs by its own convention.
 
 # %% jupyter={"source_hidden": true}
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig, TransformerConfig
@@ -789,19 +792,19 @@ for table, runs in beside.items():
 agreement(beside, what="TFLOP/s a GPU", title="27 published runs, and what is planned for them")
 
 # %% [markdown]
-# A plan that is 5 % off can still choose a layout: what it compares is off in the same direction.
+# A plan that is 5 % off can still choose a layout, because the others that it compares are mostly off in the same
+# direction.
 #
 # *This is a good place to stop: the end of part C.*
 #
 # ## 6 · Break it
 #
-# A colleague plans a run with experts: 16 GPUs, tp 2, ep 4. "The axes multiply," she says, "so dp = world / (tp · cp ·
-# pp · ep) = 2." A batch has 64 samples, so her loader gives each rank 64 / dp = 32 of them. Nothing crashes. The cell
-# shows what happens in the run.
+# A colleague has planned a run with experts: 16 GPUs, tp 2, ep 4, etp 1, batches of 64 samples. Her loader gives each
+# reader of samples its part of the batch, and her optimizer is shared out as planned. Nothing crashes, and the loss
+# falls. The folded cell prints her plan, and what is counted in the run. Which of the numbers contradict each other, and
+# which of hers is wrong?
 
-# %%
-from collections import Counter
-
+# %% jupyter={"source_hidden": true}
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 
@@ -812,16 +815,21 @@ def colleagues_dp(world, tp, cp, pp, ep):
 
 moe = ParallelConfig(tensor_model_parallel_size=2, expert_model_parallel_size=4, expert_tensor_parallel_size=1)
 places = [Mesh.planned(moe, rank, 16) for rank in range(16)]
-readers = Counter(place.tp.rank for place in places)[0]
-print("which part of a dense matrix has each rank: ", *(place.tp.rank for place in places))
-print("which quarter of the experts has each rank: ", *(place.ep.rank for place in places))
-print(f"ranks with part 0 of a dense matrix, each reading samples of its own: {readers}")
-print(f"samples in a step: {readers * 64 // colleagues_dp(16, 2, 1, 1, 4)}, and the batch should have 64")
+hers = colleagues_dp(16, 2, 1, 1, 4)
+readers = sum(place.tp.rank == 0 for place in places)
+print(f"planned: dp {hers}, so each reader gets 64 / {hers} = {64 // hers} samples of a batch")
+print(f"planned: the state of a dense matrix is shared by {hers} ranks")
+print("counted: rank                        ", *(f"{rank:2}" for rank in range(16)))
+print("counted: its part of each matrix     ", *(f"{place.tp.rank:2}" for place in places))
+print("counted: its quarter of the experts  ", *(f"{place.ep.rank:2}" for place in places))
+print(f"counted: samples in a step {readers * (64 // hers)}")
 
 # %% [markdown]
-# The loss would fall, and a step would take four times as long as planned, with a batch four times as large as the
-# learning rate was chosen for. What gives it away is a count: tokens in a step. Her memory plan is wrong, too: she
-# shares out the optimizer's state among 2 ranks, and there are more that hold the same matrix.
+# The batch has 64 samples, and a step has four times as many. So a step takes four times as long as planned, and the
+# learning rate was chosen for another batch. No loss curve shows this: count the tokens of a step. Now count the ranks
+# that have part 0 of each dense matrix. They are more than she shares the state out to.
+#
+# She has divided the GPUs by every size: dp = 16 / (tp · cp · pp · ep). Is it right that ep stands there?
 #
 # **Exercise.** Return {"dp": ranks with other samples, "dense": ranks that hold the same dense parameter, "expert":
 # ranks that hold the same part of an expert}. Refuse with a `ValueError` a layout in which these are no whole numbers:
@@ -845,8 +853,7 @@ check("replicas")
 # %%
 # %%needs replicas
 print("16 ranks, tp 2, ep 4:", replicas(16, 2, 1, 1, 4, 1))
-right = replicas(16, 2, 1, 1, 4, 1)["dp"]
-print(f"samples in a step: {readers * 64 // right}")
+print("samples in a step:", readers * (64 // replicas(16, 2, 1, 1, 4, 1)["dp"]))
 same = [sum(q.ep.rank == p.ep.rank for q in places) for p in places]
 print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
 
@@ -863,7 +870,7 @@ print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
 # or of what an evaluation needs besides, and a run that dies of memory after three weeks costs more than 5 % of speed.
 #
 # Try layouts with `try_layout`. It prints the plan's memory and the parts of a step. `minimegatron plan --search` in a
-# terminal searches among all of them, in about 10 s; its fastest layouts may have too little margin.
+# terminal searches among all of them, within seconds; its fastest layouts may have too little margin.
 
 # %%
 from minimegatron.planner.layouts import Layout

@@ -38,7 +38,7 @@ def example(exercise: str, case: int = 0):
 H100 = CLUSTERS["h100"]
 NODE = planned(8, f"{LLAMA} --global-batch-size 8 {BEST}")
 STATE = sum(NODE.memory[0].lasting.values()) / GIB
-TINY, (PARAMETERS) = example("stage_parameters")
+PARAMETERS = example("stage_parameters")[1]
 HELD = example("state_bytes")[1]
 KEPT = example("activation_bytes")[1]
 STEP = example("step_time")[1]
@@ -79,13 +79,13 @@ STATED = [
     ("= {:.0f} %. **Exercise.** Return {{\"seconds\"", 100 * STEP["mfu"]),
     ("{} layouts. **Exercise.** Return all layouts",
      words(len(import_module("course.12_planning.checks.legal").legal(**LAB["legal"].cases[0].inputs)))),
-    ("a link there has a {} of NVLink's rate", words(CLUSTERS["h100"].inside / CLUSTERS["h100"].between)),
+    ("cards of a node at once, {:.0f} GB/s beside NVLink's {:.0f}.", [8 * H100.between / 1e9, H100.inside / 1e9]),
+    ("8 groups beside {} heads of queries", NODE.run.model.num_attention_heads),
+    ("each all-to-all has {} partners in place of {}.", [64 - 1, 8 - 1]),
     ("ep {} leaves each GPU {} of them", [64, words(128 / 64)]),
     ("ep 8 leaves {} on each GPU", 128 // 8),
     ("But with ep 64 {} of eight rows leave the node", words(8 * (1 - 8 / 64))),
-    ("dp = world / (tp · cp · pp · ep) = {}.", 16 // (2 * 4)),
-    ("so her loader gives each rank 64 / dp = {} of them", 64 // 2),
-    ("a step would take {} times as long", words(DP / 2)),
+    ("and a step has {} times as many. So a step takes {} times as long", [words(DP / 2)] * 2),
     ("{:.0f} % · 4/3 = {:.0f} %", [39, 39 * 4 / 3]),
 ]  # fmt: skip
 
