@@ -197,7 +197,7 @@ def test_replicas_are_counted_on_a_mesh(seed):
     parallel = layout_of(at["tp"], at["cp"], at["pp"], at["ep"], at["etp"])
     mesh = Mesh.planned(parallel, at["world"] - 1, at["world"])
     told = LAB["replicas"].reference(**at)
-    assert told == {"dp": mesh.dp.size, "dense": mesh.dp_cp.size, "expert": mesh.edp.size}
+    assert told == {"dp": mesh.dp.size, "dense": mesh.dp_cp.size, "expert": mesh.edp.size, "refused": False}
     assert told["dp"] == parallel.data_parallel_size(at["world"])
 
 

@@ -8,52 +8,53 @@ from typing import Any
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
 
-def _counted(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
+def _counted(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
     """Rounded down, whatever the layout."""
     dp = world // (tp * cp * pp)
-    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
+    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp), "refused": False}
 
 
-def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
+def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
     if world % (tp * cp * pp) or world % (etp * ep * pp):
-        return {"refused": 1}
+        return {"refused": True}
     return _counted(world, tp, cp, pp, ep, etp)
 
 
 def _drive(exercise: Any, world: Any, tp: Any, cp: Any, pp: Any, ep: Any, etp: Any) -> Any:
     try:
-        return exercise.replicas(world, tp, cp, pp, ep, etp)
+        found = exercise.replicas(world, tp, cp, pp, ep, etp)
     except ValueError:
-        return {"refused": 1}
+        return {"refused": True}
+    return {**found, "refused": False} if isinstance(found, dict) else found
 
 
-def _at(world: int, tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1, etp: int = 1) -> dict[str, int]:
+def _at(world: int, tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1, etp: int = 1) -> dict[str, Any]:
     return {"world": world, "tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": etp}
 
 
-def _some(draw: Draw, fits: bool = True) -> dict[str, int]:
+def _some(draw: Draw, fits: bool = True) -> dict[str, Any]:
     while True:
         tp, cp, pp, ep = (draw.choice([1, 2, 3, 4, 8]) for _ in range(4))
         world = tp * cp * pp * draw.choice([1, 2, 3, 4, 6, 8])
         found = _at(world if fits else world + draw.choice([0, 1, pp]), tp, cp, pp, ep, draw.choice([1, tp]))
-        if ("refused" in replicas(**found)) != fits:
+        if replicas(**found)["refused"] != fits:
             return found
 
 
-def _mistaken(change: Callable[..., dict[str, int]], refuses: Callable[..., bool] | None = None) -> Callable[..., Any]:
-    def answer(**inputs: int) -> dict[str, int]:
-        refused = "refused" in replicas(**inputs) if refuses is None else refuses(**inputs)
-        return {"refused": 1} if refused else change(**inputs)
+def _mistaken(change: Callable[..., dict[str, Any]], refuses: Callable[..., bool] | None = None) -> Callable[..., Any]:
+    def answer(**inputs: int) -> dict[str, Any]:
+        refused = replicas(**inputs)["refused"] if refuses is None else refuses(**inputs)
+        return {"refused": True} if refused else {**change(**inputs), "refused": False}
 
     return answer
 
 
-def _by_ep(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
+def _by_ep(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
     dp = world // (tp * cp * pp * ep)
     return {"dp": dp, "dense": dp * cp, "expert": dp * cp}
 
 
-def _right(change: Callable[..., Any]) -> Callable[..., dict[str, int]]:
+def _right(change: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return lambda **i: {**replicas(**i), **change(**i, dp=i["world"] // (i["tp"] * i["cp"] * i["pp"]))}
 
 
@@ -73,7 +74,7 @@ REPLICAS = Exercise(
             _at(12, 2, ep=4, etp=2)]),
     ],
     mistakes=[
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: "refused" in replicas(world, tp, cp, pp, ep, etp)
+        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]
                           or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
         Mistake(_mistaken(_by_ep, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp * ep) != 0), "This is the "
                 "colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
