@@ -295,14 +295,14 @@ for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llam
 # | dp | gradients, 4 bytes a parameter; weights, 2 bytes | ZeRO-0: gradients all-reduced once. ZeRO-1: gradients scattered, weights gathered, once. ZeRO-3: for each microbatch weights gathered twice, gradients scattered once |
 #
 # `tokens` are those of a microbatch on this rank of cp. The ring of dp has dp · cp ranks for dense parameters; for
-# experts it has the ranks that hold the same expert. With experts etp is 1. Small messages are left out: losses, norms,
+# experts, whose etp is 1 here, it has the ranks that hold the same expert. Small messages are left out: losses, norms,
 # counts.
 #
 # An example: tp 4, h = 4, 16 tokens, 3 layers, 2 microbatches. The stream has 128 bytes, a rank sends 96 of them, 60
 # times: 5760.
 #
 # **Exercise.** Return {"tp": ..., "cp": ..., "pp": ..., "ep": ..., "dp": ...}, the bytes that one rank sends in a step;
-# 0 where an axis has one rank. `layout` has tp, cp, pp, dp, ep, etp, zero (0, 1 or 3) and v. `model` has h, groups, d,
+# 0 where an axis has one rank. `layout` has tp, cp, pp, dp, ep, zero (0, 1 or 3) and v. `model` has h, groups, d,
 # and topk (0: no experts). `layers` and `rank` are those of this rank of the pipeline; the first chunk of the model is
 # on rank 0, the last one on rank pp - 1. `dense` and `experts` are its parameters.
 
@@ -320,9 +320,9 @@ def bytes_sent(
 
     stream, topk, many = 2 * tokens * model["h"], model["topk"], layers * m
     numbers = 2 * model["groups"] * model["d"] * tokens // tp
-    sends = m * (2 * layout["v"] - (rank == 0) - (rank == pp - 1)) if pp > 1 else 0
+    sends = m * (2 * layout["v"] - (rank == 0) - (rank == pp - 1))
     each = {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)}[layout["zero"]]
-    expert_dp = tp * cp * dp // (ep * layout["etp"])
+    expert_dp = tp * cp * dp // ep
     return {
         "tp": many * (5 if topk else 10) * ring(stream, tp),
         "cp": many * (cp - 1) * (2 + 2 + 4) * numbers,
@@ -512,10 +512,10 @@ table = {}
 for axis in ("tp", "cp", "pp", "ep", "dp"):
     model = {**MODEL, "experts": 4, "topk": 2} if axis == "ep" else MODEL
     layout = {name: 2 if name == axis else 1 for name in ("tp", "cp", "pp", "dp", "ep")}
-    layout |= {"etp": layout["tp"], "zero": 1, "v": 1, "dp": 2 if axis in ("ep", "dp") else 1}
+    layout |= {"zero": 1, "v": 1, "dp": 2 if axis in ("ep", "dp") else 1}
     stage, layers = rank if axis == "pp" else 0, LAYERS // layout["pp"]
     ends = (rank == 0, rank == 1) if axis == "pp" else (True, True)
-    mine = stage_parameters(model, layers, *ends, layout["tp"], layout["ep"], layout["etp"])
+    mine = stage_parameters(model, layers, *ends, layout["tp"], layout["ep"], 1)
     tokens = B * S // layout["cp"]
     told = bytes_sent(model, layout, tokens, layers, M, stage, mine["dense"], mine["experts"])[axis]
     told += (axis == "tp") * 5 * M * tokens * 128  # 5 payloads of 2 tokens h bytes, of which a rank sends half

@@ -7,7 +7,7 @@ from labkit.answers import Edit, Same
 _WORDS = '-(-model["vocab"] // (128 * tp)) * 128 * tp'
 _TIED = '    if model["tied"] and first and last:\n        ends -= table\n'
 _INTERLEAVED = "min(v * m, 2 * (p - rank - 1) + (v - 1) * p + 1)"
-_SENDS = 'm * (2 * layout["v"] - (rank == 0) - (rank == pp - 1)) if pp > 1 else 0'
+_SENDS = 'm * (2 * layout["v"] - (rank == 0) - (rank == pp - 1))'
 _EACH = '{0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)}[layout["zero"]]'
 _CHUNKS = 'divisors(model["layers"] // pp) if pp > 1 and m % pp == 0 else [1]'
 _RETURN = 'return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}'
@@ -293,4 +293,70 @@ RIGHT: dict[str, list[Edit]] = {
     ],
 }  # fmt: skip
 
-EQUIVALENT: dict[str, list[Same]] = {}
+_POWERS = "the largest power below 2^bit_length is at most the number; a larger one is filtered"
+_WHOLE = "every division here divides evenly"
+EQUIVALENT: dict[str, list[Same]] = {
+    "stage_parameters": [
+        Same("line 8: `/` for `//`", _WHOLE),
+        Same("line 8: `/` for `//` (2)", _WHOLE),
+        Same("line 8: rounded up for down", _WHOLE),
+        Same("line 8: rounded up for down (2)", _WHOLE),
+        Same("line 10: `/` for `//`", _WHOLE),
+        Same("line 10: rounded up for down", _WHOLE),
+        Same("line 14: `/` for `//`", _WHOLE),
+        Same("line 14: `/` for `//` (2)", _WHOLE),
+        Same("line 14: rounded up for down", _WHOLE),
+        Same("line 14: rounded up for down (2)", _WHOLE),
+    ],
+    "state_bytes": [
+        Same("line 4: `/` for `//`", _WHOLE),
+        Same("line 4: rounded up for down", _WHOLE),
+        Same("line 10: `/` for `//`", _WHOLE),
+        Same("line 10: `/` for `//` (2)", _WHOLE),
+        Same("line 10: rounded up for down", _WHOLE),
+        Same("line 10: rounded up for down (2)", _WHOLE),
+    ],
+    "activation_bytes": [
+        Same("line 6: `/` for `//`", _WHOLE),
+        Same("line 6: rounded up for down", _WHOLE),
+        Same("line 13: `/` for `//`", _WHOLE),
+        Same("line 13: rounded up for down", _WHOLE),
+        Same("line 18: `/` for `//`", _WHOLE),
+        Same("line 18: rounded up for down", _WHOLE),
+    ],
+    "bytes_sent": [
+        Same("line 8: `/` for `//`", _WHOLE),
+        Same("line 8: rounded up for down", _WHOLE),
+        Same("line 11: `/` for `//`", _WHOLE),
+        Same("line 11: rounded up for down", _WHOLE),
+        Same("line 14: `/` for `//`", _WHOLE),
+        Same("line 14: rounded up for down", _WHOLE),
+        Same("line 18: `/` for `//`", _WHOLE),
+        Same("line 18: rounded up for down", _WHOLE),
+        Same("line 19: `/` for `//`", _WHOLE),
+        Same("line 19: rounded up for down", _WHOLE),
+    ],
+    "legal": [
+        Same("line 4: 2 for 1", "n + 1 does not divide n"),
+        Same("line 7: 1 for 2 (2)", _POWERS),
+        Same("line 7: condition dropped", _POWERS),
+        Same("line 7: range's `most.bit_length()` + 1", _POWERS),
+        Same("line 11: only `model['groups'] % tp`", "the groups divide the heads"),
+        Same("line 17: `/` for `//`", _WHOLE),
+        Same("line 17: rounded up for down", _WHOLE),
+        Same("line 21: `/` for `//`", _WHOLE),
+        Same("line 21: rounded up for down", _WHOLE),
+        Same("line 22: rounded up for down", _WHOLE),
+    ],
+    "replicas": [
+        Same("line 5: `/` for `//`", _WHOLE),
+        Same("line 5: rounded up for down", _WHOLE),
+        Same("line 6: `/` for `//`", _WHOLE),
+        Same("line 6: rounded up for down", _WHOLE),
+    ],
+    "asked": [
+        Same("line 6: `//` for `/` (2)", "less than a second in days"),
+        Same("line 10: `/` for `//`", _WHOLE),
+        Same("line 10: rounded up for down", _WHOLE),
+    ],
+}

@@ -145,9 +145,11 @@ def test_bytes_of_an_axis_are_those_of_the_planners_messages(layout, rank, zero,
     )  # fmt: skip
     stage, tokens = rank // (world // pp), s // layout.get("cp", 1)
     at = {"tp": 1, "cp": 1, "pp": 1, "ep": 1} | layout
-    at |= {"etp": layout.get("etp", at["tp"]), "dp": world // (at["tp"] * at["cp"] * pp), "zero": zero, "v": v}
+    at |= {"dp": world // (at["tp"] * at["cp"] * pp), "zero": zero, "v": v}
     ends = {"first": stage == 0, "last": stage == pp - 1}
-    mine = part("states").stage_parameters(model, layers // pp, **ends, **{n: at[n] for n in ("tp", "ep", "etp")})
+    mine = part("states").stage_parameters(
+        model, layers // pp, **ends, tp=at["tp"], ep=at["ep"], etp=at.get("etp", at["tp"])
+    )
     told = LAB["bytes_sent"].reference(
         {**model, "topk": 2 * bool(model["experts"])}, at, tokens, layers // pp, m, stage, **mine
     )

@@ -52,7 +52,8 @@ ASKED = Exercise(
         Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 5, at most 10 %, h 8", _FIRST),
         Case("other questions", _some, points=3, hidden=True, fixed=[
             {**_FIRST, "p": 9, "v": 2, "percent": 7}, {**_FIRST, "p": 2, "v": 3, "percent": 25},
-            {**_FIRST, "parameters": 10**10, "p": 33, "percent": 3}, {**_FIRST, "p": 1}]),
+            {**_FIRST, "parameters": 10**10, "p": 33, "percent": 3}, {**_FIRST, "p": 1},
+            {**_FIRST, "parameters": 80_000_000_001}]),
     ],
     mistakes=[
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] / 3), "days: a forward pass has 2 FLOPs for each parameter "

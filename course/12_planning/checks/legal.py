@@ -105,6 +105,8 @@ _FIXED: list[Any] = [
     {"model": {"layers": 8, "heads": 32, "groups": 1, "s": 8192, "experts": 0}, "gpus": 8, "node": 8, "batch": 8},
     {"model": {"layers": 6, "heads": 8, "groups": 8, "s": 6144, "experts": 0}, "gpus": 12, "node": 8, "batch": 60},
     {"model": {"layers": 6, "heads": 12, "groups": 12, "s": 4096, "experts": 0}, "gpus": 12, "node": 6, "batch": 12},
+    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 2048, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
+    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 8190, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
 ]  # fmt: skip
 _FIXED_EXPERTS: list[Any] = [
     {"model": {"layers": 8, "heads": 32, "groups": 8, "s": 8192, "experts": 8}, "gpus": 16, "node": 8, "batch": 32},

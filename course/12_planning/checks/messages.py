@@ -13,7 +13,7 @@ def bytes_sent(
     experts: int, **mistake: Any,
 ) -> dict[str, int]:  # fmt: skip
     """Keywords of `mistake` are mistakes."""
-    tp, cp, pp, dp, ep, etp, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "etp", "zero", "v"))
+    tp, cp, pp, dp, ep, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "zero", "v"))
     h, moe = model["h"], model["topk"] > 0
     stream, each = 2 * tokens * h, layers * m
     rows = 2 * model["topk"] * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
@@ -21,7 +21,7 @@ def bytes_sent(
     matrices = mistake.get("tp", (5, 10))[0 if moe else 1]
     kv = 2 * model["groups"] * model["d"] * tokens // tp
     sends = mistake["pp"](m, v, rank, pp) if "pp" in mistake else m * (2 * v - (rank == 0) - (rank == pp - 1))
-    edp = mistake["edp"](layout) if "edp" in mistake else tp * cp * dp // (ep * etp)
+    edp = mistake["edp"](layout) if "edp" in mistake else tp * cp * dp // ep
 
     def share(nbytes: int, ranks: int) -> int:
         return nbytes * (ranks - 1) // (1 if whole else ranks)
@@ -37,9 +37,9 @@ def bytes_sent(
 
 
 def _layout(
-    tp: int = 1, cp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, etp: int = 1, zero: int = 1, v: int = 1
+    tp: int = 1, cp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, zero: int = 1, v: int = 1
 ) -> dict[str, int]:
-    return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp, "zero": zero, "v": v}
+    return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "zero": zero, "v": v}
 
 
 _DENSE = {"h": 4, "groups": 2, "d": 2, "topk": 0}
@@ -56,8 +56,8 @@ def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
     ep = draw.choice([n for n in (1, 2, 4, 8) if tp * cp * dp % n == 0]) if topk else 1
     groups = 4 * draw.integer(1, 3)
     model = {"h": 64 * draw.integer(3, 30), "groups": groups, "d": draw.choice([32, 64, 96]), "topk": topk}
-    layout = _layout(tp, cp, pp, dp, ep, 1 if topk else tp, draw.choice([0, 1, 3]),
-                     draw.choice([1, 2, 3]) if pp > 1 else 1)  # fmt: skip
+    v = draw.choice([1, 2, 3]) if pp > 1 else 1
+    layout = _layout(tp, cp, pp, dp, ep, draw.choice([0, 1, 3]), v)
     return {"model": model, "layout": layout, "tokens": 64 * draw.integer(1, 60), "layers": draw.integer(1, 20),
             "m": pp * draw.integer(1, 5), "rank": draw.integer(0, pp - 1), "dense": 960 * draw.integer(10, 10**6),
             "experts": 960 * draw.integer(10, 10**6) if topk else 0}  # fmt: skip
@@ -68,7 +68,7 @@ _FIXED = [
     for zero in (0, 1, 3) for v in (1, 2) for rank in (0, 1)
 ] + [{**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)]  # fmt: skip
 _FIXED_EXPERTS = [
-    {**_EP, "layout": _layout(tp, cp, pp, dp, ep, 1, zero), "tokens": 64, "dense": 9600, "experts": 19200}
+    {**_EP, "layout": _layout(tp, cp, pp, dp, ep, zero), "tokens": 64, "dense": 9600, "experts": 19200}
     for tp, cp, pp, dp, ep in ((2, 1, 1, 4, 8), (1, 2, 2, 4, 4), (4, 2, 1, 1, 2), (2, 2, 2, 2, 1))
     for zero in (0, 1, 3)
 ]  # fmt: skip

@@ -71,7 +71,7 @@ REPLICAS = Exercise(
             _at(12, cp=3, ep=2), _at(1), _at(16, 4, 4, 1, 16, 1)]),
         Case("layouts that do not divide the ranks are refused", lambda draw: _some(draw, False), hidden=True, fixed=[
             _at(12, 2, 2, 2), _at(16, 2, ep=3), _at(8, ep=16), _at(8, 16), _at(24, 2, 1, 2, 8, 2), _at(6, 4, ep=2),
-            _at(12, 2, ep=4, etp=2)]),
+            _at(12, 2, ep=4, etp=2), _at(12, pp=2, ep=4)]),
     ],
     mistakes=[
         Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]

@@ -61,7 +61,7 @@ def _some(draw: Draw) -> dict[str, Any]:
 _FIXED = [
     {**_TINY, "p": 4, "v": v, "m": 8, "full": full, "waits": 0.25, "gradients": gradients, "gpus": 8}
     for v in (1, 3) for full in (True, False) for gradients in (0.0, 0.3, 50.0)
-]  # fmt: skip
+] + [{**_TINY, "square": 33.0}]  # fmt: skip
 
 
 def _with(**mistake: Any) -> Callable[..., dict[str, float]]:

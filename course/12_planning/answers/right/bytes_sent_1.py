@@ -23,7 +23,7 @@ def bytes_sent(model, layout, tokens, layers, m, rank, dense, experts):
                 found["pp"] += stream // at["tp"]
             if (rank, chunk) != (0, 0):
                 found["pp"] += stream // at["tp"]
-    kinds = (dense, at["dp"] * at["cp"]), (experts, at["tp"] * at["cp"] * at["dp"] // at["ep"] // at["etp"])
+    kinds = (dense, at["dp"] * at["cp"]), (experts, at["tp"] * at["cp"] * at["dp"] // at["ep"])
     for n, ranks in kinds:
         if at["zero"] == 0:
             send("dp", "all_reduce", 4 * n, ranks)
