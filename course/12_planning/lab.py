@@ -534,6 +534,39 @@ predicted, measured = ({f"{axis} 2": pair[i] for axis, pair in counted[0].items(
 volume.bars(predicted, measured, title="A step on two processes, one axis at a time: what rank 0 sends")
 
 # %% [markdown]
+# ### Seconds of a pipeline
+#
+# The same two processes run 4 microbatches as a pipeline, in 1F1B. Sleep stands in for computation: 50 ms for a forward
+# pass, 100 ms for a backward pass. What does your `step_time` say?
+
+# %%
+# %%ranks 2 --needs step_time --out clock
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.config import ParallelConfig
+from minimegatron.parallel.rehearsal import rehearse
+from minimegatron.parallel.schedules import build_schedule
+
+mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
+report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5)])
+
+# %%
+# %%needs step_time
+from minimegatron.parallel.rehearsal import fastest
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule
+from minimegatron.viz.paired import planned_and_done
+
+# a sample of 0.1 FLOPs, 4 of them in 4 microbatches, on 2 GPUs of 1 FLOP/s: forward passes of 50 ms
+told = step_time(0.1, 0.0, 4, 2, 1.0, 1.0, 2, 1, 4, False, 0.0, 0.0)["seconds"]
+print(f"predicted: {told:.2f} s, of which {told - 4 * 3 * 0.05:.2f} s are the bubble")
+events = fastest(clock)
+took = max(event.end for event in events) - min(event.start for event in events)
+pipeline = simulate(build_schedule("1f1b", 2, 4), Costs())
+title = f"predicted {told:.2f} s (thin), the fastest of five runs {took:.2f} s"
+planned_and_done(pipeline.events(0.05), events, title)
+
+# %% [markdown]
 # ### A search
 #
 # Your `legal` gives all layouts of Llama 3 8B on 16 H100 with a batch of 64. The planner estimates each in less than a
