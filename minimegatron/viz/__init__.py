@@ -26,6 +26,8 @@
 | `memory`     | bytes alive over a step, by owner                                           |
 | `waterfall`  | how one amount of time becomes a longer one, cause by cause                 |
 | `pareto`     | time against memory of many layouts, and which of them none other beats     |
+| `factors`    | what divides what: predicted and computed                                   |
+| `agreement`  | published runs beside what was predicted of them                            |
 | `region_map` | which rank holds which numbers of a tensor, in one layout and in another    |
 | `crashes`    | what can be found after a crash at each change that a save makes            |
 | `roofline`   | how fast a program can be, by what it computes for each byte                |

@@ -34,6 +34,7 @@ NO_TINY_CASE = {
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
     "08_checkpoints": "",
+    "12_planning": "",
 }
 NO_IDEA = {
     "01_process_groups": "",
@@ -44,6 +45,7 @@ NO_IDEA = {
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
     "08_checkpoints": "",
+    "12_planning": "",
 }
 SAYS_CODE = {
     "01_process_groups": "",
@@ -54,6 +56,7 @@ SAYS_CODE = {
     "06_data_parallel_zero": "",
     "07_kernels_flash_fp8": "",
     "08_checkpoints": "",
+    "12_planning": "",
 }
 
 

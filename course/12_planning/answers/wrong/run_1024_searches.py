@@ -1,0 +1,5 @@
+# told: closed in this exercise
+def run_1024():
+    from minimegatron.planner.search import search
+
+    return search

@@ -1,0 +1,1 @@
+"""The exercises of lab 12 in parts."""

@@ -1,0 +1,136 @@
+"""Lab 12, what a microbatch leaves behind: bytes of a layer, and of all layers and microbatches of a pipeline rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+
+def live(p: int, v: int, m: int, rank: int) -> Fraction:
+    """Microbatches under way, each in all layers of the rank."""
+    if v == 1:
+        return Fraction(min(m, p - rank))
+    return Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p + 1), v)
+
+
+def activation_bytes(
+    model: dict[str, int], tokens: int, tp: int, sp: bool, recompute: str, layers: int, p: int, v: int, m: int,
+    rank: int, **mistake: Any,
+) -> dict[str, int]:  # fmt: skip
+    """Keywords of `mistake` are mistakes."""
+    h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
+    cut = tokens // (tp if sp or mistake.get("all_cut") else 1)
+    inputs = cut * (8 * h + (0 if mistake.get("no_statistics") else 8))
+    attention = 6 * (heads + (heads if mistake.get("no_groups") else groups)) * d + 4 * heads
+    if mistake.get("whole_kv"):
+        attention += 6 * groups * d * (tp - 1)
+    mlp = 6 * f
+    if mistake.get("nothing_cut"):
+        attention, mlp = attention * tp, mlp * tp
+    if recompute == "mlp" and not mistake.get("keeps_mlp"):
+        mlp = 0
+        inputs -= 2 * cut * h * bool(mistake.get("loses_input"))
+    layer = inputs + tokens * (attention + mlp) // tp
+    if recompute == "full" and not mistake.get("keeps_all"):
+        layer = 2 * (tokens if mistake.get("full_uncut") else cut) * h
+    number = mistake["live"](p, v, m, rank) if "live" in mistake else live(p, v, m, rank)
+    return {"layer": layer, "stage": int(layers * number * layer)}
+
+
+_SMALL = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12}
+_WIDE = {"h": 16, "heads": 4, "groups": 2, "d": 4, "f": 24}
+_RUN = {"recompute": "none", "layers": 2, "p": 1, "v": 1, "m": 4, "rank": 0}
+_FIRST = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN}
+_CUT = {"model": _WIDE, "tokens": 10, "tp": 2, "sp": True, **_RUN, "p": 4, "m": 6, "rank": 1}
+_PIPE = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN, "p": 4, "m": 2, "rank": 0, "recompute": "full"}
+_CHUNKS = {**_PIPE, "recompute": "mlp", "p": 2, "v": 2, "m": 8, "layers": 4}
+_LLAMA = {"h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672}
+
+
+def _run(draw: Draw, recompute: str = "") -> dict[str, Any]:
+    tp, p, v = draw.choice([1, 2, 4, 8]), draw.choice([1, 2, 3, 5, 8]), draw.choice([1, 1, 2, 3])
+    v = v if p > 1 else 1
+    groups = 8 * draw.integer(1, 3)
+    model = {"h": 64 * draw.integer(5, 40), "heads": groups * draw.integer(1, 4), "groups": groups,
+             "d": draw.choice([32, 64, 96]), "f": 64 * draw.integer(41, 90)}  # fmt: skip
+    m = p * draw.integer(1, 6) if v > 1 else draw.integer(1, 12)
+    return {"model": model, "tokens": 256 * draw.integer(1, 30), "tp": tp, "sp": draw.choice([True, False]) and tp > 1,
+            "recompute": recompute or draw.choice(["none", "mlp"]), "layers": v * draw.integer(1, 10), "p": p, "v": v,
+            "m": m, "rank": draw.integer(0, p - 1)}  # fmt: skip
+
+
+def _of(**what: Any) -> dict[str, Any]:
+    return {"model": _LLAMA, "tokens": 8192, "tp": 8, "sp": True, **_RUN, **what}
+
+
+_SHAPES = [
+    _of(layers=20, p=4, m=64), _of(sp=False), _of(tp=1, sp=False), _of(recompute="mlp"), _of(recompute="mlp", sp=False),
+    _of(model={**_LLAMA, "groups": 64}), _of(model={**_LLAMA, "heads": 48}),
+]  # fmt: skip
+_LIVE = [
+    _of(p=p, v=v, m=m, rank=rank, layers=2 * v, recompute=recompute)
+    for p, v, m in ((4, 1, 2), (4, 1, 16), (4, 2, 4), (4, 2, 16), (4, 3, 8), (3, 5, 3), (8, 2, 8), (1, 1, 7))
+    for rank in {0, p - 1, p // 2} for recompute in ("full", "none")
+]  # fmt: skip
+_FULL = [_of(recompute="full", sp=sp, tp=tp) for sp, tp in ((True, 8), (False, 8), (False, 1), (True, 2))]
+
+
+def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
+    return lambda **inputs: activation_bytes(**inputs, **mistake)
+
+
+def _alive(number: Callable[[int, int, int, int], Any]) -> Callable[..., dict[str, int]]:
+    return _with(live=number)
+
+
+ACTIVATIONS = Exercise(
+    "activation_bytes",
+    reference=activation_bytes,
+    cases=[
+        Case("the example: 10 tokens, 2 layers, one rank", _FIRST),
+        Case("tp 2 with sequence parallelism, rank 1 of 4", _CUT),
+        Case("recompute full, rank 0 of 4 with 2 microbatches", _PIPE),
+        Case("recompute mlp, rank 0 of 2 with 2 chunks", _CHUNKS),
+        Case("other models, with and without sequence parallelism", _run, hidden=True, fixed=_SHAPES),
+        Case("other pipelines, and full recompute", lambda draw: _run(draw, draw.choice(["full", "none"])), hidden=True,
+             fixed=[*_FULL, *_LIVE]),
+    ],
+    mistakes=[
+        Mistake(_with(all_cut=True), "Without sequence parallelism every rank of tp keeps the first group whole: only "
+                "what lies between the two matrices of a pair is cut."),
+        Mistake(_with(nothing_cut=True), "What lies between the two matrices of a pair is cut over tp."),
+        Mistake(_with(no_groups=True), "Keys and values have `groups` heads, not as many as queries."),
+        Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are."),
+        Mistake(_with(no_statistics=True), "The statistics of the two norms are missing."),
+        Mistake(_with(keeps_mlp=True), "With recompute mlp nothing between the MLP's matrices is kept."),
+        Mistake(_with(loses_input=True), "The input of the MLP is kept with recompute mlp, too: the MLP runs again "
+                "from it."),
+        Mistake(_with(keeps_all=True), "With full recompute a layer keeps its input and nothing else."),
+        Mistake(_with(full_uncut=True), "With sequence parallelism the input of a layer is cut as well."),
+        Mistake(_alive(lambda p, v, m, rank: 1), "Several microbatches are under way at once."),
+        Mistake(_alive(lambda p, v, m, rank: m), "All microbatches: that is GPipe. In 1F1B a backward pass follows "
+                "each forward pass as soon as the pipeline is full."),
+        Mistake(_alive(lambda p, v, m, rank: p - rank if v == 1 else live(p, v, 10**6, rank)), "No more microbatches "
+                "can be under way than there are."),
+        Mistake(_alive(lambda p, v, m, rank: min(p, m) if v == 1 else live(p, v, m, 0)), "Later ranks have fewer under "
+                "way: the backward pass reaches them earlier."),
+        Mistake(_alive(lambda p, v, m, rank: min(m, rank + 1) if v == 1 else live(p, v, m, p - 1 - rank)), "The first "
+                "rank has most under way, not the last."),
+        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank)), "With several chunks more is under way: see the "
+                "formula for v > 1."),
+        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) * v), "What is under way with v chunks are passes of "
+                "single chunks, each with layers / v layers."),
+        Mistake(_alive(lambda p, v, m, rank: Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1
+                       else live(p, v, m, rank)), "One forward pass more is under way than the warm-up has: the steady "
+                "phase begins with a forward pass."),
+        Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank "
+                "has several layers."),
+    ],
+    idea="Group what a layer keeps by what cuts it, and count the passes that are under way at the fullest moment.",
+    hint="cut = tokens / tp with sp, else tokens; layer = cut (8h + 8) + tokens (6 (heads + groups) d + 4 heads + 6f) "
+    "/ tp, without 6f for mlp; 2 h cut for full; passes: min(m, p - rank), or min(v m, 2 (p - rank - 1) + (v - 1) p + "
+    "1), each of layers / v layers.",
+)  # fmt: skip

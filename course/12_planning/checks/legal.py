@@ -1,0 +1,131 @@
+"""Lab 12, all layouts that divide what they must; none twice, in any order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from labkit.exercises import Answer, Case, Draw, Exercise
+
+NAMES = ("tp", "cp", "pp", "v", "ep", "etp", "micro")
+
+
+def broken(model: dict[str, int], gpus: int, node: int, batch: int, layout: tuple[int, ...]) -> str:
+    """The first rule that a layout breaks, or ""."""
+    tp, cp, pp, v, ep, etp, micro = layout
+    experts = model["experts"]
+    dp, rest = divmod(gpus, tp * cp * pp)
+    if rest or dp < 1:
+        return "tp cp pp divides the GPUs"
+    rules = {
+        "tp is a power of two": tp & (tp - 1) == 0,
+        "tp is at most a node": tp <= node,
+        "tp divides the heads and the groups": model["heads"] % tp == 0 and model["groups"] % tp == 0,
+        "cp is a power of two": cp & (cp - 1) == 0,
+        "every rank of cp has 4096 tokens or more": cp == 1 or model["s"] // cp >= 4096,
+        "pp v divides the layers": model["layers"] % (pp * v) == 0,
+        "ep divides the experts": (experts or 1) % ep == 0,
+        "etp is 1 or tp, and 1 without experts": etp in ((1, tp) if experts else (1,)),
+        "etp ep pp divides the GPUs": gpus % (etp * ep * pp) == 0,
+        "micro is 1, 2, 4 or 8": micro in (1, 2, 4, 8),
+        "dp micro divides the batch": batch % (dp * micro) == 0,
+    }
+    if said := next((rule for rule, kept in rules.items() if not kept), ""):
+        return said
+    m = batch // (dp * micro)
+    return "" if v == 1 or (pp > 1 and m % pp == 0) else "v > 1 needs a pipeline and pp divides the microbatches"
+
+
+def legal(model: dict[str, int], gpus: int, node: int, batch: int) -> list[tuple[int, ...]]:
+    def divisors(n: int) -> list[int]:
+        return [k for k in range(1, n + 1) if n % k == 0]
+
+    sides = divisors(gpus)
+    vs, experts = divisors(model["layers"]), divisors(model["experts"] or 1)
+    found = list[tuple[int, ...]]()
+    for tp, pp in itertools.product(sides, sides):
+        if gpus % (tp * pp) or model["layers"] % pp or tp > node:
+            continue
+        for cp, v, ep, etp, micro in itertools.product(divisors(gpus // (tp * pp)), vs, experts, {1, tp}, (1, 2, 4, 8)):
+            layout = (tp, cp, pp, v, ep, etp, micro)
+            if not broken(model, gpus, node, batch, layout):
+                found.append(layout)
+    return found
+
+
+def _same(answer: Answer) -> str | None:
+    """Compared as sets; said is which rule a layout breaks, or which values never come."""
+    inputs = answer.inputs
+    if not isinstance(answer.value, list | tuple) or not all(
+        isinstance(one, list | tuple) and len(one) == len(NAMES) and all(type(n) is int for n in one)
+        for one in answer.value
+    ):
+        return f"a list of layouts is asked for, each seven whole numbers: {', '.join(NAMES)}"
+    got = [tuple(one) for one in answer.value]
+    want = set(legal(**inputs))
+    if len(got) != len(set(got)):
+        return "a layout is there twice"
+    if more := set(got) - want:
+        rules = [broken(**inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more" for one in sorted(more)]
+        return f"{len(more)} layouts break a rule, the first of them this one: {rules[0]}"
+    if missing := want - set(got):
+        one = min(missing)
+        return f"{len(missing)} layouts are missing; one of them has {_what(one)}"
+    return None
+
+
+def _what(layout: tuple[int, ...]) -> str:
+    sizes = [f"{name} {n}" for name, n in zip(NAMES, layout, strict=True) if n > 1]
+    return ", ".join(sizes) or "no size above 1"
+
+
+_TINY = {"layers": 2, "heads": 4, "groups": 2, "s": 8192, "experts": 0}
+_FIRST = {"model": _TINY, "gpus": 2, "node": 8, "batch": 4}
+_PIPES = {"model": {**_TINY, "layers": 4, "heads": 2}, "gpus": 4, "node": 2, "batch": 4}
+_MOE = {"model": {**_TINY, "experts": 2}, "gpus": 2, "node": 2, "batch": 1}
+
+
+def _drawn(draw: Draw, experts: bool = False) -> dict[str, Any]:
+    gpus = draw.choice([8, 12, 16, 24, 32])
+    groups = draw.choice([1, 2, 3, 4, 8])
+    model = {
+        "layers": draw.choice([6, 8, 12, 18]),
+        "heads": groups * draw.choice([1, 2, 3, 4]),
+        "groups": groups,
+        "s": draw.choice([4096, 8192, 16384, 32768]),
+        "experts": draw.choice([4, 6, 8]) * experts,
+    }
+    return {"model": model, "gpus": gpus, "node": draw.choice([2, 4, 8]), "batch": gpus * draw.choice([1, 2, 3, 6])}
+
+
+_FIXED: list[Any] = [
+    {"model": {"layers": 12, "heads": 24, "groups": 8, "s": 16384, "experts": 0}, "gpus": 16, "node": 4, "batch": 48},
+    {"model": {"layers": 12, "heads": 12, "groups": 12, "s": 65536, "experts": 0}, "gpus": 24, "node": 8, "batch": 24},
+    {"model": {"layers": 8, "heads": 6, "groups": 3, "s": 4096, "experts": 0}, "gpus": 6, "node": 8, "batch": 12},
+    {"model": {"layers": 8, "heads": 32, "groups": 1, "s": 8192, "experts": 0}, "gpus": 8, "node": 8, "batch": 8},
+    {"model": {"layers": 6, "heads": 8, "groups": 8, "s": 6144, "experts": 0}, "gpus": 12, "node": 8, "batch": 60},
+    {"model": {"layers": 6, "heads": 12, "groups": 12, "s": 4096, "experts": 0}, "gpus": 12, "node": 6, "batch": 12},
+    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 2048, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
+    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 8190, "experts": 0}, "gpus": 4, "node": 4, "batch": 8},
+]  # fmt: skip
+_FIXED_EXPERTS: list[Any] = [
+    {"model": {"layers": 8, "heads": 32, "groups": 8, "s": 8192, "experts": 8}, "gpus": 16, "node": 8, "batch": 32},
+    {"model": {"layers": 6, "heads": 16, "groups": 4, "s": 4096, "experts": 6}, "gpus": 24, "node": 4, "batch": 24},
+    {"model": {"layers": 4, "heads": 4, "groups": 4, "s": 4096, "experts": 8}, "gpus": 4, "node": 4, "batch": 8},
+]  # fmt: skip
+
+LEGAL = Exercise(
+    "legal",
+    accept=[_same],
+    cases=[
+        Case("the example: 2 GPUs, 2 layers, a batch of 4", _FIRST),
+        Case("4 GPUs, 2 in a node, 4 layers", _PIPES),
+        Case("2 GPUs, 2 experts, a batch of 1", _MOE),
+        Case("other clusters and models", _drawn, hidden=True, fixed=_FIXED, draws=3),
+        Case("models with experts", lambda draw: _drawn(draw, True), hidden=True, fixed=_FIXED_EXPERTS, draws=3),
+    ],
+    idea="Loop over all sizes, leave out what breaks a rule; dp and m follow from the rest.",
+    hint="itertools.product over tp, cp, pp in 1..gpus (with tp cp pp dividing gpus), v in 1..layers, ep in 1..max(1, "
+    "experts), etp in {1, tp} or {1}, micro in 1, 2, 4, 8; dp = gpus // (tp cp pp); m = batch // (dp micro); one `if` "
+    "for each row of the table.",
+)  # fmt: skip

@@ -1,0 +1,138 @@
+"""Lab 12, what a rank sends in a step, axis by axis: payloads, and the share of them that a rank of a ring sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+
+def bytes_sent(
+    model: dict[str, int], layout: dict[str, int], tokens: int, layers: int, m: int, rank: int, dense: int,
+    experts: int, **mistake: Any,
+) -> dict[str, int]:  # fmt: skip
+    """Keywords of `mistake` are mistakes."""
+    tp, cp, pp, dp, ep, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "zero", "v"))
+    h, moe = model["h"], model["topk"] > 0
+    stream, each = 2 * tokens * h, layers * m
+    rows = 2 * model["topk"] * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
+    whole = mistake.get("whole", False)
+    matrices = mistake.get("tp", (5, 10))[0 if moe else 1]
+    kv = 2 * model["groups"] * model["d"] * tokens // tp
+    sends = mistake["pp"](m, v, rank, pp) if "pp" in mistake else m * (2 * v - (rank == 0) - (rank == pp - 1))
+    edp = mistake["edp"](layout) if "edp" in mistake else tp * cp * dp // ep
+
+    def share(nbytes: int, ranks: int) -> int:
+        return nbytes * (ranks - 1) // (1 if whole else ranks)
+
+    of_zero = mistake.get("zero", lambda m: {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)})(m)[zero]
+    return {
+        "tp": each * matrices * share(stream, tp),
+        "cp": each * (cp - 1) * kv * mistake.get("cp", 2 + 2 + 4),
+        "pp": (pp > 1) * sends * stream // (1 if mistake.get("message_whole") else tp),
+        "ep": moe * each * mistake.get("ep", 4) * share(rows, ep),
+        "dp": of_zero * (share(dense, dp if mistake.get("without_cp") else dp * cp) + share(experts, edp)),
+    }
+
+
+def _layout(
+    tp: int = 1, cp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, zero: int = 1, v: int = 1
+) -> dict[str, int]:
+    return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "zero": zero, "v": v}
+
+
+_DENSE = {"h": 4, "groups": 2, "d": 2, "topk": 0}
+_EXPERTS = {"h": 4, "groups": 2, "d": 2, "topk": 2}
+_ONE = {"model": _DENSE, "layout": _layout(), "tokens": 16, "layers": 3, "m": 2, "rank": 0, "dense": 800, "experts": 0}
+_TP = {**_ONE, "layout": _layout(tp=4)}
+_CP = {**_ONE, "layout": _layout(cp=2, dp=4)}
+_PP = {**_ONE, "layout": _layout(pp=3), "rank": 1, "m": 5}
+_EP = {**_ONE, "model": _EXPERTS, "layout": _layout(tp=2, ep=4, dp=4), "experts": 640}
+
+
+def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
+    tp, cp, dp, pp = draw.choice([1, 2, 4]), draw.choice([1, 2, 4]), draw.choice([1, 2, 4]), draw.choice([1, 2, 3, 5])
+    ep = draw.choice([n for n in (1, 2, 4, 8) if tp * cp * dp % n == 0]) if topk else 1
+    groups = 4 * draw.integer(1, 3)
+    model = {"h": 64 * draw.integer(3, 30), "groups": groups, "d": draw.choice([32, 64, 96]), "topk": topk}
+    v = draw.choice([1, 2, 3]) if pp > 1 else 1
+    layout = _layout(tp, cp, pp, dp, ep, draw.choice([0, 1, 3]), v)
+    return {"model": model, "layout": layout, "tokens": 64 * draw.integer(1, 60), "layers": draw.integer(1, 20),
+            "m": pp * draw.integer(1, 5), "rank": draw.integer(0, pp - 1), "dense": 960 * draw.integer(10, 10**6),
+            "experts": 960 * draw.integer(10, 10**6) if topk else 0}  # fmt: skip
+
+
+_FIXED = [
+    {**_ONE, "layout": _layout(2, 2, 2, 2, zero=zero, v=v), "tokens": 64, "rank": rank, "dense": 9600}
+    for zero in (0, 1, 3) for v in (1, 2) for rank in (0, 1)
+] + [{**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)]  # fmt: skip
+_FIXED_EXPERTS = [
+    {**_EP, "layout": _layout(tp, cp, pp, dp, ep, zero), "tokens": 64, "dense": 9600, "experts": 19200}
+    for tp, cp, pp, dp, ep in ((2, 1, 1, 4, 8), (1, 2, 2, 4, 4), (4, 2, 1, 1, 2), (2, 2, 2, 2, 1))
+    for zero in (0, 1, 3)
+]  # fmt: skip
+
+
+def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
+    return lambda **inputs: bytes_sent(**inputs, **mistake)
+
+
+def _sends(number: Callable[[int, int, int, int], int]) -> Callable[..., dict[str, int]]:
+    return _with(pp=number)
+
+
+SENT = Exercise(
+    "bytes_sent",
+    reference=bytes_sent,
+    cases=[
+        Case("tp 4, nothing else", _TP),
+        Case("cp 2 and dp 4, ZeRO-1", _CP),
+        Case("the rank in the middle of pp 3", _PP),
+        Case("experts: tp 2, dp 4, ep 4", _EP),
+        Case("other layouts without experts", _draw, hidden=True, fixed=_FIXED),
+        Case("other layouts with experts", lambda draw: _draw(draw, draw.integer(1, 4)), hidden=True,
+             fixed=_FIXED_EXPERTS),
+    ],
+    mistakes=[
+        Mistake(_with(whole=True), "In a ring of n ranks a rank sends (n - 1)/n of a payload."),
+        Mistake(_with(tp=(4, 8)), "tp: the backward pass of the first matrix of a pair gathers its input once more."),
+        Mistake(_with(tp=(10, 10)), "tp: a layer with experts has one pair of matrices that tp cuts, attention's."),
+        Mistake(_with(tp=(2, 4)), "tp: that is the forward pass alone."),
+        Mistake(_with(cp=4), "cp: the backward pass is missing: keys and values come by once more, and their "
+                "gradients with them, in fp32."),
+        Mistake(_with(cp=6), "cp: the gradients of keys and values travel in fp32."),
+        Mistake(_with(message_whole=True), "pp: the message between stages is cut over tp, as with sequence "
+                "parallelism all of the stream is."),
+        Mistake(_sends(lambda m, v, rank, pp: 2 * m * v), "pp: the last stage has no next one, and the first has none "
+                "before it."),
+        Mistake(_sends(lambda m, v, rank, pp: m * (2 - (rank == 0) - (rank == pp - 1))), "pp: with v chunks a "
+                "microbatch comes to each rank v times."),
+        Mistake(_sends(lambda m, v, rank, pp: m * v * (2 - (rank == 0) - (rank == pp - 1))), "pp: with v chunks the "
+                "last rank sends its outputs to the first one, but for its last chunk."),
+        Mistake(_sends(lambda m, v, rank, pp: m * v), "pp: outputs go forward, gradients go back."),
+        Mistake(_with(ep=2), "ep: rows go there and back, and so do their gradients."),
+        Mistake(_with(all_tokens=True), "ep: with sequence parallelism each rank of tp sends its own tokens, not "
+                "those of all."),
+        Mistake(_with(without_cp=True), "dp: ranks of cp have the same dense parameters, so their gradients are summed "
+                "over dp * cp ranks."),
+        Mistake(_with(edp=lambda at: at["dp"] * at["cp"]), "dp: other ranks hold the same experts."),
+        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8}), "dp: an all-reduce is a reduce-scatter and an all-gather; "
+                "what ZeRO-3 sends it sends for every microbatch."),
+        Mistake(_with(zero=lambda m: {0: 2 * 4, 1: 6, 3: 8}), "dp: ZeRO-3 gathers the weights for every microbatch "
+                "anew."),
+        Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8 * m}), "dp: an all-reduce is a reduce-scatter and an "
+                "all-gather."),
+        Mistake(_with(zero=lambda m: {0: 8, 1: 8, 3: 8 * m}), "dp: after the step ZeRO-1 gathers weights, which have 2 "
+                "bytes."),
+        Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 6 * m}), "dp: ZeRO-3 gathers weights for the forward pass and "
+                "again for the backward pass."),
+        Mistake(_with(zero=lambda m: {0: 8, 1: 4, 3: 8 * m}), "dp: after the step ZeRO-1 gathers the updated weights."),
+        Mistake(instead(bytes_sent, dp=lambda **i: bytes_sent(**{**i, "experts": 0})["dp"]), "dp: the gradients of "
+                "experts are summed, too."),
+    ],
+    idea="Axis by axis: what is the payload, how often is it sent, and which share of it does one rank of a ring send?",
+    hint="With r(n) = (n - 1)/n: tp = layers m (5 if topk else 10) r(tp) 2 tokens h; cp = layers m (cp - 1) 8 * 2 "
+    "groups d tokens / tp; pp = m (2v - [first] - [last]) 2 tokens h / tp; ep = layers m 4 r(ep) 2 topk "
+    "tokens/tp h; dp = (8, 6, or 8 m) (dense r(dp cp) + experts r(edp)).",
+)  # fmt: skip

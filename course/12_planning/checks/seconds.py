@@ -1,0 +1,114 @@
+"""Lab 12, the time of a step from FLOPs, rates and waits; and the two shares of the peak that are confused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake
+
+
+def step_time(
+    matrices: float, square: float, batch: int, gpus: int, peak: float, reached: float, p: int, v: int, m: int,
+    full: bool, waits: float, gradients: float, **mistake: Any,
+) -> dict[str, float]:  # fmt: skip
+    """Keywords of `mistake` are mistakes."""
+    sample = matrices + square * mistake.get("half", 0.5)
+    model = mistake.get("three", 3) * batch * sample
+    forward = batch * sample / (gpus * (1 if mistake.get("whole_batch") else m) * peak * reached)
+    backward = mistake.get("three", 3) * forward - forward + forward * full * mistake.get("again", 1)
+    one = forward + backward + (0 if mistake.get("no_waits") else waits)
+    bubble = mistake["bubble"](p, v, m) if "bubble" in mistake else (p - 1) / (v * m)
+    passes = m * one * (1 + bubble)
+    if mistake.get("bubble_of_work"):
+        passes = m * ((forward + backward) * (1 + bubble) + waits)
+    hidden = mistake["hidden"](forward, backward, m) if "hidden" in mistake else backward
+    seconds = passes + max(0.0, gradients - hidden)
+    if mistake.get("signed"):
+        seconds = passes + gradients - hidden
+    done = model / (seconds * gpus * peak)
+    more = 4 / 3 if full else 1.0
+    shares = {"mfu": done, "hfu": done * more}
+    if mistake.get("counts_recompute"):
+        shares["mfu"] = done * more
+    if mistake.get("of_reached"):
+        shares = {name: share / reached for name, share in shares.items()}
+    if mistake.get("hfu_is_mfu"):
+        shares["hfu"] = done
+    if mistake.get("other_way"):
+        shares = {"mfu": done / more, "hfu": done}
+    return {"seconds": seconds, **shares}
+
+
+_TINY = {"matrices": 900.0, "square": 200.0, "batch": 4, "gpus": 2, "peak": 1000.0, "reached": 0.5, "p": 1, "v": 1,
+         "m": 2, "full": False, "waits": 0.0, "gradients": 0.0}  # fmt: skip
+_PIPE = {**_TINY, "p": 2, "m": 4, "gpus": 4, "full": True}
+_WAITS = {**_TINY, "waits": 1.0, "gradients": 6.0}
+
+
+def _some(draw: Draw) -> dict[str, Any]:
+    p = draw.choice([1, 2, 4, 8])
+    v, m = draw.choice([1, 2, 5]) if p > 1 else 1, p * draw.integer(1, 8)
+    gpus = p * draw.choice([1, 8, 24])
+    matrices, peak = float(draw.integer(100, 900)) * 1e12, 1e12 * draw.choice([312, 989, 2250])
+    forward = matrices * m * 3 / (gpus * m * peak * 0.6)
+    return {"matrices": matrices, "square": matrices * draw.choice([0.1, 0.7, 3.0]), "batch": 3 * m, "gpus": gpus,
+            "peak": peak, "reached": draw.choice([0.5, 0.65, 0.8]), "p": p, "v": v, "m": m,
+            "full": draw.choice([True, False]), "waits": forward * draw.choice([0.0, 0.3, 1.0]),
+            "gradients": forward * draw.choice([0.0, 1.0, 4.0, 30.0])}  # fmt: skip
+
+
+_FIXED = [
+    {**_TINY, "p": 4, "v": v, "m": 8, "full": full, "waits": 0.25, "gradients": gradients, "gpus": 8}
+    for v in (1, 3) for full in (True, False) for gradients in (0.0, 0.3, 50.0)
+] + [{**_TINY, "square": 33.0}]  # fmt: skip
+
+
+def _with(**mistake: Any) -> Callable[..., dict[str, float]]:
+    return lambda **inputs: step_time(**inputs, **mistake)
+
+
+STEP = Exercise(
+    "step_time",
+    reference=step_time,
+    cases=[
+        Case("the example: 2 GPUs, 2 microbatches, nothing else", _TINY),
+        Case("2 stages, 4 microbatches, full recompute", _PIPE),
+        Case("a second of waiting in each microbatch, gradients of 6 seconds", _WAITS),
+        Case("other runs", _some, points=3, hidden=True, fixed=_FIXED),
+    ],
+    mistakes=[
+        Mistake(_with(half=1.0), "That is the whole square of attention. Megatron's convention counts the half that a "
+                "causal mask shows."),
+        Mistake(_with(half=0.0), "Attention's scores and values are missing."),
+        Mistake(_with(three=2), "A backward pass has twice the products of the forward pass."),
+        Mistake(_with(three=1), "The backward pass is missing."),
+        Mistake(_with(counts_recompute=True), "What is computed a second time counts in the HFU, not in the MFU."),
+        Mistake(_with(other_way=True), "The MFU does not lose by recompute but by the time that it takes: model FLOPs "
+                "stay the same."),
+        Mistake(_with(hfu_is_mfu=True), "With full recompute the GPU computes a forward pass more than the model "
+                "needs: the HFU counts it."),
+        Mistake(_with(of_reached=True), "Both are shares of the peak, not of what large products reach."),
+        Mistake(_with(again=0), "Full recompute runs the forward pass a second time."),
+        Mistake(_with(bubble=lambda p, v, m: 0.0), "The bubble is missing."),
+        Mistake(_with(bubble=lambda p, v, m: (p - 1) / m), "With v chunks the bubble is smaller."),
+        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m + p - 1)), "That is the share of the whole time. As a "
+                "share of the work the bubble is larger."),
+        Mistake(_with(bubble=lambda p, v, m: p / (v * m)), "A pipeline of one rank has no bubble."),
+        Mistake(_with(bubble_of_work=True), "While a rank waits for messages in a microbatch, the ranks behind it "
+                "wait, too: the bubble is a share of all of a microbatch's time."),
+        Mistake(_with(no_waits=True), "A microbatch takes `waits` seconds longer."),
+        Mistake(_with(whole_batch=True), "That is the time of all microbatches; a rank computes one of m at a time."),
+        Mistake(_with(hidden=lambda forward, backward, m: 0.0), "Gradients travel while the last backward pass still "
+                "computes: only what takes longer is waited for."),
+        Mistake(_with(hidden=lambda forward, backward, m: m * backward), "Gradients are complete in the last backward "
+                "pass; only that one can hide them."),
+        Mistake(_with(hidden=lambda forward, backward, m: forward + backward), "Gradients hide behind the backward "
+                "pass alone."),
+        Mistake(_with(signed=True), "Gradients that are fast do not make a step shorter."),
+    ],
+    idea="Begin with the forward pass of one microbatch on one rank; every other time is a multiple of it or is added.",
+    hint="sample = matrices + square / 2; forward = batch sample / (gpus m peak reached); backward = 2 forward, 3 with "
+    "full; seconds = m (forward + backward + waits) (1 + (p - 1)/(v m)) + max(0, gradients - backward); mfu = 3 batch "
+    "sample / (seconds gpus peak); hfu is 4/3 of it with full.",
+)  # fmt: skip

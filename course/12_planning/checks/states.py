@@ -1,0 +1,241 @@
+"""Lab 12, what lasts from step to step: parameters of a rank, their bytes, and those of gradients and AdamW's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+
+Model = dict[str, Any]
+
+
+def padded(vocab: int, tp: int) -> int:
+    return -(-vocab // (128 * tp)) * 128 * tp
+
+
+def stage_parameters(
+    model: Model, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int, **mistake: Any
+) -> dict[str, int]:
+    """Keywords of `mistake` are mistakes."""
+    h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
+    experts = model["experts"]
+    if mistake.get("as_many_groups"):
+        groups = heads
+    kv = 2 * groups * d * h // (1 if mistake.get("whole_kv") else tp)
+    square = (heads * d * h) // tp if not mistake.get("h_by_h") else h * h // tp
+    norms = 2 * h // (tp if mistake.get("norms_cut") else 1) * (not mistake.get("no_norms"))
+    mlp = (2 if mistake.get("two_matrices") else 3) * h * f
+    words = model["vocab"] if mistake.get("not_padded") else padded(model["vocab"], 1 if mistake.get("by_128") else tp)
+    table = h * words // tp
+    each = norms + 2 * square + kv + (0 if experts else mlp // tp)
+    if experts and not mistake.get("no_router"):
+        each += h * experts // (tp if mistake.get("router_cut") else 1)
+    ends = first * table + last * (h * (not mistake.get("no_final_norm")) + table)
+    one = first and last if not mistake.get("tied_everywhere") else last
+    ends -= table * (model["tied"] and one and not mistake.get("never_tied"))
+    if mistake.get("every_stage"):
+        ends = 2 * table - table * model["tied"] + h
+    local = experts if mistake.get("all_experts") else experts // ep
+    cut = tp if mistake.get("experts_by_tp") else etp
+    return {"dense": layers * each + ends, "experts": layers * local * mlp // cut}
+
+
+_TINY: Model = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12, "vocab": 200, "tied": False, "experts": 0}
+_ONE = {"layers": 1, "first": True, "last": True, "tp": 1, "ep": 1, "etp": 1}
+_EXAMPLE = {"model": _TINY, **_ONE}
+_TWO = {"model": {**_TINY, "heads": 4, "groups": 2}, **_ONE, "tp": 2, "first": False}
+_MOE = {"model": {**_TINY, "experts": 4}, **_ONE, "first": False, "last": False, "ep": 2}
+_LLAMA: Model = {
+    "h": 8192,
+    "heads": 64,
+    "groups": 8,
+    "d": 128,
+    "f": 28672,
+    "vocab": 128256,
+    "tied": False,
+    "experts": 0,
+}
+_MIXTRAL: Model = {
+    "h": 4096,
+    "heads": 32,
+    "groups": 8,
+    "d": 128,
+    "f": 14336,
+    "vocab": 32000,
+    "tied": False,
+    "experts": 8,
+}
+
+
+def _model(draw: Draw, experts: int) -> Model:
+    groups = 4 * draw.integer(1, 3)
+    return {"h": 64 * draw.integer(5, 40), "heads": groups * draw.choice([1, 2, 3, 5]), "groups": groups,
+            "d": draw.choice([32, 64, 96]), "f": 64 * draw.integer(41, 90), "vocab": draw.integer(30_000, 200_000),
+            "tied": draw.choice([True, False]), "experts": experts}  # fmt: skip
+
+
+def _stage(draw: Draw, experts: int = 0) -> dict[str, Any]:
+    first, last = draw.choice([(True, False), (False, True), (True, True), (False, False)])
+    tp = draw.choice([1, 2, 4])
+    ep, etp = (draw.choice([1, 2, 4]), draw.choice([1, tp])) if experts else (1, tp)
+    model = _model(draw, experts)
+    return {"model": model, "layers": draw.integer(1, 30), "first": first, "last": last, "tp": tp, "ep": ep, "etp": etp}
+
+
+def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
+    return lambda **inputs: stage_parameters(**inputs, **mistake)
+
+
+def _of(model: Model, **place: Any) -> dict[str, Any]:
+    return {"model": model, **_ONE, **place}
+
+
+_TIED = {**_LLAMA, "tied": True}
+_PLACES = [
+    _of(_LLAMA, layers=20, last=False, tp=8, etp=8), _of(_LLAMA, layers=19, first=False, tp=8, etp=8),
+    _of(_TIED, layers=3, first=False, tp=4), _of(_TIED, layers=3, tp=4), _of(_TIED, layers=3, last=False),
+    _of({**_LLAMA, "groups": 64}, layers=2, first=False, last=False, tp=2),
+    _of({**_LLAMA, "groups": 1}, layers=2, last=False),
+]  # fmt: skip
+_OF_EXPERTS = [
+    _of(_MIXTRAL, layers=8, last=False, tp=4, ep=8), _of(_MIXTRAL, layers=8, first=False, tp=4, ep=2, etp=4),
+    _of({**_MIXTRAL, "tied": True}, layers=8, tp=2, ep=4),
+]  # fmt: skip
+
+PARAMETERS = Exercise(
+    "stage_parameters",
+    reference=stage_parameters,
+    cases=[
+        Case("the example: one layer and both ends, on one rank", _EXAMPLE),
+        Case("the last stage, with 4 heads in 2 groups, on tp = 2", _TWO),
+        Case("a stage between, with 4 experts on ep = 2", _MOE),
+        Case("other models without experts", _stage, hidden=True, fixed=_PLACES),
+        Case("models with experts", lambda draw: _stage(draw, 4 * draw.integer(1, 4)), hidden=True, fixed=_OF_EXPERTS),
+    ],
+    mistakes=[
+        Mistake(_with(as_many_groups=True), "Keys and values have `groups` heads, not as many as queries."),
+        Mistake(_with(whole_kv=True), "Keys and values are not cut over tp here: each rank has its own groups."),
+        Mistake(_with(h_by_h=True), "The queries are heads * d wide, which need not be h."),
+        Mistake(_with(norms_cut=True), "Every rank of tp has the norms whole: they are vectors of h numbers."),
+        Mistake(_with(no_norms=True), "A layer has two norms."),
+        Mistake(_with(two_matrices=True), "SwiGLU has a third matrix: gate, up and down."),
+        Mistake(_with(by_128=True), "The padding is to a multiple of 128 words on each rank, not of the whole table."),
+        Mistake(_with(not_padded=True), "The table is padded, so that each rank has a multiple of 128 words."),
+        Mistake(_with(no_router=True), "A layer with experts has a router, outside of the experts."),
+        Mistake(_with(router_cut=True), "Every rank has the router whole."),
+        Mistake(_with(no_final_norm=True), "The last stage has one more norm."),
+        Mistake(_with(never_tied=True), "A rank that has both ends of a tied model has one table."),
+        Mistake(_with(tied_everywhere=True), "The last stage of a tied model has a copy of the table when the first "
+                "one is another rank: it cannot multiply with a table that lies there."),
+        Mistake(_with(every_stage=True), "Only the first stage has the table of words, only the last one the output "
+                "layer."),
+        Mistake(_with(all_experts=True), "A rank has experts / ep of the experts."),
+        Mistake(_with(experts_by_tp=True), "Experts are cut over etp, not over tp."),
+        Mistake(lambda **i: {"dense": sum(stage_parameters(**i).values()), "experts": 0}, "The parameters of experts "
+                "are counted by themselves: other ranks share their state."),
+    ],
+    idea="One layer first, matrix by matrix; then the two ends; then what tp does not cut.",
+    hint="layer = 2h + (2 heads + 2 groups) d h / tp + (3 h f / tp, or h * experts for the router); first adds V'h/tp; "
+    "last adds h + V'h/tp, but h alone if it is first, too, and tied; experts = layers * experts/ep * 3 h f / etp.",
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------------- bytes
+
+NAMES = ("parameters", "gradients", "main parameters", "moments")
+BYTES = {"bf16": (2, 4, 4, 8), "fp32": (4, 4, 0, 8)}
+
+
+def state_bytes(
+    dense: int, experts: int, layout: dict[str, int], zero: int, precision: str, **mistake: Any
+) -> dict[str, int]:
+    tp, cp, dp, ep, etp = (layout[name] for name in ("tp", "cp", "dp", "ep", "etp"))
+    shares = {"dense": dp * cp, "experts": tp * cp * dp // (ep * etp)} | mistake.get("shares", {})
+    from_stage = mistake.get("stages", (3, 2, 1, 1))
+    found = {}
+    for name, nbytes, stage in zip(NAMES, mistake.get("bytes", BYTES)[precision], from_stage, strict=True):
+        parts = (n // (shares[kind] if zero >= stage else 1) for kind, n in (("dense", dense), ("experts", experts)))
+        found[name] = nbytes * sum(parts)
+    return found
+
+
+def _state(draw: Draw) -> dict[str, Any]:
+    tp, cp, dp = (draw.choice([1, 2, 4]) for _ in range(3))
+    etp = draw.choice([1, tp])
+    ep = draw.choice([n for n in (1, 2, 4, 8) if tp * cp * dp % (n * etp) == 0])
+    layout = {"tp": tp, "cp": cp, "pp": draw.choice([1, 2, 4]), "dp": dp, "ep": ep, "etp": etp}
+    return {"dense": 512 * draw.integer(1_000, 10_000_000), "experts": 512 * draw.integer(1_000, 10_000_000),
+            "layout": layout, "zero": draw.integer(0, 3), "precision": draw.choice(["bf16", "fp32"])}  # fmt: skip
+
+
+def _layout(tp: int = 1, cp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, etp: int = 1) -> dict[str, int]:
+    return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
+
+
+_FIRST = {"dense": 1200, "experts": 0, "layout": _layout(cp=2, dp=3), "zero": 1, "precision": "bf16"}
+_SECOND = {"dense": 1200, "experts": 480, "layout": _layout(tp=2, dp=4, ep=2), "zero": 2, "precision": "bf16"}
+_EVERY = [
+    {"dense": 2**20, "experts": 2**19, "layout": layout, "zero": zero, "precision": precision}
+    for layout in (_layout(4, 2, 4, 8, 8, 1), _layout(4, 2, 2, 8, 2, 4), _layout(dp=8), _layout(cp=8))
+    for zero in range(4) for precision in ("bf16", "fp32")
+]  # fmt: skip
+
+
+def _shared(**how: Callable[[dict[str, int]], int]) -> Callable[..., dict[str, int]]:
+    def answer(**inputs: Any) -> dict[str, int]:
+        shares = {kind: count(inputs["layout"]) for kind, count in how.items()}
+        return state_bytes(**inputs, shares=shares)
+
+    return answer
+
+
+def _in(table: Mapping[str, tuple[int, ...]]) -> Callable[..., dict[str, int]]:
+    return lambda **inputs: state_bytes(**inputs, bytes=table)
+
+
+def _edp(layout: dict[str, int]) -> int:
+    return layout["tp"] * layout["cp"] * layout["dp"] // (layout["ep"] * layout["etp"])
+
+
+_half = {"bf16": (2, 2, 4, 8), "fp32": (4, 4, 0, 8)}
+STATES = Exercise(
+    "state_bytes",
+    reference=state_bytes,
+    cases=[
+        Case("1200 parameters, cp 2, dp 3, ZeRO-1 in bf16", _FIRST),
+        Case("480 more of experts, tp 2, dp 4, ep 2, ZeRO-2", _SECOND),
+        Case("the same in fp32, ZeRO-3", {**_SECOND, "precision": "fp32", "zero": 3}),
+        Case("other layouts, stages and precisions", _state, points=2, hidden=True, fixed=_EVERY),
+    ],
+    mistakes=[
+        Mistake(_shared(dense=lambda layout: layout["dp"]), "Ranks of cp hold the same parameters as well: they share "
+                "the state of a dense parameter, too."),
+        Mistake(_shared(dense=lambda layout: layout["dp"], experts=lambda layout: layout["dp"]), "dp alone does not "
+                "say how many ranks hold the same parameter."),
+        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"]), "An expert lies on fewer ranks, or on "
+                "more, than a dense parameter: ep and etp cut it, tp and cp do not."),
+        Mistake(_shared(experts=lambda layout: layout["dp"] * layout["cp"] // layout["ep"] or 1), "If etp is not tp, "
+                "ranks of tp hold whole experts: they are among the ranks that share one."),
+        Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["pp"]), "Stages of a pipeline hold "
+                "different parameters, they share nothing."),
+        Mistake(_in(_half), "Gradients are kept in fp32 here, 4 bytes each."),
+        Mistake(_in({"bf16": (2, 4, 4, 4), "fp32": (4, 4, 0, 4)}), "AdamW keeps two moments of each parameter."),
+        Mistake(_in({"bf16": (2, 4, 0, 8), "fp32": (4, 4, 0, 8)}), "In bf16 the optimizer has an fp32 copy of the "
+                "parameters, the main parameters."),
+        Mistake(_in({"bf16": (2, 4, 4, 8), "fp32": (4, 4, 4, 8)}), "In fp32 the parameters themselves are the main "
+                "parameters; there is no copy."),
+        Mistake(lambda **i: state_bytes(**i, stages=(3, 1, 1, 1)), "ZeRO-1 shares out the optimizer's state; gradients "
+                "from ZeRO-2 on."),
+        Mistake(lambda **i: state_bytes(**i, stages=(2, 2, 1, 1)), "Parameters are shared out by ZeRO-3."),
+        Mistake(lambda **i: state_bytes(**i, stages=(3, 3, 1, 1)), "Gradients are shared out from ZeRO-2 on."),
+        Mistake(lambda **i: state_bytes(**i, stages=(3, 2, 2, 1)), "The main parameters belong to the optimizer's "
+                "state: ZeRO-1 shares them out."),
+        Mistake(lambda **i: state_bytes(**i, stages=(1, 2, 3, 3)), "The stages of ZeRO stand the other way round: 1 is "
+                "the optimizer's state, 3 the parameters."),
+        Mistake(instead(state_bytes, **{name: lambda name=name, **i: state_bytes(**{**i, "experts": 0})[name]
+                                        for name in NAMES}), "The experts' part is missing."),
+    ],
+    idea="For each of the four: how many bytes, from which stage of ZeRO on is it shared out, and among which ranks?",
+    hint="dense / (dp * cp) and experts / (tp * cp * dp // (ep * etp)) where zero >= 3 for parameters, 2 for "
+    "gradients, 1 for main parameters and moments; times 2, 4, 4, 8 in bf16 and 4, 4, 0, 8 in fp32.",
+)  # fmt: skip

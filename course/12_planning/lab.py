@@ -1,0 +1,1042 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # Lab 12 · Planning
+#
+# Before a run of a thousand GPUs begins, somebody must say: will it fit, how long will a step take, and which layout
+# shall it be? Each question can be answered with paper and pencil, or in seconds on a laptop.
+#
+# **You build** a plan: the parameters of a rank, the bytes of their state and of the activations, the bytes that
+# travel over each axis, the time of a step, and the search for layouts. Each is compared with the package's planner,
+# and with a step that really runs. At the end you find a bug in a colleague's plan, and hand in a layout for 1,024
+# GPUs.
+#
+# **You need** the ideas of labs 02 to 06: tensor, pipeline, context, expert and data parallelism, and ZeRO. No GPU.
+#
+# | part | sections | time |
+# |---|---|---|
+# | A | 1 The problem · 2 Predict: memory | 1 h 30 min |
+# | B | 3 Implement: messages, time, layouts | 1 h 45 min |
+# | C | 4 Run · 5 See | 45 min |
+# | D | 6 Break it · 7 Explain: 1,024 GPUs | 1 h 30 min |
+#
+# Together 5–6 hours. Each part ends at a place to stop.
+# After a kernel restart: run the first cell, then go on where you were. A picture needs the run above it.
+
+# %%
+# %load_ext course
+# %lab 12_planning
+
+# %% [markdown]
+# First a guess. Llama 3 70B is trained on 1,024 H100 GPUs, with the layout that you will choose at the end. Which share
+# of the GPUs' peak does the training reach, in percent?
+
+# %%
+guess("mfu", None, "Llama 3 70B on 1,024 H100: percent of the peak that a good layout reaches?")
+
+# %% [markdown]
+# ## 1 · The problem
+#
+# A node has 8 GPUs of 80 GB. You want to train Llama 3 70B on it, with sequences of 8,192 tokens, and cut every matrix
+# over the 8 GPUs (tp 8, with sequence parallelism). `plan` says what will happen, before anything is allocated.
+
+# %%
+from minimegatron.planner import report
+from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.planning import plan
+from minimegatron.training.arguments import parse_args
+from minimegatron.viz import memory
+
+h100 = CLUSTERS["h100"]
+BEST = "--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+
+
+def planned(world, flags):
+    """The plan of a run on so many H100; `flags` are those of `minimegatron train`."""
+    return plan(parse_args(flags.split(), world, reads=False), world, h100)
+
+
+LLAMA = "--preset llama3-70b --seq-length 8192"
+one_node = planned(8, f"{LLAMA} --global-batch-size 8 --tensor-model-parallel-size 8 --sequence-parallel {BEST}")
+print(report.verdict(one_node))
+memory.ranks({"each of 8 GPUs": one_node.memory[0].peak}, limit=one_node.cluster.usable, title="Llama 3 70B, tp 8")
+
+# %% [markdown]
+# It needs more than twice the memory that there is. Activations are the smaller part: 148 GiB of the 171 are there
+# between two steps already, whatever the batch is. The largest term are AdamW's two moments. ZeRO-1 would share them out
+# among replicas, and here is only one. So more GPUs are needed, and the question is how to use them.
+#
+# An H100 has 80 GB = 74.5 GiB. The planner takes 4 GB of them for what is no tensor: CUDA's context, NCCL's buffers,
+# fragments.
+#
+# ## 2 · Predict: memory to the byte
+#
+# ### Parameters of a rank
+#
+# A layer of the Llama family has `heads` query heads and `groups` heads of keys and of values, each of d channels:
+#
+# | in each layer | numbers | cut over tp |
+# |---|---|---|
+# | two norms | h each | no |
+# | queries; projection of the output | h · heads · d each | yes |
+# | keys; values | h · groups · d each | yes |
+# | gate, up, down of the MLP | h · f each | yes |
+# | with experts in place of that MLP: the router | h · experts | no |
+# | and each expert's gate, up, down | h · f each | over etp |
+#
+# A rank has experts / ep of the experts. The first stage of a pipeline has the table of words, V' · h numbers, the last
+# one a norm of h numbers and the output layer, V' · h numbers. Both are cut over tp by words; V' is V rounded up to a
+# multiple of 128 · tp. In a *tied* model both are the same table. If they lie on different ranks, each has a copy of
+# it, because the last stage must multiply with it.
+#
+# An example: h = 8, 2 heads, 1 group, d = 4, f = 12, V = 200, one layer with both ends on one rank. Norms 16, queries
+# and projection 128, keys and values 64, the MLP 288: together 496. V' = 256, so both ends have 2048 + 8 + 2048. All
+# together are 4600.
+#
+# **Exercise.** Return the parameters on one rank, {"dense": those outside of experts, "experts": those in experts}.
+# `layers` are those of this rank, `first` and `last` say which ends it has (both may be true). tp divides heads and
+# groups. `model` has h, heads, groups, d, f, vocab, tied, and experts (0: no experts).
+
+# %%
+# %%exercise stage_parameters
+def stage_parameters(
+    model: dict, layers: int, first: bool, last: bool, tp: int, ep: int, etp: int
+) -> dict[str, int]:
+    """{"dense": 4600, "experts": 0} in the example."""
+    ### BEGIN SOLUTION
+    h, d, f, experts = model["h"], model["d"], model["f"], model["experts"]
+    attention = 2 * h * (model["heads"] + model["groups"]) * d
+    mlp = 3 * h * f
+    layer = 2 * h + attention // tp + (h * experts if experts else mlp // tp)
+    words = -(-model["vocab"] // (128 * tp)) * 128 * tp
+    table = words * h // tp
+    ends = first * table + last * (h + table)
+    if model["tied"] and first and last:
+        ends -= table
+    return {"dense": layers * layer + ends, "experts": layers * (experts // ep) * mlp // etp}
+    ### END SOLUTION
+
+
+# %%
+check("stage_parameters")
+
+# %% [markdown]
+# Llama 3 70B in 4 stages of 20 layers, on tp 8; and the whole of it on one rank:
+
+# %%
+# %%needs stage_parameters
+SEVENTY = {"h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672, "vocab": 128256, "tied": False, "experts": 0}
+stages = [stage_parameters(SEVENTY, 20, s == 0, s == 3, 8, 1, 8)["dense"] for s in range(4)]
+print("a rank of each stage:", *(f"{n:,}" for n in stages))
+print(f"the model: {stage_parameters(SEVENTY, 80, True, True, 1, 1, 1)['dense']:,}")
+
+# %% [markdown]
+# ### State: four numbers for each parameter
+#
+# AdamW with bf16 weights keeps, for each parameter that it updates:
+#
+# | owner | bytes in bf16 | bytes in fp32 | shared out from |
+# |---|---|---|---|
+# | parameters, which the passes read | 2 | 4 | ZeRO-3 |
+# | gradients, added up over microbatches in fp32 | 4 | 4 | ZeRO-2 |
+# | main parameters, which the optimizer updates | 4 | 0: the parameters are those | ZeRO-1 |
+# | two moments | 8 | 8 | ZeRO-1 |
+#
+# ZeRO shares out among ranks that hold *the same* parameter. For a dense parameter these are the dp · cp ranks with
+# other samples or other tokens. An expert is cut in another way: over etp and ep, and not over tp and cp. Of the
+# tp · cp · dp ranks of one stage every etp · ep hold one copy of all experts. So each part of an expert lies on
+# tp · cp · dp / (etp · ep) ranks. This number is called *expert dp*.
+#
+# An example: 1200 dense parameters, cp 2, dp 3, ZeRO-1 in bf16. Parameters have 2400 bytes, gradients 4800. The state
+# is shared by 6 ranks, 200 parameters each: main parameters 800 bytes, moments 1600.
+#
+# **Exercise.** Return the bytes of the four owners on one rank. `dense` and `experts` are the parameters of the rank,
+# `layout` has tp, cp, pp, dp, ep and etp; `zero` is 0 to 3, `precision` "bf16" or "fp32". All shares divide evenly.
+
+# %%
+# %%exercise state_bytes
+def state_bytes(dense: int, experts: int, layout: dict[str, int], zero: int, precision: str) -> dict[str, int]:
+    """{"parameters": 2400, "gradients": 4800, "main parameters": 800, "moments": 1600} in the example."""
+    ### BEGIN SOLUTION
+    same = layout["cp"] * layout["dp"]
+    expert_dp = layout["tp"] * same // (layout["ep"] * layout["etp"])
+    sizes = {"bf16": (2, 4, 4, 8), "fp32": (4, 4, 0, 8)}[precision]
+    names = ("parameters", "gradients", "main parameters", "moments")
+    found = {}
+    for name, nbytes, stage in zip(names, sizes, (3, 2, 1, 1)):
+        if zero >= stage:
+            found[name] = nbytes * (dense // same + experts // expert_dp)
+        else:
+            found[name] = nbytes * (dense + experts)
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("state_bytes")
+
+# %% [markdown]
+# ### Activations
+#
+# Between its forward and its backward pass a microbatch leaves bytes behind in every layer. For each token, in bf16
+# and with a flash attention that keeps no scores:
+#
+# | kept by a layer | bytes a token | tp divides it |
+# |---|---|---|
+# | the inputs of two norms, of queries-keys-values, and of gate-up | 2 h each, 8 h together | with sequence parallelism |
+# | statistics of two norms | 8 | with sequence parallelism |
+# | queries, keys and values as they come: heads + 2 groups of them | 2 d each | yes |
+# | queries and keys once more, turned by RoPE: heads + groups | 2 d each | yes |
+# | the output of attention: heads | 2 d each | yes |
+# | a log-sum-exp for each head | 4 each | yes |
+# | gate, up, and their product | 2 f each | yes |
+#
+# The head rows add up to 6 (heads + groups) d bytes and 4 heads bytes. *Recompute* keeps less and computes it again in
+# the backward pass: "mlp" does not keep gate, up and their product; "full" keeps the layer's input alone, 2 h bytes a
+# token (cut with sequence parallelism), and nothing else of the table.
+#
+# Several microbatches are under way at once. In 1F1B rank r of p begins with p - r forward passes before its first
+# backward pass, but no more than there are: min(m, p - r) microbatches. In interleaved 1F1B each rank has v chunks of
+# layers / v layers (lab 03). Then passes of *single chunks* are under way: min(v m, 2 (p - r - 1) + (v - 1) p + 1).
+#
+# An example: h = 8, 2 heads, 1 group, d = 4, f = 12, 10 tokens, tp 1. The first two rows have 72 bytes a token, heads
+# 72 and 8, the MLP 72: 224 bytes a token, 2240 in the layer. A pipeline of one rank has one microbatch under way: with
+# 2 layers 4480.
+#
+# **Exercise.** Return {"layer": bytes of one microbatch in one layer, "stage": bytes of all that is under way in the
+# `layers` of a rank, at its fullest}. `tokens` are those of a microbatch (cp is 1), `sp` says whether sequence
+# parallelism is on, `recompute` is "none", "mlp" or "full". p ranks, v chunks of a rank, m microbatches; p divides m
+# if v > 1, and v divides `layers`.
+
+# %%
+# %%exercise activation_bytes
+def activation_bytes(
+    model: dict, tokens: int, tp: int, sp: bool, recompute: str, layers: int, p: int, v: int, m: int, rank: int
+) -> dict[str, int]:
+    """{"layer": 2240, "stage": 4480} in the example."""
+    ### BEGIN SOLUTION
+    h, heads = model["h"], model["heads"]
+    cut = tokens // tp if sp else tokens
+    if recompute == "full":
+        layer = 2 * h * cut
+    else:
+        between = 6 * (heads + model["groups"]) * model["d"] + 4 * heads
+        if recompute == "none":
+            between += 6 * model["f"]
+        layer = cut * (8 * h + 8) + tokens * between // tp
+    if v == 1:
+        passes = min(m, p - rank)
+    else:
+        passes = min(v * m, 2 * (p - rank - 1) + (v - 1) * p + 1)
+    return {"layer": layer, "stage": passes * (layers // v) * layer}
+    ### END SOLUTION
+
+
+# %%
+check("activation_bytes")
+
+# %% [markdown]
+# Now all of it by hand, beside the planner, which builds the real model without memory and asks each module. 1,024
+# GPUs: tp 8, pp 4, so dp is 32. A batch of 512 samples gives each rank 16 microbatches.
+
+# %%
+# %%needs stage_parameters state_bytes activation_bytes
+FOUR = f"{LLAMA} --global-batch-size 512 --tensor-model-parallel-size 8 --sequence-parallel {BEST}"
+four = planned(1024, f"{FOUR} --pipeline-model-parallel-size 4")
+at = {"tp": 8, "cp": 1, "pp": 4, "dp": 32, "ep": 1, "etp": 8}
+bars, equal = {}, []
+for stage, (rank, told) in enumerate(four.memory.items()):
+    dense = stage_parameters(SEVENTY, 20, stage == 0, stage == 3, 8, 1, 8)["dense"]
+    states = state_bytes(dense, 0, at, 1, "bf16")
+    equal += [states[name] == told.lasting[name] for name in states]
+    kept = activation_bytes(SEVENTY, 8192, 8, True, "none", 20, 4, 1, 16, stage)["stage"]
+    bars[f"stage {stage}, by hand"] = {**states, "activations": kept}
+    bars[f"stage {stage}, the planner"] = told.peak
+print(f"state of 4 stages, 16 numbers: {sum(equal)} are equal to the byte")
+ours, theirs = bars["stage 0, by hand"]["activations"], four.memory[0].peak["activations"]
+print(f"activations of stage 0: {ours / theirs - 1:+.1%} of the planner's")
+memory.ranks(bars, limit=four.cluster.usable, title="Memory of the four stages, by hand and by the planner")
+
+# %% [markdown]
+# The state is equal to the byte. The activations are not quite: at its fullest moment the last microbatch has already
+# given back what the last layer's MLP had kept. The planner adds workspace, what a single operation needs.
+#
+# Where are the scores of attention, which Korthikanti et al. (2022) fought with selective recompute? Their layer keeps
+# s b h (34 + 5 a s / h) bytes, for a heads and s tokens. The second term are the scores, which grow with the square of
+# s. Flash attention does not keep them:
+
+# %%
+from minimegatron.planner.closed_forms import layer_activations
+
+for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llama 3 70B", 8192, 64, 8192)):
+    kept = {how: layer_activations(how, s, 1, h, a, 8) / 2**20 for how in ("tp sp", "tp sp selective", "full sp")}
+    print(f"{name:12} 5 a s / h = {5 * a * s / h:5.1f};", ", ".join(f"{how}: {n:6.0f} MiB" for how, n in kept.items()))
+
+# %% [markdown]
+# *This is a good place to stop: the end of part A.*
+#
+# ## 3 · Implement
+#
+# ### What travels
+#
+# In a ring of n ranks each rank sends (n - 1)/n of a payload for an all-gather, a reduce-scatter or an all-to-all, and
+# twice as much for an all-reduce. In a step in bf16, with sequence parallelism and without recompute, a rank sends:
+#
+# | axis | payload, bytes | how often |
+# |---|---|---|
+# | tp | the stream: 2 · tokens · h | for each layer and microbatch 10: each of two pairs of matrices has a gather and a scatter forward, and backward a gather, a scatter, and its input gathered once more. A layer with experts has one pair, attention's: 5 |
+# | cp, a ring of neighbours | keys and values: 2 · groups · d · tokens / tp *numbers*, all of it sent | for each layer and microbatch cp - 1 times 2 bytes a number forward, and cp - 1 times 2 + 4 bytes backward: the keys and values again, and their gradients in fp32 |
+# | pp, to one neighbour | its part of the stream: 2 · tokens · h / tp, all of it sent | for each microbatch and chunk once forward and once backward; but the very last chunk sends no output, and the very first no gradient |
+# | ep, all-to-all | rows: 2 · topk · (tokens / tp) · h | for each layer and microbatch 4: there and back, forward and backward |
+# | dp | gradients, 4 bytes a parameter; weights, 2 bytes | ZeRO-0: gradients all-reduced once. ZeRO-1: gradients scattered, weights gathered, once. ZeRO-3: for each microbatch weights gathered twice, gradients scattered once |
+#
+# `tokens` are those of a microbatch on this rank of cp. The ring of dp has dp · cp ranks for dense parameters; for
+# experts, whose etp is 1 here, it has the ranks that hold the same expert. Small messages are left out: losses, norms,
+# counts.
+#
+# An example: tp 4, h = 4, 16 tokens, 3 layers, 2 microbatches. The stream has 128 bytes, a rank sends 96 of them, 60
+# times: 5760.
+#
+# **Exercise.** Return {"tp": ..., "cp": ..., "pp": ..., "ep": ..., "dp": ...}, the bytes that one rank sends in a step;
+# 0 where an axis has one rank. `layout` has tp, cp, pp, dp, ep, zero (0, 1 or 3) and v. `model` has h, groups, d,
+# and topk (0: no experts). `layers` and `rank` are those of this rank of the pipeline; the first chunk of the model is
+# on rank 0, the last one on rank pp - 1. `dense` and `experts` are its parameters.
+
+# %%
+# %%exercise bytes_sent
+def bytes_sent(
+    model: dict, layout: dict[str, int], tokens: int, layers: int, m: int, rank: int, dense: int, experts: int
+) -> dict[str, int]:
+    """{"tp": 5760, "cp": 0, "pp": 0, "ep": 0, "dp": 0} in the example."""
+    ### BEGIN SOLUTION
+    tp, cp, pp, dp, ep = (layout[axis] for axis in ("tp", "cp", "pp", "dp", "ep"))
+
+    def ring(payload, ranks):
+        return payload * (ranks - 1) // ranks
+
+    stream, topk, many = 2 * tokens * model["h"], model["topk"], layers * m
+    numbers = 2 * model["groups"] * model["d"] * tokens // tp
+    sends = m * (2 * layout["v"] - (rank == 0) - (rank == pp - 1))
+    each = {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)}[layout["zero"]]
+    expert_dp = tp * cp * dp // ep
+    return {
+        "tp": many * (5 if topk else 10) * ring(stream, tp),
+        "cp": many * (cp - 1) * (2 + 2 + 4) * numbers,
+        "pp": sends * stream // tp,
+        "ep": many * 4 * ring(topk * stream // tp, ep),
+        "dp": each * (ring(dense, dp * cp) + ring(experts, expert_dp)),
+    }
+    ### END SOLUTION
+
+
+# %%
+check("bytes_sent")
+
+# %% [markdown]
+# ### How long a step takes
+#
+# Megatron's convention counts as *model FLOPs* what the maths needs: the products of matrices, and of attention the
+# *half* of the square that a causal mask shows. The backward pass has twice the FLOPs of the forward pass. Recompute,
+# norms and softmax do not count. From these FLOPs follows the time:
+#
+# | | |
+# |---|---|
+# | forward pass of a microbatch on a rank | its FLOPs / (peak · reached): the batch is cut over all GPUs and m microbatches |
+# | backward pass | twice that; with full recompute the forward pass is computed once more in it |
+# | a microbatch | both passes, and `waits` seconds for messages that nothing hides |
+# | all passes | m microbatches, and (p - 1)/(v m) of that once more: the bubble |
+# | the step | all passes, and what is left of `gradients` seconds of messages that travel during the last backward pass |
+#
+# The MFU (model FLOPs utilisation) is model FLOPs / (seconds · GPUs · peak). The HFU (hardware FLOPs utilisation)
+# counts recomputed FLOPs, too. A paper that states its HFU as "utilisation" looks a third better with full recompute,
+# and trains no faster for it.
+#
+# An example: a sample's forward pass has 900 FLOPs in matrices and attention's whole square has 200. A batch of 4 on 2
+# GPUs with a peak of 1000 FLOP/s, of which half is reached, in 2 microbatches: 1000 FLOPs a sample, 4000 forward, 12000
+# in the step. A forward pass of a microbatch takes 4000 / (2 · 2 · 500) = 2 s, a backward pass 4 s, the step 12 s. The
+# MFU is 12000 / (12 · 2 · 1000) = 50 %.
+#
+# **Exercise.** Return {"seconds": ..., "mfu": ..., "hfu": ...}. `matrices` and `square` are forward FLOPs of one sample
+# on all GPUs together, `square` that of attention without a mask. `full` says whether everything is recomputed.
+
+# %%
+# %%exercise step_time
+def step_time(
+    matrices: float, square: float, batch: int, gpus: int, peak: float, reached: float, p: int, v: int, m: int,
+    full: bool, waits: float, gradients: float,
+) -> dict[str, float]:
+    """{"seconds": 12.0, "mfu": 0.5, "hfu": 0.5} in the example."""
+    ### BEGIN SOLUTION
+    sample = matrices + square / 2
+    forward = batch * sample / (gpus * m * peak * reached)
+    backward = (3 if full else 2) * forward
+    passes = m * (forward + backward + waits) * (1 + (p - 1) / (v * m))
+    seconds = passes + max(0.0, gradients - backward)
+    mfu = 3 * batch * sample / (seconds * gpus * peak)
+    return {"seconds": seconds, "mfu": mfu, "hfu": mfu * 4 / 3 if full else mfu}
+    ### END SOLUTION
+
+
+# %%
+check("step_time")
+
+# %% [markdown]
+# ### All layouts
+#
+# A layout is seven numbers: (tp, cp, pp, v, ep, etp, micro), where micro are samples of a microbatch. dp is what is
+# left of the GPUs, gpus / (tp · cp · pp), and m what is left of the batch, batch / (dp · micro). Not every layout can
+# be:
+#
+# | size | rule |
+# |---|---|
+# | tp, cp | powers of two |
+# | tp | at most `node`, the GPUs of a node; divides heads and groups |
+# | cp | every rank has 4096 tokens of a sequence or more; cp 1 is always allowed |
+# | tp · cp · pp | divides the GPUs |
+# | pp · v | divides the layers |
+# | v | above 1 only with pp above 1, and then pp divides m |
+# | ep | divides the experts; 1 without experts |
+# | etp | 1 or tp; 1 without experts |
+# | etp · ep · pp | divides the GPUs |
+# | micro | 1, 2, 4 or 8; dp · micro divides the batch |
+#
+# An example: 2 GPUs, 2 layers, 4 heads, 2 groups, 8,192 tokens, a batch of 4. With one axis on both GPUs: tp 2 and micro
+# 1, 2 or 4; cp 2 likewise; pp 2, v 1 likewise (v 2 would need 4 layers); dp 2 with micro 1 or 2. Eleven layouts.
+#
+# **Exercise.** Return all layouts as a list of tuples, in any order, none of them twice. `model` has layers, heads,
+# groups, s (tokens of a sequence) and experts (0: none).
+
+# %%
+# %%exercise legal
+def legal(model: dict[str, int], gpus: int, node: int, batch: int) -> list[tuple[int, ...]]:
+    """(2, 1, 1, 1, 1, 1, 4) is one of the eleven of the example: tp 2, micro 4."""
+    ### BEGIN SOLUTION
+    def divisors(n):
+        return [k for k in range(1, n + 1) if n % k == 0]
+
+    def powers(most):
+        return [2**k for k in range(most.bit_length()) if 2**k <= most]
+
+    found = []
+    for tp in powers(node):
+        if model["heads"] % tp or model["groups"] % tp:
+            continue
+        for cp in powers(max(1, model["s"] // 4096)):
+            for pp in divisors(model["layers"]):
+                if gpus % (tp * cp * pp):
+                    continue
+                dp = gpus // (tp * cp * pp)
+                for micro in (1, 2, 4, 8):
+                    if batch % (dp * micro):
+                        continue
+                    m = batch // (dp * micro)
+                    chunks = divisors(model["layers"] // pp) if pp > 1 and m % pp == 0 else [1]
+                    for ep in divisors(model["experts"] or 1):
+                        for etp in {1, tp} if model["experts"] else {1}:
+                            if gpus % (etp * ep * pp) == 0:
+                                found += [(tp, cp, pp, v, ep, etp, micro) for v in chunks]
+    return found
+    ### END SOLUTION
+
+
+# %%
+check("legal")
+
+# %% [markdown]
+# *This is a good place to stop: the end of part B.*
+#
+# ## 4 · Run
+#
+# ### Bytes that are really sent
+#
+# The folded cell trains a step of a small model on two processes, five times: with tp, cp, pp, ep and dp of 2. The
+# package notes every message (`trace`). Beside it stands what your `bytes_sent` says. Outside of its layers a model has
+# five more payloads over tp, two at the table of words and three at the output layer; the cell adds them.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 2 --needs bytes_sent,stage_parameters --name a_step --out counted
+import torch
+from exercises.bytes_sent import bytes_sent
+from exercises.stage_parameters import stage_parameters
+
+from minimegatron import trace
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.sequence import cut_batch
+from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.zoo import family_config
+from minimegatron.optim.build import build_optimizer
+from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.parallel.wrapping import data_parallel
+from minimegatron.training.pipelined import get_forward_backward_fn
+from minimegatron.training.step import StepOptions, forward_step, train_step
+
+S, B, M, LAYERS = 32, 2, 4, 4
+MODEL = {"h": 128, "heads": 4, "groups": 2, "d": 32, "f": 256, "vocab": 256, "tied": False, "experts": 0, "topk": 0}
+AXES = {"tp": "tensor_model", "cp": "context", "pp": "pipeline_model", "ep": "expert_model"}
+# experts whose loads are equal, whatever the router says
+EXPERTS = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 256, "moe_expert_capacity_factor": 1.0,
+           "moe_pad_expert_input_to_capacity": True, "moe_token_dispatcher_type": "alltoall"}
+
+
+def sent_in_a_step(axis):
+    """Bytes that this rank sends over `axis` in a step of a model whose `axis` has two ranks."""
+    sizes = {f"{name}_parallel_size": 2 for short, name in AXES.items() if short == axis}
+    parallel = ParallelConfig(**sizes, sequence_parallel=axis == "tp", use_distributed_optimizer=True)
+    config = family_config(
+        "llama", num_layers=LAYERS, hidden_size=128, ffn_hidden_size=256, num_attention_heads=4, num_query_groups=2,
+        vocab_size=256, params_dtype="bf16", **(EXPERTS if axis == "ep" else {}),
+    )
+    mesh, adam = Mesh.build(parallel), OptimizerConfig()
+    ddp = data_parallel(build_model_chunks(config, mesh, 0), mesh)
+    optimizer = build_optimizer(adam, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    schedule = Schedule.from_config(adam, global_batch_size=1, train_iters=10)
+    scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule)
+    ids = torch.arange(B * (S + 1)).view(B, -1) * 7 % 256
+    batch = {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": torch.ones(B, S)}
+    data = iter([cut_batch(batch, mesh) for _ in range(M)])
+    options = StepOptions(forward_backward_fn=get_forward_backward_fn(ddp))
+    with trace.record(rank) as log:
+        train_step(forward_step, data, ddp, optimizer, scheduler, mesh, M, options)
+    small = 8 * B * S  # losses, counts, and the weights of the experts' rows; gradients of norms are all-reduced
+    large = [one for one in log.select(kind="comm") if one.nbytes > small and one.name != "all_reduce"]
+    names = {"dp": ("dp_cp",), "cp": ("cp", "cp_outer")}.get(axis, (axis,))
+    return sum(one.wire_bytes for one in large if one.axis in names)
+
+
+table = {}
+for axis in ("tp", "cp", "pp", "ep", "dp"):
+    model = {**MODEL, "experts": 4, "topk": 2} if axis == "ep" else MODEL
+    layout = {name: 2 if name == axis else 1 for name in ("tp", "cp", "pp", "dp", "ep")}
+    layout |= {"zero": 1, "v": 1, "dp": 2 if axis in ("ep", "dp") else 1}
+    stage, layers = rank if axis == "pp" else 0, LAYERS // layout["pp"]
+    ends = (rank == 0, rank == 1) if axis == "pp" else (True, True)
+    mine = stage_parameters(model, layers, *ends, layout["tp"], layout["ep"], 1)
+    tokens = B * S // layout["cp"]
+    told = bytes_sent(model, layout, tokens, layers, M, stage, mine["dense"], mine["experts"])[axis]
+    told += (axis == "tp") * 5 * M * tokens * 128  # 5 payloads of 2 tokens h bytes, of which a rank sends half
+    table[axis] = told, sent_in_a_step(axis)
+report(table)
+if rank == 0:
+    for axis, (told, counted) in table.items():
+        print(f"{axis} 2: {told:9,} bytes predicted, {counted:9,.0f} counted")
+
+# %%
+# %%needs bytes_sent stage_parameters
+from minimegatron.viz import volume
+
+predicted, measured = ({f"{axis} 2": pair[i] for axis, pair in counted[0].items()} for i in (0, 1))
+volume.bars(predicted, measured, title="A step on two processes, one axis at a time: what rank 0 sends")
+
+# %% [markdown]
+# ### Seconds of a pipeline
+#
+# The same two processes run 4 microbatches as a pipeline, in 1F1B. Sleep stands in for computation: 50 ms for a forward
+# pass, 100 ms for a backward pass. What does your `step_time` say?
+
+# %%
+# %%ranks 2 --needs step_time --out clock
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.config import ParallelConfig
+from minimegatron.parallel.rehearsal import rehearse
+from minimegatron.parallel.schedules import build_schedule
+
+mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
+report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5)])
+
+# %%
+# %%needs step_time
+from minimegatron.parallel.rehearsal import fastest
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule
+from minimegatron.viz.paired import planned_and_done
+
+# a sample of 0.1 FLOPs, 4 of them in 4 microbatches, on 2 GPUs of 1 FLOP/s: forward passes of 50 ms
+told = step_time(0.1, 0.0, 4, 2, 1.0, 1.0, 2, 1, 4, False, 0.0, 0.0)["seconds"]
+print(f"predicted: {told:.2f} s, of which {told - 4 * 3 * 0.05:.2f} s are the bubble")
+events = fastest(clock)
+took = max(event.end for event in events) - min(event.start for event in events)
+pipeline = simulate(build_schedule("1f1b", 2, 4), Costs())
+title = f"predicted {told:.2f} s (thin), the fastest of five runs {took:.2f} s"
+planned_and_done(pipeline.events(0.05), events, title)
+
+# %% [markdown]
+# ### A search
+#
+# Your `legal` gives all layouts of Llama 3 8B on 16 H100 with a batch of 64. The planner estimates each in less than a
+# millisecond. Those that do not fit are thrown away, the fastest of the others is planned exactly. Does the planner's
+# own list have the same layouts?
+
+# %%
+# %%needs legal
+from minimegatron.planner.estimate import Estimator
+from minimegatron.planner.layouts import Layout, layouts
+
+EIGHT = {"layers": 32, "heads": 32, "groups": 8, "s": 8192, "experts": 0}
+base = parse_args(f"--preset llama3-8b --seq-length 8192 --global-batch-size 64 {BEST}".split(), reads=False)
+
+
+def as_layout(tp, cp, pp, v, ep, etp, micro):
+    """A point of the planner's search, which says etp = tp where there are no experts."""
+    return Layout(tp, cp, pp, ep, tp, v, "interleaved" if v > 1 else "1f1b", micro, "none", 1)
+
+
+mine = {as_layout(*one) for one in legal(EIGHT, 16, 8, 64)}
+theirs = {
+    one
+    for one in layouts(base, 16, h100)
+    if (one.recompute, one.zero, one.ends) == ("none", 1, False) and one.schedule in ("1f1b", "interleaved")
+}
+print(f"{len(mine)} layouts; the same as the planner's: {mine == theirs}")
+
+estimator = Estimator(base, 16, h100)
+estimated = {one: estimator.estimate(one) for one in sorted(mine, key=str)}
+fitting = {one: told for one, told in estimated.items() if told[0] <= h100.usable}
+ranked = sorted(fitting, key=lambda one: fitting[one][1])
+print(f"{len(fitting)} of them fit; the three fastest by the estimate:")
+for one in ranked[:3]:
+    print("  ", one.words())
+
+# %%
+# %%needs legal
+from minimegatron.viz.pareto import pareto
+
+plans = [plan(one.run(base), 16, h100) for one in ranked[:3]]
+exact = [(told.bytes, told.time.seconds) for told in plans]
+best = min(range(3), key=lambda i: exact[i][1])
+pareto(list(estimated.values()), exact, ranked[best].words(), limit=h100.usable, title="Llama 3 8B on 16 H100")
+
+# %% [markdown]
+# Each dot is a layout. One on the line of the *front* is beaten by none: every other layout is slower or larger. All
+# that matters is on this line, left of the limit.
+#
+# ### Three cases in which the obvious layout is wrong
+#
+# Guess before you run each of the three cells. `shown` prints the parts of the waterfall that decide.
+
+# %%
+GIB = 2**30
+
+
+def shown(plans, *parts):
+    """For each plan memory, seconds of a step, and seconds of some parts of it."""
+    print(f"{'':28} {'GiB':>7} {'s/step':>8}", *(f"{part:>9}" for part in parts))
+    for name, told in plans.items():
+        of_parts = (f"{told.time.parts.get(part, 0.0):9.3f}" for part in parts)
+        print(f"{name:28} {told.bytes / GIB:7.1f} {told.time.seconds:8.3f}", *of_parts)
+
+
+# %% [markdown]
+# **128 k tokens.** Sequences of 131,072 tokens on 128 GPUs. Activations grow with the sequence, tp with sequence
+# parallelism divides them, and tp 8 is used already. Obvious: tp 16, over two nodes. The other way: tp stays at 8, and
+# cp 2 cuts the sequence. Both divide the activations by two. Which part of the time differs, and by how much?
+
+# %% tags=["hide-output"]
+LONG = f"--preset llama3-70b --seq-length 131072 --global-batch-size 16 --recompute-granularity full {BEST}"
+LONG += " --sequence-parallel --pipeline-model-parallel-size 4"
+shown(
+    {
+        "tp 16, over two nodes": planned(128, f"{LONG} --tensor-model-parallel-size 16"),
+        "tp 8, cp 2": planned(128, f"{LONG} --tensor-model-parallel-size 8 --context-parallel-size 2"),
+    },
+    "tp", "cp", "bubble",
+)  # fmt: skip
+
+# %% [markdown]
+# Both need about the same memory. cp 2 leaves each rank half of the tokens, so every payload of tp is half as large.
+# tp 16 leaves the payloads as they are, and halves the products behind which they could hide. It also sends them over
+# the network. (The planner is kind here: it lets a ring use all 8 network cards of a node at once, 400 GB/s beside
+# NVLink's 450.) The ring of cp sends keys and values, 8 groups beside 64 heads of queries. It does so while attention
+# computes, so nothing of it is waited for.
+#
+# **Experts over nodes.** Qwen3 30B-A3B has 128 experts. On 64 GPUs, ep 64 leaves each GPU two of them: little memory,
+# and each expert gets many rows. ep 8 leaves 16 on each GPU, and all rows stay in their node. Which one is faster?
+
+# %% tags=["hide-output"]
+EXPERTS = f"--preset qwen3-30b-a3b --seq-length 4096 --global-batch-size 512 --moe-token-dispatcher-type alltoall {BEST}"
+shown(
+    {f"ep {ep}": planned(64, f"{EXPERTS} --expert-model-parallel-size {ep}") for ep in (8, 16, 64)},
+    "experts", "gradients", "weights",
+)  # fmt: skip
+
+# %% [markdown]
+# ep 64 saves memory, and the gradients of experts need not travel at all. But with ep 64 seven of eight rows leave the
+# node, in every layer and microbatch, and each all-to-all has 63 partners in place of 7. Gradients leave the node once
+# a step.
+#
+# **ZeRO-3 against a pipeline.** 256 GPUs, tp 8. With ZeRO-3 no pipeline is needed, so there is no bubble. Obvious: ZeRO-3
+# is faster. Guess for a batch of 32 samples, and for one of 512.
+
+# %% tags=["hide-output"]
+ZERO = f"{LLAMA} --tensor-model-parallel-size 8 --sequence-parallel --bf16 --overlap-grad-reduce"
+for batch in (32, 512):
+    print(f"a batch of {batch}")
+    one = f"{ZERO} --global-batch-size {batch} --data-parallel-sharding-strategy"
+    shown(
+        {
+            "ZeRO-3, no pipeline": planned(256, f"{one} optim_grads_params"),
+            "ZeRO-1, pp 4": planned(256, f"{one} optim --overlap-param-gather --pipeline-model-parallel-size 4"),
+        },
+        "sharding", "bubble", "gradients",
+    )  # fmt: skip
+
+# %% [markdown]
+# The bubble costs the same time whatever the batch is: p - 1 passes. What ZeRO-3 sends, it sends for every microbatch.
+# So a small batch is for ZeRO-3, and a large one for the pipeline. A larger microbatch helps ZeRO-3, too: the same
+# weights are gathered for more tokens.
+#
+# ## 5 · See
+#
+# ### Which axis divides what
+#
+# A run has 128 GPUs and a batch that stays the same: tp 2, cp 1, pp 2, so dp is 32. Now one axis is doubled, and dp is
+# halved for it. By what is each owner's memory divided on the fullest rank? Predict first, for ZeRO-1 with sequence
+# parallelism: put 2 where it is divided by two, 1 where it stays, in place of None.
+
+# %%
+PREDICTION = {
+    "parameters": {"tp": None, "cp": None, "pp": None},
+    "gradients": {"tp": None, "cp": None, "pp": None},
+    "main parameters, moments": {"tp": None, "cp": None, "pp": None},
+    "activations": {"tp": None, "cp": None, "pp": None},
+}
+
+# %% tags=["hide-output"]
+from minimegatron.viz.factors import factors
+
+
+def held(tp, cp, pp):
+    """Bytes of each owner on the first rank, which is the fullest."""
+    sizes = f"--tensor-model-parallel-size {tp} --context-parallel-size {cp} --pipeline-model-parallel-size {pp}"
+    peak = planned(128, f"{LLAMA} --global-batch-size 512 --sequence-parallel {sizes} {BEST}").memory[0].peak
+    state = peak["main parameters"] + peak["moments"]
+    return {**{name: peak[name] for name in PREDICTION if name in peak}, "main parameters, moments": state}
+
+
+before = held(2, 1, 2)
+after = {"tp": held(4, 1, 2), "cp": held(2, 2, 2), "pp": held(2, 1, 4)}
+computed = {name: {axis: before[name] / after[axis][name] for axis in after} for name in PREDICTION}
+guesses = {name: {axis: n for axis, n in row.items() if n is not None} for name, row in PREDICTION.items()}
+print("predicted:", sum(len(row) for row in guesses.values()), "of 12")
+factors(computed, guesses, title="One axis doubled, dp halved: what a rank holds is divided by", what="the axis")
+
+# %% [markdown]
+# Two rows are worth a second look. Nothing divides the optimizer's state: ZeRO-1 shares it out over all GPUs already,
+# whichever axis they belong to. And pp does not divide the activations: a rank has half of the layers, and twice as many
+# microbatches under way. (pp divides parameters by slightly less than 2, because the first stage keeps all of the table
+# of words.)
+#
+# ### From the peak to a step
+#
+# Where does the time of a step go? The waterfall begins with the model FLOPs at the peak. Beside it your `step_time`
+# with the same rates: it knows FLOPs, the bubble and waits, and nothing of memory.
+
+# %%
+# %%needs step_time
+from minimegatron.planner.pictures import losses
+from minimegatron.training.flops import forward_flops
+from minimegatron.viz.waterfall import waterfall
+
+parts, run = four.time.parts, four.run
+forward, whole = forward_flops(run.model, 8192), forward_flops(run.model, 8192, causal=False)
+square = 2 * (whole["attention"] - forward["attention"])
+matrices = sum(forward.values()) - square / 2
+mine = step_time(matrices, square, 512, 1024, h100.matmul, h100.matmul_share, 4, 1, 16, False, parts["tp"] / 16, 0.0)
+print(f"model FLOPs of a step equal to the planner's: {abs(3 * 512 * sum(forward.values()) / four.time.model_flops - 1) < 1e-9}")
+print(f"your seconds are below the planner's: {mine['seconds'] < four.time.seconds}")
+display(waterfall(losses(four.time), work=four.time.model_flops / 1024, title="Llama 3 70B on 1,024 H100: tp 8, pp 4"))
+
+# %% [markdown]
+# ### Published runs
+#
+# The folded cell plans 27 runs whose layouts and speeds were published: all rows of three tables. The planner's rates of
+# an A100 were fitted to two of them, those of the 22B model. Each table counts FLOPs by its own convention.
+
+# %% jupyter={"source_hidden": true}
+from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig, TransformerConfig
+from minimegatron.planner import closed_forms
+from minimegatron.planner.timing import step_time as planned_time
+from minimegatron.training.run import RunConfig
+from minimegatron.viz.agreement import agreement
+
+
+def published_run(h, layers, heads, words, s, batch, micro, tp, pp, v, layout, **model):
+    sizes = {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp, **layout}
+    sizes |= {"num_virtual_stages_per_pipeline_rank": v} if v > 1 else {}
+    config = TransformerConfig(
+        num_layers=layers, hidden_size=h, num_attention_heads=heads, vocab_size=words, max_position_embeddings=s,
+        params_dtype="bf16", activation="gelu_tanh", **model,
+    )
+    training = TrainingConfig(micro_batch_size=micro, global_batch_size=batch)
+    data = DataConfig(mock_data=True, seq_length=s)
+    return RunConfig(config, ParallelConfig.from_dict(sizes), OptimizerConfig(), data, training)
+
+
+OLD = {"attention_backend": "reference", "hidden_dropout": 0.1, "attention_dropout": 0.1}  # before flash attention
+FULL, SELECTIVE = {"recompute_granularity": "full"}, {"recompute_granularity": "selective"}
+# name: h, layers, heads, tp, pp, v, GPUs, batch, micro-batch, published
+NARAYANAN = {  # arXiv 2104.04473, table 1: TFLOP/s a GPU, A100; full recompute
+    "1.7B": (2304, 24, 24, 1, 1, 1, 32, 512, 16, 137), "3.6B": (3072, 30, 32, 2, 1, 1, 64, 512, 16, 138),
+    "7.5B": (4096, 36, 32, 4, 1, 1, 128, 512, 16, 142), "18B": (6144, 40, 48, 8, 1, 1, 256, 1024, 8, 135),
+    "39B": (8192, 48, 64, 8, 2, 1, 512, 1536, 4, 138), "76B": (10240, 60, 80, 8, 4, 3, 1024, 1792, 2, 140),
+    "146B": (12288, 80, 96, 8, 8, 2, 1536, 2304, 2, 148), "310B": (16384, 96, 128, 8, 16, 2, 1920, 2160, 1, 155),
+    "530B": (20480, 105, 128, 8, 35, 3, 2520, 2520, 1, 163), "1T": (25600, 128, 160, 8, 64, 1, 3072, 3072, 1, 163),
+}
+KORTHIKANTI = {  # arXiv 2205.05198, table 5: seconds with full, and with selective recompute, A100
+    "22B": (6144, 48, 64, 8, 1, 1, 8, 4, 4, (1.42, 1.10)), "175B": (12288, 96, 96, 8, 8, 3, 64, 64, 1, (18.13, 13.75)),
+    "530B": (20480, 105, 128, 8, 35, 3, 280, 280, 1, (49.05, 37.83)),
+    "1T": (25600, 128, 160, 8, 64, 1, 512, 512, 1, (94.42, 71.49)),
+}
+README = {  # Megatron-LM's README: TFLOP/s a GPU, H100; micro-batches and v are those that the planner finds fastest
+    "1.7B": (2048, 24, 16, 1, 1, 1, 48, 192, 4, 408.8), "7.1B": (4096, 30, 32, 2, 1, 1, 96, 192, 4, 465.9),
+    "16B": (6144, 32, 48, 4, 1, 1, 192, 192, 4, 489.1), "32B": (7168, 48, 56, 8, 1, 1, 384, 192, 4, 459.6),
+    "70B": (8192, 84, 64, 8, 2, 14, 768, 384, 4, 419.7), "119B": (10240, 92, 80, 8, 4, 23, 1536, 768, 4, 420.5),
+    "177B": (12288, 96, 96, 8, 6, 8, 2304, 1152, 4, 432.8), "314B": (16384, 96, 128, 8, 8, 12, 3072, 1536, 4, 474.4),
+    "462B": (18432, 112, 144, 8, 16, 7, 6144, 3072, 2, 459.9),
+}
+a100, beside = CLUSTERS["a100"], {"2104.04473, A100": {}, "2205.05198, A100": {}, "Megatron's README, H100": {}}
+for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, tflops) in NARAYANAN.items():
+    run = published_run(h, layers, heads, 51_200, 2048, batch, micro, tp, pp, v,
+                        {"overlap_grad_reduce": pp == 1}, **OLD, **FULL)
+    flops = closed_forms.hardware_flops(batch, 2048, layers, h, 51_200, "full")
+    told = flops / planned_time(run, gpus, a100).seconds / gpus / 1e12
+    beside["2104.04473, A100"][name] = tflops, told
+for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, seconds) in KORTHIKANTI.items():
+    for again, took, how in ((FULL, seconds[0], "full"), (SELECTIVE, seconds[1], "sel.")):
+        run = published_run(h, layers, heads, 51_200, 2048, batch, micro, tp, pp, v,
+                            {"sequence_parallel": again is SELECTIVE}, **OLD, **again)
+        flops = closed_forms.model_flops(batch, 2048, layers, h, 51_200) / gpus / 1e12
+        beside["2205.05198, A100"][f"{name} {how}"] = flops / took, flops / planned_time(run, gpus, a100).seconds
+for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, tflops) in README.items():
+    overlapped = {"sequence_parallel": tp > 1, "overlap_grad_reduce": True, "use_distributed_optimizer": True}
+    run = published_run(h, layers, heads, 131_072, 4096, batch, micro, tp, pp, v,
+                        {"overlap_param_gather": True, **overlapped}, untie_embeddings_and_output_weights=True)
+    beside["Megatron's README, H100"][name] = tflops, planned_time(run, gpus, h100).tflops
+for table, runs in beside.items():
+    apart = [abs(told / published - 1) for published, told in runs.values()]
+    print(f"{table:24} {len(runs):2} runs, mean distance below 8 %: {sum(apart) / len(apart) < 0.08}")
+
+# %%
+agreement(beside, what="TFLOP/s a GPU", title="27 published runs, and what is planned for them")
+
+# %% [markdown]
+# A plan that is 5 % off can still choose a layout, because the others that it compares are mostly off in the same
+# direction.
+#
+# *This is a good place to stop: the end of part C.*
+#
+# ## 6 · Break it
+#
+# A colleague has planned a run with experts: 16 GPUs, tp 2, ep 4, etp 1, batches of 64 samples. Her loader gives each
+# reader of samples its part of the batch, and her optimizer is shared out as planned. Nothing crashes, and the loss
+# falls. The folded cell prints her plan, and what is counted in the run. Which of the numbers contradict each other, and
+# which of hers is wrong?
+
+# %% jupyter={"source_hidden": true}
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import ParallelConfig
+
+
+def colleagues_dp(world, tp, cp, pp, ep):
+    return world // (tp * cp * pp * ep)
+
+
+moe = ParallelConfig(tensor_model_parallel_size=2, expert_model_parallel_size=4, expert_tensor_parallel_size=1)
+places = [Mesh.planned(moe, rank, 16) for rank in range(16)]
+hers = colleagues_dp(16, 2, 1, 1, 4)
+readers = sum(place.tp.rank == 0 for place in places)
+print(f"planned: dp {hers}, so each reader gets 64 / {hers} = {64 // hers} samples of a batch")
+print(f"planned: the state of a dense matrix is shared by {hers} ranks")
+print("counted: rank                        ", *(f"{rank:2}" for rank in range(16)))
+print("counted: its part of each matrix     ", *(f"{place.tp.rank:2}" for place in places))
+print("counted: its quarter of the experts  ", *(f"{place.ep.rank:2}" for place in places))
+print(f"counted: samples in a step {readers * (64 // hers)}")
+
+# %% [markdown]
+# The batch has 64 samples, and a step has four times as many. So a step takes four times as long as planned, and the
+# learning rate was chosen for another batch. No loss curve shows this: count the tokens of a step. Now count the ranks
+# that have part 0 of each dense matrix. They are more than she shares the state out to.
+#
+# She has divided the GPUs by every size: dp = 16 / (tp · cp · pp · ep). Is it right that ep stands there?
+#
+# **Exercise.** Return {"dp": ranks with other samples, "dense": ranks that hold the same dense parameter, "expert":
+# ranks that hold the same part of an expert}. Refuse with a `ValueError` a layout in which these are no whole numbers:
+# rounded down, some ranks would belong to no group.
+
+# %%
+# %%exercise replicas
+def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, int]:
+    """Of the same `world` ranks, cut in one way for dense matrices and in another way for experts."""
+    ### BEGIN SOLUTION
+    if world % (tp * cp * pp) or world % (etp * ep * pp):
+        raise ValueError(f"{world} ranks cannot be cut so")
+    dp = world // (tp * cp * pp)
+    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
+    ### END SOLUTION
+
+
+# %%
+check("replicas")
+
+# %%
+# %%needs replicas
+print("16 ranks, tp 2, ep 4:", replicas(16, 2, 1, 1, 4, 1))
+print("samples in a step:", readers * (64 // replicas(16, 2, 1, 1, 4, 1)["dp"]))
+same = [sum(q.ep.rank == p.ep.rank for q in places) for p in places]
+print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
+
+# %% [markdown]
+# ## 7 · Explain
+#
+# ### A run of 1,024 GPUs
+#
+# Now plan a run and defend it. Llama 3 70B, sequences of 8,192 tokens, batches of 512 samples, on 1,024 H100, 8 in a
+# node. Choose tp, cp, pp, v, micro (samples of a microbatch), zero (1, 2 or 3; ZeRO-2 sends gradients in every
+# microbatch, while it computes) and recompute ("none", "selective" or "full").
+#
+# 10 GiB of the fullest rank must stay free. A plan knows nothing of fragments, of a library's own buffers that grow,
+# or of what an evaluation needs besides, and a run that dies of memory after three weeks costs more than 5 % of speed.
+#
+# Try layouts with `try_layout`. It prints the plan's memory and the parts of a step. `minimegatron plan --search` in a
+# terminal searches among all of them, within seconds; its fastest layouts may have too little margin.
+
+# %%
+from minimegatron.planner.layouts import Layout
+from minimegatron.planner.pictures import losses
+from minimegatron.viz.waterfall import waterfall
+
+RUN = f"{LLAMA} --global-batch-size 512 {BEST}"
+
+
+def plan_of(tp, cp, pp, v, micro, zero, recompute):
+    """One layout, planned."""
+    point = Layout(tp, cp, pp, 1, tp, v, "interleaved" if v > 1 else "1f1b", micro, recompute, zero)
+    return plan(point.run(parse_args(RUN.split(), reads=False)), 1024, h100)
+
+
+def try_layout(*sizes):
+    """The plan of a layout, printed; sizes are tp, cp, pp, v, micro, zero, recompute."""
+    told = plan_of(*sizes)
+    left = (told.cluster.usable - told.bytes) / GIB
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told.time.parts.items() if seconds > 0.01)
+    print(f"{sizes}: {left:.1f} GiB left, most bytes: {told.blame}; {told.time.seconds:.2f} s a step")
+    print(f"    {parts}")
+
+
+try_layout(8, 1, 4, 1, 1, 1, "none")
+try_layout(8, 1, 4, 20, 1, 1, "none")
+
+# %% [markdown]
+# **Exercise.** Return your layout, with what you know of its memory: {"tp", "cp", "pp", "v", "micro", "zero",
+# "recompute", "left": GiB that stay free on the fullest rank, within 0.5, "largest": the owner of most bytes there}. A
+# step must take at most 5 % longer than with the fastest layout that keeps 10 GiB free.
+
+# %%
+# %%exercise run_1024
+def run_1024() -> dict:
+    """{"tp": 8, "cp": 1, "pp": 4, "v": 1, "micro": 1, "zero": 1, "recompute": "none", "left": ..., "largest": ...}"""
+    ### BEGIN SOLUTION
+    layout = {"tp": 4, "cp": 1, "pp": 4, "v": 20, "micro": 1, "zero": 2, "recompute": "none"}
+    return {**layout, "left": 12.2, "largest": "activations"}
+    ### END SOLUTION
+
+
+# %%
+check("run_1024")
+
+# %%
+# %%needs run_1024
+mine = {name: value for name, value in run_1024().items() if name not in ("left", "largest")}
+told = plan_of(**mine)
+guessed("mfu", 100 * told.time.mfu, "percent of the peak")
+waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run of 1,024 GPUs")
+
+# %% [markdown]
+# How would you defend it? Say aloud, in two minutes: why this tp and not twice or half of it; what pays for the bubble;
+# what grows if the sequences become twice as long; how much of a gain would make you give up the margin.
+#
+# ### Questions with numbers
+#
+# **Exercise.** Five numbers, each asked in interviews. Return a dict:
+#
+# | key | question |
+# |---|---|
+# | `days` | A dense model of P `parameters` is trained on so many `tokens`. `gpus` GPUs reach `tflops` TFLOP/s of model FLOPs each. How many days? Attention's square is left out: 2 FLOPs a parameter and token forward. |
+# | `microbatches` | A pipeline of `p` ranks with `v` chunks each. How many microbatches at least, so that the bubble is at most `percent` % of the work? |
+# | `checkpoint` | Bytes of a checkpoint to go on from: bf16 weights, fp32 main parameters and moments. |
+# | `smallest` | How many GPUs of 80 GB (80·10⁹ bytes) hold the state at least, with ZeRO-3 and 16 bytes a parameter? |
+# | `tokens` | A layer has 12 h² parameters. tp sends eight payloads of `tokens` · h numbers for it (four all-reduces), ZeRO-3 three of 12 h². At how many tokens of a microbatch do both send the same? |
+
+# %%
+# %%exercise asked
+def asked(
+    parameters: int, tokens: int, gpus: int, tflops: float, p: int, v: int, percent: int, h: int
+) -> dict[str, float]:
+    """Whole numbers where GPUs, bytes, tokens or microbatches are counted (h is even)."""
+    ### BEGIN SOLUTION
+    return {
+        "days": 6 * parameters * tokens / (gpus * tflops * 1e12) / 86_400,
+        "microbatches": -(-100 * (p - 1) // (v * percent)),
+        "checkpoint": 14 * parameters,
+        "smallest": -(-16 * parameters // 80_000_000_000),
+        "tokens": 9 * h // 2,
+    }
+    ### END SOLUTION
+
+
+# %%
+check("asked")
+
+# %% [markdown]
+# ### Questions without
+#
+# Say your answer aloud before you open the one here.
+#
+# 1. *A plan says that a run fits with 1 GiB to spare. Do you start it?*
+#    <details><summary>answer</summary>No. The allocator's fragments, NCCL's buffers, an evaluation with longer
+#    sequences, and experts with unequal loads are in no plan. Keep some GiB, or make the plan smaller with one of the
+#    changes that the planner names.</details>
+# 2. *Why does more tp inside a node not always make a step faster?*
+#    <details><summary>answer</summary>The payload of a message is the stream of the whole microbatch, whatever tp is.
+#    With half of the tp there are twice as many replicas, so each sends for half as many microbatches, and its products
+#    are twice as large and hide more. The price is memory: each rank holds twice as many parameters.</details>
+# 3. *When does cp cost nothing?*
+#    <details><summary>answer</summary>When a block of attention takes longer than the next keys and values take to
+#    arrive: both grow with the tokens of a rank, but attention with their square. So above some number of tokens, which
+#    few groups of keys and values make smaller.</details>
+# 4. *Two teams train the same model equally fast. One states 52 % and the other one 39 %. How?*
+#    <details><summary>answer</summary>39 % · 4/3 = 52 %: the first one counts recomputed FLOPs. Or it counts the whole
+#    square of attention, or shares of another peak (with sparsity it is twice as high).</details>
+# 5. *The global batch must double. Which term of the step grows, which does not?*
+#    <details><summary>answer</summary>All work of microbatches doubles, and what ZeRO-3 sends. The bubble, the
+#    optimizer's step, ZeRO-1's gradients and weights stay as they are, so the MFU rises.</details>
+# 6. *Why is ep no factor of the world?*
+#    <details><summary>answer</summary>The ranks of an ep group read different samples: they are ranks of dp (or cp, or
+#    tp with its tokens) as well. Dense layers see dp replicas, experts see fewer.</details>
+
+# %%
+progress()
+
+# %% [markdown]
+# ## Where this lives
+#
+# | here | minimegatron | Megatron-LM |
+# |---|---|---|
+# | parameters, state, activations | `footprint/`; `planner/closed_forms.py` | `megatron/training/theoretical_memory_usage.py` |
+# | bytes of an axis | `planner/work.py`, `planner/traffic.py` | |
+# | FLOPs and MFU | `training/flops.py` | `num_floating_point_operations` in `megatron/training/training.py` |
+# | time of a step | `planner/timing.py`, `planner/cluster.py`, `parallel/schedule_sim.py` | |
+# | layouts, search | `planner/layouts.py`, `estimate.py`, `search.py`; `minimegatron plan` | |
+# | dp and expert dp | `config/parallel.py`, `comm/mesh.py` | `megatron/core/parallel_state.py`: `RankGenerator` |
+#
+# Narayanan et al. 2021, Efficient large-scale language model training on GPU clusters (arXiv 2104.04473); Korthikanti et
+# al. 2022, Reducing activation recomputation in large transformer models (arXiv 2205.05198); Rajbhandari et al. 2020,
+# ZeRO (arXiv 1910.02054).
+#
+# This was the last lab.

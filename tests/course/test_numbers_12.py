@@ -1,0 +1,145 @@
+"""Every number that lab 12's text states, computed anew: a sentence that drifts from its number fails here.
+
+Seconds of plans are in no sentence: they change with the rates of a cluster. What is said of them is an order, tested
+at the end.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.planning import Plan, plan
+from minimegatron.training.arguments import parse_args
+from tests.course.marked import LABS
+
+LAB = LABS["12_planning"].lab
+SOURCE = Path(str(import_module("course.12_planning").__file__)).with_name("lab.py")
+TEXT = " ".join(line.removeprefix("#").strip() for line in SOURCE.read_text().splitlines())
+GIB = 2**30
+MINUTES = {"A": 90, "B": 105, "C": 45, "D": 90}
+BEST = "--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+LLAMA = "--preset llama3-70b --seq-length 8192 --tensor-model-parallel-size 8 --sequence-parallel"
+
+
+def planned(world: int, flags: str) -> Plan:
+    return plan(parse_args(flags.split(), world, reads=False), world, CLUSTERS["h100"])
+
+
+def example(exercise: str, case: int = 0):
+    """The inputs of a visible case and their right answer."""
+    inputs = LAB[exercise].cases[case].inputs
+    return inputs, LAB[exercise].reference(**inputs)
+
+
+H100 = CLUSTERS["h100"]
+NODE = planned(8, f"{LLAMA} --global-batch-size 8 {BEST}")
+STATE = sum(NODE.memory[0].lasting.values()) / GIB
+PARAMETERS = example("stage_parameters")[1]
+HELD = example("state_bytes")[1]
+KEPT = example("activation_bytes")[1]
+STEP = example("step_time")[1]
+PADDED = import_module("course.12_planning.checks.states").padded(200, 1)
+TEN = LAB["activation_bytes"].cases[0].inputs["tokens"]
+DP = import_module("course.12_planning.checks.replicas").replicas(16, 2, 1, 1, 4, 1)["dp"]
+
+
+def words(n: float) -> str:
+    return {2: "two", 4: "four", 9: "ninth", 11: "Eleven", 7: "seven", 5: "five"}[round(n)]
+
+
+STATED = [
+    ("Together {} hours", "5–6" if 300 <= sum(MINUTES.values()) <= 360 else "other"),
+    ("| A | 1 The problem · 2 Predict: memory | {} |", f"1 h {MINUTES['A'] - 60} min"),
+    ("| B | 3 Implement: messages, time, layouts | {} |", f"1 h {MINUTES['B'] - 60} min"),
+    ("| C | 4 Run · 5 See | {} min |", f"{MINUTES['C']}"),
+    ("| D | 6 Break it · 7 Explain: 1,024 GPUs | {} |", f"1 h {MINUTES['D'] - 60} min"),
+    ("{:.0f} GiB of the {:.0f} are there between two steps", [STATE, NODE.bytes / GIB]),
+    ("It needs more than {} the memory", "twice" if 2 < NODE.bytes / NODE.cluster.usable < 3 else "other"),
+    ("The largest term are AdamW's two {}.", NODE.blame),
+    ("An H100 has 80 GB = {:.1f} GiB. The planner takes {:.0f} GB", [H100.memory / GIB, H100.reserve / 1e9]),
+    ("Norms {}, queries and projection {}, keys and values {}, the MLP {}: together {}.",
+     [16, 2 * 64, 2 * 32, 3 * 96, 16 + 128 + 64 + 288]),
+    ("V' = {}, so both ends have {} + 8 + {}. All together are {}.",
+     [PADDED, PADDED * 8, PADDED * 8, PARAMETERS["dense"]]),
+    ('{{"dense": {}, "experts": 0}} in the example', PARAMETERS["dense"]),
+    ("Parameters have {} bytes, gradients {}.", [HELD["parameters"], HELD["gradients"]]),
+    ("200 parameters each: main parameters {} bytes, moments {}.", [HELD["main parameters"], HELD["moments"]]),
+    ("The first two rows have {} bytes a token, heads {} and {}, the MLP {}: {} bytes a token, {} in the layer.",
+     [8 * 8 + 8, 6 * 3 * 4, 4 * 2, 6 * 12, KEPT["layer"] // TEN, KEPT["layer"]]),
+    ("with 2 layers {}.", KEPT["stage"]),
+    ("A batch of 512 samples gives each rank {} microbatches.", 512 // (1024 // 32)),
+    ("so dp is {}. A batch", 1024 // 32),
+    ("The stream has {} bytes, a rank sends {} of them, {} times: {}.",
+     [2 * 16 * 4, 96, 10 * 3 * 2, example("bytes_sent")[1]["tp"]]),
+    ("takes 4000 / (2 · 2 · 500) = {:.0f} s, a backward pass {:.0f} s, the step {:.0f} s.",
+     [4000 / 2000, 8000 / 2000, STEP["seconds"]]),
+    ("= {:.0f} %. **Exercise.** Return {{\"seconds\"", 100 * STEP["mfu"]),
+    ("{} layouts. **Exercise.** Return all layouts",
+     words(len(import_module("course.12_planning.checks.legal").legal(**LAB["legal"].cases[0].inputs)))),
+    ("cards of a node at once, {:.0f} GB/s beside NVLink's {:.0f}.", [8 * H100.between / 1e9, H100.inside / 1e9]),
+    ("8 groups beside {} heads of queries", NODE.run.model.num_attention_heads),
+    ("each all-to-all has {} partners in place of {}.", [64 - 1, 8 - 1]),
+    ("ep {} leaves each GPU {} of them", [64, words(128 / 64)]),
+    ("ep 8 leaves {} on each GPU", 128 // 8),
+    ("But with ep 64 {} of eight rows leave the node", words(8 * (1 - 8 / 64))),
+    ("and a step has {} times as many. So a step takes {} times as long", [words(DP / 2)] * 2),
+    ("{:.0f} % · 4/3 = {:.0f} %", [39, 39 * 4 / 3]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "value"), STATED, ids=[sentence[:40] for sentence, _ in STATED])
+def test_the_text_states_what_comes_out(sentence, value):
+    said = sentence.format(*value) if isinstance(value, list) else sentence.format(value)
+    assert " ".join(said.split()) in " ".join(TEXT.split()), f"the lab does not say: {said}"
+
+
+def test_long_sequences_are_for_cp():
+    flags = f"--preset llama3-70b --seq-length 131072 --global-batch-size 16 --recompute-granularity full {BEST}"
+    flags += " --sequence-parallel --pipeline-model-parallel-size 4 --tensor-model-parallel-size"
+    tp, cp = planned(128, f"{flags} 16"), planned(128, f"{flags} 8 --context-parallel-size 2")
+    assert cp.time.seconds < tp.time.seconds and abs(cp.bytes / tp.bytes - 1) < 0.1 and cp.fits and tp.fits
+    assert tp.time.parts["tp"] > 2 * cp.time.parts["tp"] and "cp" not in cp.time.parts
+
+
+def test_experts_stay_in_their_node():
+    flags = (
+        f"--preset qwen3-30b-a3b --seq-length 4096 --global-batch-size 512 --moe-token-dispatcher-type alltoall {BEST}"
+    )
+    near, far = (planned(64, f"{flags} --expert-model-parallel-size {ep}") for ep in (8, 64))
+    assert near.fits and near.time.seconds < far.time.seconds and near.bytes > far.bytes
+    more = far.time.parts["experts"] - near.time.parts["experts"]
+    assert more > sum(near.time.parts.get(part, 0.0) for part in ("gradients", "weights"))
+
+
+def test_zero_3_is_for_small_batches():
+    told = {}
+    for batch in (32, 512):
+        one = f"{LLAMA} --bf16 --overlap-grad-reduce --global-batch-size {batch} --data-parallel-sharding-strategy"
+        told[batch] = (
+            planned(256, f"{one} optim_grads_params").time,
+            planned(256, f"{one} optim --overlap-param-gather --pipeline-model-parallel-size 4").time,
+        )
+    assert told[32][0].seconds < told[32][1].seconds and told[512][0].seconds > told[512][1].seconds
+    assert told[32][1].parts["bubble"] == pytest.approx(told[512][1].parts["bubble"], rel=1e-6)
+    assert told[512][0].parts["sharding"] == pytest.approx(16 * told[32][0].parts["sharding"], rel=1e-6)
+
+
+def test_what_each_axis_divides():
+    def held(tp: int, cp: int, pp: int) -> dict[str, float]:
+        flags = f"--tensor-model-parallel-size {tp} --context-parallel-size {cp} --pipeline-model-parallel-size {pp}"
+        peak = planned(
+            128, f"--preset llama3-70b --seq-length 8192 --global-batch-size 512 --sequence-parallel {flags} {BEST}"
+        ).memory[0].peak  # fmt: skip
+        return {**peak, "state": peak["main parameters"] + peak["moments"]}
+
+    before = held(2, 1, 2)
+    for axis, after in (("tp", held(4, 1, 2)), ("cp", held(2, 2, 2)), ("pp", held(2, 1, 4))):
+        factor = {name: before[name] / after[name] for name in ("parameters", "state", "activations")}
+        assert factor["state"] == pytest.approx(1.0, rel=0.05)
+        assert factor["parameters"] == pytest.approx(1.0 if axis == "cp" else 2.0, rel=0.07)
+        assert factor["activations"] == pytest.approx(1.0 if axis == "pp" else 2.0, rel=0.05)
+    assert before["parameters"] / held(2, 1, 4)["parameters"] < 1.98
