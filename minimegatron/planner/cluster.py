@@ -7,6 +7,9 @@ So a cluster has two kinds of numbers. Those of the data sheet are peaks; `matmu
 are the parts of them that large products, copies and messages reach, and they are measured (`minimegatron plan
 --measure`), fitted to published runs, or assumed (`CALIBRATED` says which).
 
+On a CPU no operation is fused and none reaches either rate; `operations` has what each was measured to take
+(`planner/operations`), and what has an entry there goes by it.
+
 | GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
 |------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
 | A100 | 80 GB  | 312 TFLOP/s  | 2.039 T         | 300 G            | 25 G (HDR, 200 Gb/s) | A100 80GB SXM         |
@@ -61,19 +64,29 @@ class Cluster(Config):
     copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
     link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
+    device: str = opt("cuda", "type of a rank's device", ("cuda", "cpu"))
+    overlaps: bool = opt(True, "links carry while a rank computes; not where its own processor carries")
+    operations: dict | None = opt(None, "{operation: seconds of a call, a FLOP, a product's byte, another byte}")
 
     @property
     def usable(self) -> float:
         """Bytes for tensors."""
         return self.memory - self.reserve
 
-    def product(self, flops: float, nbytes: float) -> float:
+    def product(self, flops: float, nbytes: float, operation: str = "") -> float:
         """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely."""
-        return flops / (self.matmul * self.matmul_share) + nbytes / (self.copy * self.copy_share)
+        rates = 0.0, 1 / (self.matmul * self.matmul_share), 1 / (self.copy * self.copy_share), 0.0
+        call, per_flop, per_byte, _ = self._measured(operation, rates)
+        return call + flops * per_flop + nbytes * per_byte
 
-    def moved(self, nbytes: float) -> float:
+    def moved(self, nbytes: float, operation: str = "") -> float:
         """Seconds to read and write so many bytes of memory."""
-        return nbytes / (self.copy * self.copy_share)
+        call, _, _, per_byte = self._measured(operation, (0.0, 0.0, 0.0, 1 / (self.copy * self.copy_share)))
+        return call + nbytes * per_byte if nbytes else 0.0
+
+    def _measured(self, operation: str, rates: Sequence[float]) -> Sequence[float]:
+        """Seconds of a call, a FLOP, a product's byte, another byte: measured for this operation, else the rates."""
+        return (self.operations or {}).get(operation, rates)
 
     def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective over these global ranks, as `trace` names and counts it."""
@@ -81,14 +94,21 @@ class Cluster(Config):
         if size == 1:
             return 0.0
         sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
-        steps = 1 if name in ("send", "ring_shift") else size - 1
-        if name == "all_reduce":
-            steps = 2 * (size - 1).bit_length()
-        return sent / self.rate(ranks) + steps * self.latency(ranks)
+        call, _, _, per_byte = self._measured(name, (self.latency(ranks), 0.0, 0.0, 1 / self.rate(ranks)))
+        return self.steps(name, size) * call + sent * per_byte
+
+    @staticmethod
+    def steps(name: str, size: int) -> int:
+        """Of a collective, one after the other."""
+        if name in ("send", "ring_shift"):
+            return 1
+        return 2 * (size - 1).bit_length() if name == "all_reduce" else size - 1
 
     def message(self, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds from one of these ranks to the next."""
-        return nbytes / (self._slowest(ranks, 1) * self.link_share) + self.latency(ranks)
+        rates = self.latency(ranks), 0.0, 0.0, 1 / (self._slowest(ranks, 1) * self.link_share)
+        call, _, _, per_byte = self._measured("ring_shift", rates)
+        return call + nbytes * per_byte
 
     def rate(self, ranks: Sequence[int]) -> float:
         """Bytes/s that a rank of a group sends in a ring."""

@@ -94,6 +94,17 @@ class StepTime:
         return self.tflops * 1e12 / self.peak
 
 
+def kind_of(op: Op) -> str:
+    """What a cluster calls it where it was measured; a product with a weight is the same in all modules."""
+    return "linear" if op.product is not None and op.weights else op.kind or op.what
+
+
+def how_much(op: Op, z: Sizes, backward: bool) -> tuple[float, float]:
+    """(How often its product is computed, bytes moved besides) in a pass."""
+    flash = op.product is not None and not op.weights and z.config.attention_backend != "reference"
+    return (2 + FLASH_AGAIN * flash, BACK * op.moved + op.back) if backward else (1, op.moved)
+
+
 class _Watch:
     """Adds up seconds by part."""
 
@@ -106,13 +117,12 @@ class _Watch:
         return seconds
 
     def product(self, op: Op) -> float:
-        return self.cluster.product(op.product.flops, op.product.nbytes) if op.product is not None else 0.0
+        return self.cluster.product(op.product.flops, op.product.nbytes, kind_of(op)) if op.product is not None else 0.0
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
-        flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
-        times = 2 + FLASH_AGAIN * flash if backward else 1
-        product, moved = times * self.product(op), (BACK if backward else 1) * self.cluster.moved(op.moved)
+        times, nbytes = how_much(op, self.z, backward)
+        product, moved = times * self.product(op), self.cluster.moved(nbytes, kind_of(op))
         if again:
             self._add(AGAIN, product + moved)
         elif product:
@@ -130,7 +140,7 @@ class _Watch:
             some = [m for m in messages if m.beside == beside]
             seconds = sum(message_time(m, self.z.mesh, self.cluster) for m in some)
             if some:
-                left = max(0.0, seconds - product) if beside else seconds
+                left = max(0.0, seconds - product) if beside and self.cluster.overlaps else seconds
                 total += self._add(OF_AXIS.get(some[0].axis, "experts"), left)
         return total
 
@@ -215,7 +225,7 @@ class Around:
 
 def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
     """Of one rank, whose stages take `mine` for a microbatch."""
-    work, parallel = work_of_run(run, world, "cuda"), run.parallel
+    work, parallel = work_of_run(run, world, cluster.device), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
     ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
     z = sizes_of(run.model, mesh, run.optimizer, work)
@@ -230,7 +240,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         seconds = [s for part in kinds for s in found.get(part, [])]
         total = sum(seconds) / times
         last = seconds[-1] if seconds else 0.0
-        return min(total, last + max(0.0, total - last - hidden))
+        return min(total, last + max(0.0, total - last - hidden * cluster.overlaps))
 
     overlaps = parallel.overlap_grad_reduce
     updated = sum(shard.grad.numel() for shard in ddp.shards().values())
@@ -239,7 +249,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
     once = {
         "gradients": left(mine.backward * overlaps, "gradients"),
         "weights": left(mine.forward * parallel.overlap_param_gather, "weights"),
-        "optimizer": cluster.moved(ADAM_BYTES * updated),
+        "optimizer": cluster.moved(ADAM_BYTES * updated, "optimizer"),
         "end of step": left(0.0, "end of step"),
     }
     return Around(each, once)
@@ -275,7 +285,7 @@ def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], 
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
     """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
-    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"))
+    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, cluster.device))
     pieces = Pieces(z, cluster, one_of_each(run.model, mesh))
     return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
 
@@ -289,7 +299,7 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     """
     require_known(run.spec is None, "the time of a spec's layers")
     require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
-    work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
+    work, ranks = work_of_run(run, world, cluster.device), rank_groups(run.parallel, world, "pp")[0]
     plan, z, stages = stages_of_run(run, world, cluster)
     placement, m = placement_of(plan), work.microbatches
     two = {0, plan.ranks - 1}

@@ -94,6 +94,8 @@ class Op:
         messages: what it sends, in order.
         ends: nothing behind its product is kept for the backward pass.
         tail: its last message is behind all that its layer keeps.
+        back: the same backward, beyond what follows from `moved`.
+        kind: its name in its module's rule, where `what` is the module's.
     """
 
     what: str
@@ -103,6 +105,8 @@ class Op:
     messages: tuple[Message, ...] = ()
     ends: bool = False
     tail: bool = False
+    back: float = 0.0
+    kind: str = ""
 
 
 Rule = Callable[[Any, Sizes], Iterable[Op]]
@@ -127,7 +131,7 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
         holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
         require_known(type(part) in _RULES or not holds, type(part).__name__)
         if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
-            found += [dataclasses.replace(op, what=name or op.what) for op in _RULES[type(part)](part, z)]
+            found += [dataclasses.replace(op, what=name or op.what, kind=op.what) for op in _RULES[type(part)](part, z)]
     return found
 
 
@@ -177,8 +181,12 @@ def replicated(module: ReplicatedLinear, z: Sizes) -> Iterator[Op]:
 
 @rule(VocabParallelEmbedding)
 def table(module: VocabParallelEmbedding, z: Sizes) -> Iterator[Op]:
+    """Its gradient is one of all words: zeros written, rows added, and the whole added to the buffer."""
     h = module.weight.shape[1]
-    yield Op("table", moved=3.0 * z.e * z.n * h, messages=tuple(_sum(module.tp, module.sequence_parallel, z, h)))
+    back = (2.0 * z.e + 8.0) * module.weight.numel()
+    yield Op(
+        "table", moved=3.0 * z.e * z.n * h, back=back, messages=tuple(_sum(module.tp, module.sequence_parallel, z, h))
+    )
 
 
 @rule(Norm)

@@ -1,0 +1,238 @@
+"""What the operations of a training step take on this machine, each run by itself.
+
+The problem in a sentence: a rate of products and a rate of copies predict a program whose every operation reaches one
+of the two, and without fused kernels most of them do neither: SwiGLU is five passes over memory and an exponential.
+
+So each operation of the planner's list (`work.Op`) is run alone, forward and backward, in a few shapes, and four
+numbers are fitted to its times, weighted by the same counts with which `timing` uses them:
+
+    seconds = c calls + f FLOPs + p bytes of the product + b bytes moved besides         c, f, p, b not below 0
+
+| operation      | what runs                                                               |
+|----------------|-------------------------------------------------------------------------|
+| linear         | `ColumnParallelLinear`, its gradient added to the buffer                |
+| attention      | `SelfAttention` without its matrices: heads, RoPE, core attention       |
+| norm           | the sum with the residual stream and the norm of it                     |
+| activation     | `MLP` without its matrices                                              |
+| table          | the embedding of words, its gradient added to the buffer                |
+| loss           | cross entropy                                                           |
+| optimizer      | gradients zeroed, divided, their norm, AdamW                            |
+
+No model is run, and no step. The shapes are those of no model of `benchmarks/planned.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimegatron.comm.axis import ALONE
+from minimegatron.comm.mesh import Mesh
+from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.footprint.prediction import Work, sizes_of
+from minimegatron.footprint.tape import Sizes
+from minimegatron.layers.attention import AttentionContext, SelfAttention
+from minimegatron.layers.embedding import VocabParallelEmbedding
+from minimegatron.layers.linear import ColumnParallelLinear
+from minimegatron.layers.loss import vocab_parallel_cross_entropy
+from minimegatron.layers.mlp import MLP
+from minimegatron.layers.norm import Norm
+from minimegatron.layers.param import Init
+from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.models.zoo import family_config
+from minimegatron.optim.build import build_optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.planner.stages import ends_work
+from minimegatron.planner.timing import ADAM_BYTES, how_much, kind_of, one_of_each
+from minimegatron.planner.work import Op, work_of
+
+Run = Callable[[], object]
+Counts = tuple[float, float, float, float]
+SIDES = [(256, 192, 384), (512, 384, 1024), (512, 1024, 384), (768, 512, 1536)]  # tokens, inputs, outputs
+SHAPES = [
+    (192, 32, 256, 1),
+    (384, 64, 256, 2),
+    (384, 32, 256, 4),
+    (256, 32, 1024, 1),
+    (384, 64, 768, 1),
+]  # width, of a head, s, b
+WORDS = [(256, 2048), (512, 6144)]  # tokens, vocabulary
+UPDATED = (2**19, 2**22)  # elements
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One operation in one shape.
+
+    Attributes:
+        kind: of the operation.
+        asked: calls, FLOPs, bytes of the product and bytes besides, forward and backward.
+        run: it, once.
+    """
+
+    kind: str
+    asked: Counts
+    run: Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A trial and its seconds."""
+
+    kind: str
+    asked: Counts
+    seconds: float
+
+
+class Through(nn.Identity):
+    """In the place of a matrix."""
+
+    def __init__(self, inputs: int, outputs: int, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.weight = torch.empty(outputs, inputs, device="meta")
+
+
+def trials() -> Iterator[Trial]:
+    """All of them."""
+    for n, i, o in SIDES:
+        yield linear(n, i, o)
+    for h, d, s, b in SHAPES:
+        config = model(h, h // d)
+        z = sizes_of(config, Mesh.serial(), OptimizerConfig(), Work(s, b))
+        yield from (attention(config, z), norm(config, z), activation(config, z))
+    for n, vocabulary in WORDS:
+        z = sizes_of(model(256, 8, vocabulary), Mesh.serial(), OptimizerConfig(), Work(n))
+        yield from (table(z.config, z), loss(z.config, z))
+    for elements in UPDATED:
+        yield optimizer(elements)
+
+
+def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
+    """A small Llama."""
+    return family_config(
+        "llama", num_layers=1, hidden_size=h, num_attention_heads=heads, num_query_groups=heads // 2,
+        ffn_hidden_size=3 * h, vocab_size=vocabulary,
+    )  # fmt: skip
+
+
+def asked(op: Op, z: Sizes) -> Counts:
+    """Of both passes."""
+    both = [how_much(op, z, backward) for backward in (False, True)]
+    products, nbytes = (sum(of) for of in zip(*both, strict=True))
+    flops, touched = (op.product.flops, op.product.nbytes) if op.product is not None else (0.0, 0.0)
+    calls = products * (op.product is not None) + len(both) * (nbytes > 0)
+    return calls, products * flops, products * touched, nbytes
+
+
+def trial(op: Op, z: Sizes, run: Run) -> Trial:
+    return Trial(kind_of(op), asked(op, z), run)
+
+
+def both_passes(call: Callable[..., Any], *inputs: torch.Tensor) -> Run:
+    """Forward, and backward with the gradients of every output."""
+    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
+    outputs = call(*leaves)
+    grads = [torch.ones_like(y) for y in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+    def run() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        outputs = call(*leaves)
+        torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), grads)
+
+    return run
+
+
+def wrapped(module: nn.Module) -> DistributedDataParallel:
+    """With a buffer that gradients are added to."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return DistributedDataParallel(module, Mesh.serial())
+
+
+def linear(n: int, i: int, o: int) -> Trial:
+    layer = ColumnParallelLinear(i, o, ALONE, init=Init(), bias=False)
+    z = sizes_of(model(256, 8), Mesh.serial(), OptimizerConfig(), Work(n))
+    (op,) = work_of(layer, z)
+    return trial(op, z, both_passes(wrapped(layer), torch.rand(n, 1, i)))
+
+
+def attention(config: TransformerConfig, z: Sizes) -> Trial:
+    module = SelfAttention(config, z.mesh, column=Through, row=Through)
+    (op,) = work_of(module, z)
+    rotary = RotaryEmbedding(config)(torch.arange(z.s).expand(z.b, -1))
+    rows = torch.rand(z.s, z.b, module.linear_qkv.weight.shape[0])
+    return trial(op, z, both_passes(lambda x: module(x, AttentionContext(rotary)), rows))
+
+
+def norm(config: TransformerConfig, z: Sizes) -> Trial:
+    module = Norm(config)
+    (op,) = work_of(module, z)
+    ddp, streams = wrapped(module), [torch.rand(z.s, z.b, config.hidden_size) for _ in range(2)]
+    return trial(op, z, both_passes(lambda x, r: ddp.module.add(x, r), *streams))  # type: ignore[operator]
+
+
+def activation(config: TransformerConfig, z: Sizes) -> Trial:
+    module = MLP(config, z.mesh, column=Through, row=Through)
+    (op,) = work_of(module, z)
+    return trial(op, z, both_passes(module, torch.rand(z.s, z.b, module.linear_fc1.weight.shape[0])))
+
+
+def table(config: TransformerConfig, z: Sizes) -> Trial:
+    module = VocabParallelEmbedding(config.vocab_size, config.hidden_size, z.mesh.tp, init=Init())
+    (op,) = work_of(module, z)
+    return trial(op, z, both_passes(wrapped(module), torch.arange(z.n).view(1, -1)))
+
+
+def loss(config: TransformerConfig, z: Sizes) -> Trial:
+    op = ends_work(one_of_each(config, z.mesh), z)[1][-1]
+    labels = torch.arange(z.n).view(-1, 1)
+
+    def call(logits: torch.Tensor) -> torch.Tensor:
+        return vocab_parallel_cross_entropy(logits, labels, z.mesh.tp)
+
+    return trial(op, z, both_passes(call, torch.rand(z.n, 1, config.vocab_size)))
+
+
+def optimizer(elements: int) -> Trial:
+    layer, mesh = ColumnParallelLinear(1024, elements // 1024, ALONE, init=Init(), bias=False), Mesh.serial()
+    ddp = wrapped(layer)
+    made = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+
+    def run() -> None:
+        ddp.zero_grad_buffer()
+        layer.weight.main_grad.fill_(1.0)  # type: ignore[attr-defined]
+        ddp.scale_gradients(0.5)
+        made.step()
+
+    return Trial("optimizer", (1.0, 0.0, 0.0, float(ADAM_BYTES * elements)), run)
+
+
+def fitted(asked: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """c, f, p and b that come nearest to all times, each error as a share of its time."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    rows = torch.tensor(asked, dtype=torch.float64) / times[:, None]
+    unit = rows.amax(0).clamp(min=1e-30)
+    best, least = [0.0] * 4, float("inf")
+    for used in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in range(1, 5)):
+        some = (rows / unit)[:, list(used)]
+        found = torch.linalg.lstsq(some, torch.ones_like(times)[:, None]).solution[:, 0]
+        error = float((some @ found - 1).square().sum())
+        if bool((found > 0).all()) and bool((some.amax(0) > 0).all()) and error < least:
+            best, least = [0.0] * 4, error
+            for number, value in zip(used, found, strict=True):
+                best[number] = float(value / unit[number])
+    return best
+
+
+def fits(times: Iterable[Timed]) -> dict[str, list[float]]:
+    """{kind: c, f, p, b}."""
+    found: dict[str, list[Timed]] = {}
+    for one in times:
+        found.setdefault(one.kind, []).append(one)
+    return {kind: fitted([t.asked for t in of], [t.seconds for t in of]) for kind, of in found.items()}
