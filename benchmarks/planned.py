@@ -149,10 +149,9 @@ def sleepers(cluster: Cluster, smoke: bool) -> list[str]:
     step, rounds, rows = (0.002, 1, list[str]()) if smoke else (0.05, 3, [])
     for world, m in ((2, 4),) if smoke else ((2, 4), (4, 8)):
         for name in sorted(SCHEDULES):
-            flags = (
-                f"--pipeline-model-parallel-size {world} --pipeline-schedule {name} --num-layers {2 * world}".split()
-            )
-            run = parse_args([*MODEL, *flags], world)
+            layout = f"--pipeline-model-parallel-size {world} --pipeline-schedule {name} --num-layers {2 * world}"
+            batch = f"--seq-length 1 --micro-batch-size 1 --global-batch-size {m}"  # messages are small
+            run = parse_args([*MODEL, *layout.split(), *batch.split()], world)
             plan, z, stages = stages_of_run(run, world, cluster)
             asleep = [PassTime(step, 2 * step, step, {})] * len(stages)
             told = float(played(plan, z, cluster, asleep, m).makespan)

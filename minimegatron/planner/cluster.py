@@ -7,8 +7,8 @@ So a cluster has two kinds of numbers. Those of the data sheet are peaks; `matmu
 are the parts of them that large products, copies and messages reach, and they are measured (`minimegatron plan
 --measure`), fitted to published runs, or assumed (`CALIBRATED` says which).
 
-On a CPU no operation is fused and none reaches either rate; `operations` has what each was measured to take
-(`planner/operations`), and what has an entry there goes by it.
+On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
+(`planner/operations`), and `of` gives the cluster as that operation finds it.
 
 | GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
 |------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
@@ -37,6 +37,7 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
+NOTHING = 1e-30  # seconds
 _H200 = "assumed, not measured: an H200 with 790 TFLOP/s in large products, 4.3 TB/s in copies; links as the A100's"
 CALIBRATED = {
     "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
@@ -66,27 +67,32 @@ class Cluster(Config):
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
     device: str = opt("cuda", "type of a rank's device", ("cuda", "cpu"))
     overlaps: bool = opt(True, "links carry while a rank computes; not where its own processor carries")
-    operations: dict | None = opt(None, "{operation: seconds of a call, a FLOP, a product's byte, another byte}")
+    operations: dict | None = opt(None, "{operation: seconds of a call, of a FLOP, of a byte}, each measured by itself")
 
     @property
     def usable(self) -> float:
         """Bytes for tensors."""
         return self.memory - self.reserve
 
-    def product(self, flops: float, nbytes: float, operation: str = "") -> float:
+    def product(self, flops: float, nbytes: float) -> float:
         """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely."""
-        rates = 0.0, 1 / (self.matmul * self.matmul_share), 1 / (self.copy * self.copy_share), 0.0
-        call, per_flop, per_byte, _ = self._measured(operation, rates)
-        return call + flops * per_flop + nbytes * per_byte
+        return flops / (self.matmul * self.matmul_share) + nbytes / (self.copy * self.copy_share)
 
-    def moved(self, nbytes: float, operation: str = "") -> float:
+    def moved(self, nbytes: float) -> float:
         """Seconds to read and write so many bytes of memory."""
-        call, _, _, per_byte = self._measured(operation, (0.0, 0.0, 0.0, 1 / (self.copy * self.copy_share)))
-        return call + nbytes * per_byte if nbytes else 0.0
+        return nbytes / (self.copy * self.copy_share)
 
-    def _measured(self, operation: str, rates: Sequence[float]) -> Sequence[float]:
-        """Seconds of a call, a FLOP, a product's byte, another byte: measured for this operation, else the rates."""
-        return (self.operations or {}).get(operation, rates)
+    def measured(self, operation: str) -> tuple[float, float, float] | None:
+        """Seconds of a call, a FLOP and a byte; None for an operation that was not measured by itself."""
+        found = (self.operations or {}).get(operation)
+        return None if found is None else (found[0], max(found[1], NOTHING), max(found[2], NOTHING))
+
+    def of(self, operation: str) -> Cluster:
+        """The same with the rates that this operation reaches."""
+        if (seconds := self.measured(operation)) is None:
+            return self
+        _, flop, byte = seconds
+        return dataclasses.replace(self, matmul_share=1 / (flop * self.matmul), copy_share=1 / (byte * self.copy))
 
     def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective over these global ranks, as `trace` names and counts it."""
@@ -94,8 +100,8 @@ class Cluster(Config):
         if size == 1:
             return 0.0
         sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
-        call, _, _, per_byte = self._measured(name, (self.latency(ranks), 0.0, 0.0, 1 / self.rate(ranks)))
-        return self.steps(name, size) * call + sent * per_byte
+        step, _, byte = self.measured(name) or (self.latency(ranks), 0.0, 1 / self.rate(ranks))
+        return sent * byte + self.steps(name, size) * step
 
     @staticmethod
     def steps(name: str, size: int) -> int:
@@ -106,9 +112,9 @@ class Cluster(Config):
 
     def message(self, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds from one of these ranks to the next."""
-        rates = self.latency(ranks), 0.0, 0.0, 1 / (self._slowest(ranks, 1) * self.link_share)
-        call, _, _, per_byte = self._measured("ring_shift", rates)
-        return call + nbytes * per_byte
+        rates = self.latency(ranks), 0.0, 1 / (self._slowest(ranks, 1) * self.link_share)
+        step, _, byte = self.measured("ring_shift") or rates
+        return nbytes * byte + step
 
     def rate(self, ranks: Sequence[int]) -> float:
         """Bytes/s that a rank of a group sends in a ring."""

@@ -84,7 +84,7 @@ def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS) -
     found = shared_pool(RANKS).run(on_rank, clock, repeats, timeout=300)
     computed, copied = map(statistics.mean, zip(*(rates for rates, _ in found), strict=True))
     operations = fits(row for _, rows in found for row in rows)
-    step, _, _, byte = operations["all_reduce"]
+    step, _, byte = operations["all_reduce"]
     return Cluster(
         gpu=platform.processor() or platform.machine(), gpus_per_node=1024, memory=float(_host_memory()), reserve=0.0,
         matmul=computed, copy=copied, inside=1 / byte, between=1 / byte, latency_inside=step, latency_between=step,
@@ -123,7 +123,7 @@ def messages(axis: Axis) -> Iterator[Trial]:
             (SHIFT, lambda x=x: Shift(x, axis).wait()),
         ):
             sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=nbytes, size=axis.size).wire_bytes
-            yield Trial(name, (float(Cluster.steps(name, axis.size)), 0.0, 0.0, sent), run)
+            yield Trial(name, (float(Cluster.steps(name, axis.size)), 0.0, sent), run)
 
 
 def _of_gpu(device: torch.device, computed: float, copied: float) -> Cluster:

@@ -3,10 +3,13 @@
 The problem in a sentence: a rate of products and a rate of copies predict a program whose every operation reaches one
 of the two, and without fused kernels most of them do neither: SwiGLU is five passes over memory and an exponential.
 
-So each operation of the planner's list (`work.Op`) is run alone, forward and backward, in a few shapes, and four
-numbers are fitted to its times, weighted by the same counts with which `timing` uses them:
+So each operation of the planner's list (`work.Op`) is run alone, forward and backward, in a few shapes, and three
+numbers are fitted to its times:
 
-    seconds = c calls + f FLOPs + p bytes of the product + b bytes moved besides         c, f, p, b not below 0
+    seconds = c calls + f FLOPs + b bytes         c, f, b not below 0
+
+How many calls, FLOPs and bytes are in a time is asked of the planner itself: what it predicts (`timing.pass_time`) for
+a machine on which a call takes a second and all else nothing, and so on.
 
 | operation      | what runs                                                               |
 |----------------|-------------------------------------------------------------------------|
@@ -44,15 +47,18 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
+from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import ends_work
-from minimegatron.planner.timing import ADAM_BYTES, how_much, kind_of, one_of_each
+from minimegatron.planner.timing import PassTime, around, one_of_each, pass_time
 from minimegatron.planner.work import Op, work_of
+from minimegatron.training.run import RunConfig
 
 Run = Callable[[], object]
-Counts = tuple[float, float, float, float]
+Counts = tuple[float, float, float]
 SIDES = [(256, 192, 384), (512, 384, 1024), (512, 1024, 384), (768, 512, 1536)]  # tokens, inputs, outputs
 SHAPES = [
     (192, 32, 256, 1),
@@ -62,7 +68,7 @@ SHAPES = [
     (384, 64, 768, 1),
 ]  # width, of a head, s, b
 WORDS = [(256, 2048), (512, 6144)]  # tokens, vocabulary
-UPDATED = (2**19, 2**22)  # elements
+UPDATED = (96, 320)  # width of a model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Trial:
 
     Attributes:
         kind: of the operation.
-        asked: calls, FLOPs, bytes of the product and bytes besides, forward and backward.
+        asked: calls, FLOPs and bytes, forward and backward.
         run: it, once.
     """
 
@@ -108,8 +114,8 @@ def trials() -> Iterator[Trial]:
     for n, vocabulary in WORDS:
         z = sizes_of(model(256, 8, vocabulary), Mesh.serial(), OptimizerConfig(), Work(n))
         yield from (table(z.config, z), loss(z.config, z))
-    for elements in UPDATED:
-        yield optimizer(elements)
+    for h in UPDATED:
+        yield optimizer(model(h, 8, 4096))
 
 
 def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
@@ -120,17 +126,22 @@ def model(h: int, heads: int, vocabulary: int = 256) -> TransformerConfig:
     )  # fmt: skip
 
 
-def asked(op: Op, z: Sizes) -> Counts:
-    """Of both passes."""
-    both = [how_much(op, z, backward) for backward in (False, True)]
-    products, nbytes = (sum(of) for of in zip(*both, strict=True))
-    flops, touched = (op.product.flops, op.product.nbytes) if op.product is not None else (0.0, 0.0)
-    calls = products * (op.product is not None) + len(both) * (nbytes > 0)
-    return calls, products * flops, products * touched, nbytes
+def asked(kind: str, predicted: Callable[[Cluster], float]) -> Counts:
+    """What is in a prediction: one on a machine where a call takes a second, a FLOP does, a byte does."""
+    units = ([0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+    none, *each = (predicted(Cluster(device="cpu", operations={kind: unit})) for unit in units)
+    calls, flops, nbytes = (one - none for one in each)
+    return calls, flops, nbytes
 
 
-def trial(op: Op, z: Sizes, run: Run) -> Trial:
-    return Trial(kind_of(op), asked(op, z), run)
+def trial(kind: str, op: Op, z: Sizes, run: Run) -> Trial:
+    """Of an operation that sends nothing."""
+
+    def both(cluster: Cluster) -> float:
+        told = pass_time([op], (), z, cluster)
+        return told.forward + told.backward
+
+    return Trial(kind, asked(kind, both), run)
 
 
 def both_passes(call: Callable[..., Any], *inputs: torch.Tensor) -> Run:
@@ -159,7 +170,7 @@ def linear(n: int, i: int, o: int) -> Trial:
     layer = ColumnParallelLinear(i, o, ALONE, init=Init(), bias=False)
     z = sizes_of(model(256, 8), Mesh.serial(), OptimizerConfig(), Work(n))
     (op,) = work_of(layer, z)
-    return trial(op, z, both_passes(wrapped(layer), torch.rand(n, 1, i)))
+    return trial("linear", op, z, both_passes(wrapped(layer), torch.rand(n, 1, i)))
 
 
 def attention(config: TransformerConfig, z: Sizes) -> Trial:
@@ -167,26 +178,26 @@ def attention(config: TransformerConfig, z: Sizes) -> Trial:
     (op,) = work_of(module, z)
     rotary = RotaryEmbedding(config)(torch.arange(z.s).expand(z.b, -1))
     rows = torch.rand(z.s, z.b, module.linear_qkv.weight.shape[0])
-    return trial(op, z, both_passes(lambda x: module(x, AttentionContext(rotary)), rows))
+    return trial("attention", op, z, both_passes(lambda x: module(x, AttentionContext(rotary)), rows))
 
 
 def norm(config: TransformerConfig, z: Sizes) -> Trial:
     module = Norm(config)
     (op,) = work_of(module, z)
     ddp, streams = wrapped(module), [torch.rand(z.s, z.b, config.hidden_size) for _ in range(2)]
-    return trial(op, z, both_passes(lambda x, r: ddp.module.add(x, r), *streams))  # type: ignore[operator]
+    return trial("norm", op, z, both_passes(lambda x, r: ddp.module.add(x, r), *streams))  # type: ignore[operator]
 
 
 def activation(config: TransformerConfig, z: Sizes) -> Trial:
     module = MLP(config, z.mesh, column=Through, row=Through)
     (op,) = work_of(module, z)
-    return trial(op, z, both_passes(module, torch.rand(z.s, z.b, module.linear_fc1.weight.shape[0])))
+    return trial("activation", op, z, both_passes(module, torch.rand(z.s, z.b, module.linear_fc1.weight.shape[0])))
 
 
 def table(config: TransformerConfig, z: Sizes) -> Trial:
     module = VocabParallelEmbedding(config.vocab_size, config.hidden_size, z.mesh.tp, init=Init())
     (op,) = work_of(module, z)
-    return trial(op, z, both_passes(wrapped(module), torch.arange(z.n).view(1, -1)))
+    return trial("table", op, z, both_passes(wrapped(module), torch.arange(z.n).view(1, -1)))
 
 
 def loss(config: TransformerConfig, z: Sizes) -> Trial:
@@ -196,42 +207,42 @@ def loss(config: TransformerConfig, z: Sizes) -> Trial:
     def call(logits: torch.Tensor) -> torch.Tensor:
         return vocab_parallel_cross_entropy(logits, labels, z.mesh.tp)
 
-    return trial(op, z, both_passes(call, torch.rand(z.n, 1, config.vocab_size)))
+    return trial("loss", op, z, both_passes(call, torch.rand(z.n, 1, config.vocab_size)))
 
 
-def optimizer(elements: int) -> Trial:
-    layer, mesh = ColumnParallelLinear(1024, elements // 1024, ALONE, init=Init(), bias=False), Mesh.serial()
-    ddp = wrapped(layer)
+def optimizer(config: TransformerConfig) -> Trial:
+    mesh, none = Mesh.serial(), PassTime(0.0, 0.0, 0.0, {})
+    ddp = wrapped(build_model(config, mesh, 0))
     made = build_optimizer(OptimizerConfig(), ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
 
     def run() -> None:
         ddp.zero_grad_buffer()
-        layer.weight.main_grad.fill_(1.0)  # type: ignore[attr-defined]
         ddp.scale_gradients(0.5)
         made.step()
 
-    return Trial("optimizer", (1.0, 0.0, 0.0, float(ADAM_BYTES * elements)), run)
+    counts = asked("optimizer", lambda cluster: around(RunConfig(config), 0, 1, cluster, none).parts["optimizer"])
+    return Trial("optimizer", counts, run)
 
 
 def fitted(asked: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """c, f, p and b that come nearest to all times, each error as a share of its time."""
+    """c, f and b that come nearest to all times, each error as a share of its time."""
     times = torch.tensor(seconds, dtype=torch.float64)
     rows = torch.tensor(asked, dtype=torch.float64) / times[:, None]
     unit = rows.amax(0).clamp(min=1e-30)
-    best, least = [0.0] * 4, float("inf")
-    for used in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in range(1, 5)):
+    best, least = [0.0] * 3, float("inf")
+    for used in itertools.chain.from_iterable(itertools.combinations(range(3), k) for k in range(1, 4)):
         some = (rows / unit)[:, list(used)]
         found = torch.linalg.lstsq(some, torch.ones_like(times)[:, None]).solution[:, 0]
         error = float((some @ found - 1).square().sum())
         if bool((found > 0).all()) and bool((some.amax(0) > 0).all()) and error < least:
-            best, least = [0.0] * 4, error
+            best, least = [0.0] * 3, error
             for number, value in zip(used, found, strict=True):
                 best[number] = float(value / unit[number])
     return best
 
 
 def fits(times: Iterable[Timed]) -> dict[str, list[float]]:
-    """{kind: c, f, p, b}."""
+    """{kind: c, f, b}."""
     found: dict[str, list[Timed]] = {}
     for one in times:
         found.setdefault(one.kind, []).append(one)

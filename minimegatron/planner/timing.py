@@ -19,8 +19,9 @@ microbatch, gradients only with `overlap_grad_reduce`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -94,17 +95,6 @@ class StepTime:
         return self.tflops * 1e12 / self.peak
 
 
-def kind_of(op: Op) -> str:
-    """What a cluster calls it where it was measured; a product with a weight is the same in all modules."""
-    return "linear" if op.product is not None and op.weights else op.kind or op.what
-
-
-def how_much(op: Op, z: Sizes, backward: bool) -> tuple[float, float]:
-    """(How often its product is computed, bytes moved besides) in a pass."""
-    flash = op.product is not None and not op.weights and z.config.attention_backend != "reference"
-    return (2 + FLASH_AGAIN * flash, BACK * op.moved + op.back) if backward else (1, op.moved)
-
-
 class _Watch:
     """Adds up seconds by part."""
 
@@ -117,12 +107,14 @@ class _Watch:
         return seconds
 
     def product(self, op: Op) -> float:
-        return self.cluster.product(op.product.flops, op.product.nbytes, kind_of(op)) if op.product is not None else 0.0
+        return self.cluster.product(op.product.flops, op.product.nbytes) if op.product is not None else 0.0
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
-        times, nbytes = how_much(op, self.z, backward)
-        product, moved = times * self.product(op), self.cluster.moved(nbytes, kind_of(op))
+        flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
+        times = 2 + FLASH_AGAIN * flash if backward else 1
+        product, back = times * self.product(op), BACK * op.moved if op.moved_back is None else op.moved_back
+        moved = self.cluster.moved(back if backward else op.moved)
         if again:
             self._add(AGAIN, product + moved)
         elif product:
@@ -145,6 +137,34 @@ class _Watch:
         return total
 
 
+class _Measured(_Watch):
+    """The same where operations were measured by themselves: each has its own rates, and a price of each call."""
+
+    def product(self, op: Op) -> float:
+        with self._rates_of(op):
+            return super().product(op)
+
+    def run(self, op: Op, backward: bool, again: bool = False) -> float:
+        if (seconds := self.cluster.measured(_kind(op))) is None:
+            return super().run(op, backward, again)
+        if op.product is not None and not op.weights:  # its scores stay in a cache
+            op = dataclasses.replace(op, product=dataclasses.replace(op.product, element=0))
+        calls = seconds[0] * (2 if backward and op.product is not None else 1)
+        with self._rates_of(op):
+            return self._add(AGAIN if again else MEMORY, calls) + super().run(op, backward, again)
+
+    @contextlib.contextmanager
+    def _rates_of(self, op: Op) -> Iterator[None]:
+        whole, self.cluster = self.cluster, self.cluster.of(_kind(op))
+        yield
+        self.cluster = whole
+
+
+def _kind(op: Op) -> str:
+    """What its times are kept under; a product with a weight is the same in all modules."""
+    return "linear" if op.product is not None and op.weights else op.kind or op.what
+
+
 def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
     """Of one communication of this rank."""
     return cluster.collective(message.name, message.nbytes, mesh.axis(message.axis).ranks)
@@ -152,7 +172,7 @@ def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
 
 def pass_time(ops: Iterable[Op], repeated: Iterable[Op], z: Sizes, cluster: Cluster) -> PassTime:
     """One microbatch through these operations, some of which the backward pass repeats."""
-    watch, ops = _Watch(z, cluster), list(ops)
+    watch, ops = (_Measured if cluster.operations else _Watch)(z, cluster), list(ops)
     forward = sum(watch.run(op, False) for op in ops)
     backward = sum(watch.run(op, True) for op in ops) + sum(watch.run(op, False, True) for op in repeated)
     return PassTime(forward, backward, sum(watch.product(op) for op in ops if op.weights), watch.parts)
@@ -225,7 +245,7 @@ class Around:
 
 def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTime) -> Around:
     """Of one rank, whose stages take `mine` for a microbatch."""
-    work, parallel = work_of_run(run, world, cluster.device), run.parallel
+    work, parallel = work_of_run(run, world, "cuda"), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
     ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer), mesh, run.optimizer)
     z = sizes_of(run.model, mesh, run.optimizer, work)
@@ -249,7 +269,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
     once = {
         "gradients": left(mine.backward * overlaps, "gradients"),
         "weights": left(mine.forward * parallel.overlap_param_gather, "weights"),
-        "optimizer": cluster.moved(ADAM_BYTES * updated, "optimizer"),
+        "optimizer": cluster.of("optimizer").moved(ADAM_BYTES * updated) + (cluster.measured("optimizer") or (0.0,))[0],
         "end of step": left(0.0, "end of step"),
     }
     return Around(each, once)
@@ -285,7 +305,7 @@ def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], 
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
     """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
-    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, cluster.device))
+    z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"))
     pieces = Pieces(z, cluster, one_of_each(run.model, mesh))
     return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
 
@@ -299,7 +319,7 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
     """
     require_known(run.spec is None, "the time of a spec's layers")
     require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
-    work, ranks = work_of_run(run, world, cluster.device), rank_groups(run.parallel, world, "pp")[0]
+    work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
     plan, z, stages = stages_of_run(run, world, cluster)
     placement, m = placement_of(plan), work.microbatches
     two = {0, plan.ranks - 1}

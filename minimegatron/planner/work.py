@@ -88,25 +88,25 @@ class Op:
 
     Attributes:
         what: its name.
+        kind: that of its rule, where `what` is its module's.
         product: computed forward once and backward twice; None where there is none.
         weights: half of the backward products are of weights, which a split backward pass puts off.
         moved: bytes of memory read and written forward besides.
         messages: what it sends, in order.
         ends: nothing behind its product is kept for the backward pass.
         tail: its last message is behind all that its layer keeps.
-        back: the same backward, beyond what follows from `moved`.
-        kind: its name in its module's rule, where `what` is the module's.
+        moved_back: bytes read and written backward besides; None: `BACK` times those forward.
     """
 
     what: str
+    kind: str = dataclasses.field(default="", kw_only=True)
     product: Product | None = None
     weights: bool = True
     moved: float = 0.0
     messages: tuple[Message, ...] = ()
     ends: bool = False
     tail: bool = False
-    back: float = 0.0
-    kind: str = ""
+    moved_back: float | None = None
 
 
 Rule = Callable[[Any, Sizes], Iterable[Op]]
@@ -182,11 +182,10 @@ def replicated(module: ReplicatedLinear, z: Sizes) -> Iterator[Op]:
 @rule(VocabParallelEmbedding)
 def table(module: VocabParallelEmbedding, z: Sizes) -> Iterator[Op]:
     """Its gradient is one of all words: zeros written, rows added, and the whole added to the buffer."""
-    h = module.weight.shape[1]
-    back = (2.0 * z.e + 8.0) * module.weight.numel()
-    yield Op(
-        "table", moved=3.0 * z.e * z.n * h, back=back, messages=tuple(_sum(module.tp, module.sequence_parallel, z, h))
-    )
+    h, rows = module.weight.shape[1], 3.0 * z.e * z.n * module.weight.shape[1]
+    back = 1.5 * rows + (2.0 * z.e + 8.0) * module.weight.numel()
+    messages = tuple(_sum(module.tp, module.sequence_parallel, z, h))
+    yield Op("table", moved=rows, moved_back=back, messages=messages)
 
 
 @rule(Norm)

@@ -125,7 +125,7 @@ def test_what_has_no_formula_is_said(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_command_measures_and_writes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = H100.replace(device="cpu", overlaps=False, operations={"norm": [1e-6, 0.0, 0.0, 1e-9]})
+    found = H100.replace(device="cpu", overlaps=False, operations={"norm": [1e-6, 0.0, 1e-9]})
     monkeypatch.setattr("minimegatron.planner.measure.measure", lambda device: found)
     file = tmp_path / "here.json"
     status, out = command(f"--measure {file}", capsys)
