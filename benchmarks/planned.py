@@ -111,28 +111,25 @@ def predicted(run: RunConfig, world: int, cluster: Cluster, cores: int | None) -
     return max(seconds, processor_seconds(run, world, cluster) / cores) if world > cores else seconds
 
 
-def compare(names: list[str], rounds: int, steps: int, clock: Clock, file: Path | None, smoke: bool) -> list[str]:
-    """A row for each layout."""
+def compare(name: str, rounds: int, steps: int, clock: Clock, file: Path | None, smoke: bool) -> str:
+    """The row of a layout."""
     from benchmarks.planned import trained as on_rank  # ranks import a function by the name of its module
 
     cores = len(os.sched_getaffinity(0)) if clock is WALL else None
-    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    together = max if clock is WALL else sum
+    (world, flags), pairs = LAYOUTS[name], list[tuple[float, float]]()
+    run = parse_args([*MODEL, *(SMALL if smoke else []), *flags, "--train-iters", str(1 + steps)], world)
 
     def rates() -> Cluster:
         return read_cluster(str(file)) if file else measure(torch.device("cpu"), clock, 1 if smoke else 5)
 
+    now = rates()
     for _ in range(rounds):
-        now = rates()
-        for name in names:
-            world, flags = LAYOUTS[name]
-            run = parse_args([*MODEL, *(SMALL if smoke else []), *flags, "--train-iters", str(1 + steps)], world)
-            per_rank = shared_pool(world).run(on_rank, run, clock, timeout=300)
-            together = max if clock is WALL else sum
-            took = statistics.median(together(of) for of in zip(*per_rank, strict=True))
-            before, now = now, rates()
-            told = statistics.mean(predicted(run, world, cluster, cores) for cluster in (before, now))
-            pairs[name].append((told, took))
-    return [row(name, of) for name, of in pairs.items()]
+        per_rank = shared_pool(world).run(on_rank, run, clock, timeout=300)
+        took = statistics.median(together(of) for of in zip(*per_rank, strict=True))
+        before, now = now, rates()
+        pairs.append((statistics.mean(predicted(run, world, cluster, cores) for cluster in (before, now)), took))
+    return row(name, pairs)
 
 
 def row(name: str, pairs: list[tuple[float, float]]) -> str:
@@ -175,8 +172,8 @@ def main() -> None:
     unit = "seconds of a step" if args.wall else "CPU-seconds of a step, all ranks"
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores; {unit}; median of {rounds} rounds")
     print(f"{'':20} {'predicted':>9} {'measured':>9} {'ratio':>7}  (lowest to highest)", flush=True)
-    for line in compare(names, rounds, steps, clock, args.cluster, args.smoke):
-        print(line)
+    for name in names:
+        print(compare(name, rounds, steps, clock, args.cluster, args.smoke), flush=True)
     if "sleepers" in args.only:
         cluster = read_cluster(str(args.cluster)) if args.cluster else measure(torch.device("cpu"), repeats=1)
         print("\nstages that sleep, seconds of a batch", *sleepers(cluster, args.smoke), sep="\n")
