@@ -26,6 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "SIDES", [(8, 16, 24), (16, 8, 8)])
     monkeypatch.setattr(operations, "SHAPES", [(32, 8, 16, 2), (32, 16, 8, 1)])
     monkeypatch.setattr(operations, "WORDS", [(8, 64)])
+    monkeypatch.setattr(operations, "LOGITS", (8, 64))
     monkeypatch.setattr(operations, "UPDATED", (16,))
 
 
@@ -62,6 +63,10 @@ def test_times_are_given_back() -> None:
     rows = [Timed("one", a, t) for a, t in zip(asked, times, strict=True)]
     rows += [Timed("other", a, 2 * t) for a, t in zip(asked, times, strict=True)]
     assert fits(rows)["other"] == pytest.approx([2 * cost for cost in COSTS], rel=1e-6)
+
+
+def test_a_single_time_is_one_of_bytes() -> None:
+    assert fitted([(2.0, 0.0, 4e6)], [1e-3]) == pytest.approx([0.0, 0.0, 2.5e-10])
 
 
 def test_no_rate_is_negative_whatever_the_noise() -> None:
