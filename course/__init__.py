@@ -12,6 +12,7 @@ A name that begins with a digit is for `importlib` and for relative imports: `co
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 # What a lab asks to be written stands in these packages. `comm` is a tool that labs use, where it is not the subject.
@@ -24,7 +25,11 @@ CLOSED = (
 
 def load_ipython_extension(shell: Any) -> None:
     """Called by IPython at `%load_ext course`: a notebook's magics, once a kernel, which find labs here."""
-    from labkit.magics import LabMagics
+    gc.disable()  # it would take a fifth of the time that torch and all the rest need, and find nothing
+    try:
+        from labkit.magics import LabMagics
+    finally:
+        gc.enable()
 
     if LabMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(LabMagics(shell, __name__))

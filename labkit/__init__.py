@@ -25,9 +25,11 @@
 | `bounded_json`, `shown` | what a stranger sends: parsed at a bounded cost, and shown clean          |
 | `nursery`, `replies`    | how they live; what becomes of them                                       |
 | `cuda`, `cuda_text`     | a learner's kernel in CUDA C++, on a CPU too; what is made of its text    |
-| `cuda_lex`,             | its words; its types and expressions; its statements: what a kernel may   |
-| `cuda_expressions`,     | say, and C++ for the emulator made of it                                  |
-| `cuda_parse`            |                                                                           |
+| `cuda_lex`,             | its words,                                                                |
+| `cuda_types`,           | names and types,                                                          |
+| `cuda_expressions`,     | expressions,                                                              |
+| `cuda_statements`,      | statements,                                                               |
+| `cuda_parse`            | whole text: what a kernel may say, and C++ for the emulator made of it    |
 | `emulator`              | a compiled kernel, launched: what it did to each array, and what failed   |
 | `hbm`                   | a memory that counts                                                      |
 | `disk`, `disk_service`, | a disk that forgets what it has not confirmed; the judge's, with a killer; |

@@ -21,9 +21,9 @@ import ast
 import hashlib
 import re
 
-from labkit.cuda_expressions import OWN
 from labkit.cuda_lex import CompileError
 from labkit.cuda_parse import ARRAYS, Parameter, Parsed, parsed
+from labkit.cuda_types import OWN
 
 _SAID = (  # what a compiler says of `lab.h`, and what it means
     (re.compile(r"use of deleted function.*\bindex\("), "an index is an integer"),

@@ -47,6 +47,7 @@ from labkit.shown import clean
 from labkit.submissions import collect
 from minimegatron.errors import ConfigError, did_you_mean
 
+_WIDEST = 40  # of a column of names; one that is longer moves its own line only
 _EPILOG = """
 SUBMISSIONS holds a notebook a learner (ada.ipynb) or a folder a learner (ada/anything.ipynb, or as nbgrader collects
 them, ada/01_process_groups/01_process_groups.ipynb). File names do not matter; .py in Jupytext's percent format too.
@@ -246,7 +247,7 @@ def _texts(options: argparse.Namespace, marks: Sequence[Mark], run: Mapping[str,
 def summary(marks: Sequence[Mark]) -> str:
     """A line a learner and lab."""
     who = [(mark.learner, mark.lab) for mark in marks]
-    wide = [max((len(names[i]) for names in who), default=0) for i in range(2)]
+    wide = [min(max((len(names[i]) for names in who), default=0), _WIDEST) for i in range(2)]
     return "\n".join(
         f"{mark.learner:<{wide[0]}}  {mark.lab:<{wide[1]}}  {mark.points:>3}/{mark.of:<3} {mark.percent:>5.1f} %  "
         f"{'; '.join(mark.remarks)}".rstrip()

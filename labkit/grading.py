@@ -20,7 +20,7 @@ from typing import Any
 from labkit.exercises import Lab
 from labkit.fresh import Nursery
 from labkit.judge import CourseError, judge
-from labkit.shown import clean
+from labkit.shown import clean, named
 from labkit.submissions import Submission
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError, RankError
@@ -55,7 +55,7 @@ class Mark:
     @property
     def learner(self) -> str:
         """The name as it can be shown."""
-        return clean(self.submission.learner)
+        return named(self.submission.learner)
 
     @property
     def lab(self) -> str:
@@ -63,7 +63,7 @@ class Mark:
 
     @property
     def file(self) -> str:
-        return clean(self.submission.file)
+        return named(self.submission.file)
 
     @property
     def points(self) -> int:

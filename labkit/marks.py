@@ -25,7 +25,7 @@ from typing import Any
 
 from labkit.grading import Mark
 from labkit.regrade import FORMAT
-from labkit.shown import clean
+from labkit.shown import clean, named
 from minimegatron.errors import ConfigError
 
 PAGE = (
@@ -125,7 +125,7 @@ def feedback(marks: Sequence[Mark], folder: Path) -> None:
     """Write one page for each learner: what `check` shows, and nothing of the others."""
     for learner in dict.fromkeys(mark.submission.learner for mark in marks):
         mine = [mark for mark in marks if mark.submission.learner == learner]
-        name = html.escape(clean(learner))
+        name = html.escape(named(learner))
         body = f"<h1>{name}</h1>" + "".join(map(_feedback, mine))
         write(folder / f"{_short(learner)}.html", PAGE.format(title=name, body=body))
 

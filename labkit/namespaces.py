@@ -5,7 +5,7 @@ line in `/proc`, a socket of the host), so a learner's process gets a root folde
 
     /usr/lib, /lib, the interpreter's lib, site-packages   as outside, read-only
     minimegatron/, labkit/ of this checkout                as outside, read-only; nothing else of it
-    /dev/null, zero, random, urandom                       as outside
+    /dev/null, zero, random, urandom                       as outside; their modes and times cannot be changed
     /cell                                                  empty, of limited size, its own; all else is not there
 
 It is a tmpfs with bind mounts, made by each process for itself in a mount namespace (2 ms), which it then enters with
@@ -104,6 +104,7 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
             _mount("none", scratch + path, "tmpfs", _READ_ONLY, "size=4k,mode=755")
         elif _below(path, shown) and os.path.isfile(path):
             _mount(os.devnull, scratch + path, None, _BIND)
+            _protect(scratch + path, 0)
     os.makedirs(scratch + HOME)
     quota = f"size={size},nr_inodes={MAX_FILES},mode=777"
     _mount("none", scratch + HOME, "tmpfs", _NO_SUID | _NO_DEVICES, quota)
@@ -128,18 +129,20 @@ def _show(path: str, there: str) -> None:
     else:
         os.close(os.open(there, os.O_CREAT | os.O_WRONLY, 0o444))
     _mount(path, there, None, _BIND | _RECURSIVE)
-    if path not in DEVICES:
-        _protect(there)
+    _protect(there, 0 if path in DEVICES else _NO_DEVICES)
 
 
-def _protect(there: str) -> None:
-    """Make a mount and those below it read-only, which a user namespace may do without knowing their other flags."""
-    attributes = struct.pack("QQQQ", _READ_ONLY | _NO_SUID | _NO_DEVICES, 0, 0, 0)
+def _protect(there: str, devices: int) -> None:
+    """Make a mount and those below it read-only, which a user namespace may do without knowing their other flags.
+
+    A device that is read-only can still be written to: what cannot be changed is its mode and its times.
+    """
+    attributes = struct.pack("QQQQ", _READ_ONLY | _NO_SUID | devices, 0, 0, 0)
     try:
         _call("syscall", _MOUNT_SETATTR, -100, os.fsencode(there), 0x8000, attributes, len(attributes))
     except OSError:  # before Linux 5.12
         kept = os.statvfs(there).f_flag & 0xF
-        _mount(None, there, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES | kept)
+        _mount(None, there, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | devices | kept)
 
 
 def _unshare(what: int) -> None:

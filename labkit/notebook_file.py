@@ -66,7 +66,7 @@ def _text(path: Path) -> str:
             if not stat.S_ISREG(status.st_mode):
                 raise DataError("it is not a file")
             if status.st_size > MAX_BYTES:
-                raise DataError(f"it has {status.st_size >> 20} MiB; at most {MAX_BYTES >> 20} are read")
+                raise DataError(f"it has {-(-status.st_size >> 20)} MiB; at most {MAX_BYTES >> 20} are read")
             return stream.read(MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError("it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}") from None

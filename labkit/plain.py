@@ -209,7 +209,7 @@ def _refuse_tensor(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
     if name not in DTYPES:
         raise DataError(f"{_place(path)} is a tensor of {name}; a check reads {', '.join(DTYPES)}")
     if size > MAX_TENSOR:
-        raise DataError(f"{_place(path)} is a tensor of {size >> 20} MiB; at most {MAX_TENSOR >> 20} are read")
+        raise DataError(f"{_place(path)} is a tensor of {-(-size >> 20)} MiB; at most {MAX_TENSOR >> 20} are read")
     if not _bounded(tensor.shape):
         raise DataError(
             f"{_place(path)} is a tensor of the shape {list(tensor.shape)!s:.80}, which a check cannot read"

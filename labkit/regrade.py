@@ -23,7 +23,7 @@ import torch
 import minimegatron
 from labkit.grading import Course
 from labkit.record import course_digest
-from labkit.shown import clean
+from labkit.shown import clean, named
 from labkit.submissions import Submission
 from minimegatron.errors import ConfigError
 
@@ -86,7 +86,7 @@ class Earlier:
         now = checks(submissions, courses)
         said += [f"the checks of {lab} have changed" for lab in sorted(now.keys() & self._checks) if
                  now[lab] != self._checks[lab]]  # fmt: skip
-        here = {(clean(one.learner), clean(one.lab)): one.digest for one in submissions}
+        here = {(named(one.learner), clean(one.lab)): one.digest for one in submissions}
         for key in sorted(here.keys() | self._marks):
             what = " ".join(filter(None, key))
             if key not in self._marks:

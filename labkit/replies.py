@@ -166,7 +166,7 @@ def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
     try:
         return Reply(value=plain.loads(text), order=order)
     except MinimegatronError as error:
-        return Reply(ended=error.what)
+        return Reply(ended=f"sent what cannot be read: {error.what}")
 
 
 def _handle(pid: int) -> int | None:

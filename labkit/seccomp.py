@@ -1,7 +1,8 @@
 """seccomp: a filter on the calls that this process makes to the kernel, which it cannot take off again.
 
 It sees numbers, not what pointers point to. So it forbids whole calls: to start processes and programs, to look into
-others, to send them signals, to open sockets, to hold memory that no limit counts, and to survive its parent.
+others, to send them signals, to open sockets, to hold memory that no limit counts, and to survive its parent. It also
+forbids calls that leave a note which another rank can read: a lock on a library that both see has room for 126 bits.
 
 Sources: man 2 seccomp; linux/filter.h; the tables of calls of x86_64 and aarch64.
 """
@@ -12,6 +13,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Sequence
 
 # name -> (number on x86_64, on aarch64; None where it does not exist)
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
@@ -37,6 +39,18 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217), "request_key": (249, 218), "settimeofday": (164, 170), "clock_settime": (227, 112),
     "sethostname": (170, 161), "syslog": (103, 116), "acct": (163, 89), "swapon": (167, 224),
 }  # fmt: skip
+# What one process does and others can read: a lock, its priority, which file it opens, which pages it has read.
+_NOTES: dict[str, tuple[int | None, int | None]] = {
+    "flock": (73, 32), "inotify_init": (253, None), "inotify_init1": (294, 26), "mincore": (27, 232),
+    "cachestat": (451, 451), "preadv2": (327, 286), "getpriority": (140, 141), "setpriority": (141, 140),
+    "ioprio_get": (252, 31), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "getpgid": (121, 155), "getsid": (124, 156),
+}  # fmt: skip
+_FCNTL = (72, 25)
+# F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_GETLEASE, F_NOTIFY
+_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1025, 1026)
+# clock_gettime, clock_getres, clock_nanosleep, timer_create: a clock with the top bit is another's time on the CPU
+_CLOCKS = ((228, 113), (229, 114), (230, 115), (222, 107))
 # What Landlock lets pass, outside of a root of its own.
 _ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
@@ -92,14 +106,17 @@ def _number(pair: tuple[int | None, int | None]) -> int | None:
 
 def _program(programs: bool, attributes: bool) -> list[Instruction]:
     own, program = os.getpid(), list[Instruction]()
-    for name, pair in (_FORBIDDEN | ({} if attributes else _ATTRIBUTES)).items():
+    for name, pair in (_FORBIDDEN | ({} if attributes else _ATTRIBUTES) | ({} if programs else _NOTES)).items():
         program += [] if programs and name in _TO_START else _refuse(_number(pair))
     program += _refuse(_number(_CLONE3), _ENOSYS)  # glibc then takes clone, whose flags a filter can read
     if not programs:
         program += _unless(_CLONE, _IF_ANY_BIT, 0x10000)  # a thread, not a process
+        program += _when(_FCNTL, _IF_EQUAL, _LOCKS, argument=1)
+        for pair in _CLOCKS:
+            program += _when(pair, _IF_ANY_BIT, [1 << 31])
     program += _unless(_KILL, _IF_EQUAL, own)
     program += _unless(_TGKILL, _IF_EQUAL, own)
-    program += _when(_PRCTL, _IF_EQUAL, 1)  # PR_SET_PDEATHSIG: it ends with its parent
+    program += _when(_PRCTL, _IF_EQUAL, [1])  # PR_SET_PDEATHSIG: it ends with its parent
     return program + _ask_only(_PRLIMIT)
 
 
@@ -111,12 +128,13 @@ def _unless(pair: tuple[int, int], test: int, value: int) -> list[Instruction]:
     ]  # fmt: skip
 
 
-def _when(pair: tuple[int, int], test: int, value: int) -> list[Instruction]:
-    """Refuse the call if the low word of its first argument passes the test."""
-    nr = pair[0 if platform.machine() == "x86_64" else 1]
-    return [
-        (_IF_EQUAL, 0, 4, nr), (_LOAD, 0, 0, 16), (test, 0, 1, value), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)
-    ]  # fmt: skip
+def _when(pair: tuple[int, int], test: int, values: Sequence[int], argument: int = 0) -> list[Instruction]:
+    """Refuse the call if the low word of this argument passes the test with one of the values."""
+    nr, tests = pair[0 if platform.machine() == "x86_64" else 1], list[Instruction]()
+    for value in values:
+        tests += [(test, 0, 1, value), (_RETURN, 0, 0, _EPERM)]
+    body = [(_LOAD, 0, 0, 16 + 8 * argument), *tests, (_RETURN, 0, 0, _ALLOW)]
+    return [(_IF_EQUAL, 0, len(body), nr), *body]
 
 
 def _ask_only(pair: tuple[int, int]) -> list[Instruction]:

@@ -2,7 +2,8 @@
 
 Names of files, messages of exceptions and answers come from a submission. An escape sequence in one of them can clear
 the instructor's screen or change the title of the terminal, a line break makes two rows of one, and U+202E turns the
-rest of a line around. `clean` is the one function through which all of it passes.
+rest of a line around. `clean` is the one function through which all of it passes; `named` is for names of learners and
+files, which must stay different from each other.
 
 | character                                                 | shown as     |
 |-----------------------------------------------------------|--------------|
@@ -17,6 +18,7 @@ Source: Unicode Standard Annex 44, general categories.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 MOST = 1000
@@ -26,10 +28,20 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{9,16}\b")
 
 def clean(text: str, most: int = MOST) -> str:
     """One line of at most `most` characters, of which none controls what shows it."""
-    text = text[: most + 64]
-    if not text.isprintable():
-        text = "".join(map(_visible, text))
-    text = _ADDRESS.sub("0x…", text)
+    return _short(_ADDRESS.sub("0x…", _line(text[: most + 64])), most)
+
+
+def named(name: str, most: int = MOST) -> str:
+    """A name as it is if that can be shown; else fit to be shown, and a digest: two names could look the same."""
+    shown = _short(_line(name[: most + 64]), most)
+    return name if shown == name else f"{shown}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def _line(text: str) -> str:
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -159,7 +159,9 @@ def exercises(cells: Iterable[str]) -> tuple[dict[str, str], list[str]]:
             remarks.append(f"code cell {number}: %%exercise without a name")
             continue
         if len(cell) > MAX_CELL:
-            remarks.append(f"exercise {name}: its cell has {len(cell) >> 20} MiB; at most {MAX_CELL >> 20} are read")
+            remarks.append(
+                f"exercise {name}: its cell has {-(-len(cell) >> 20)} MiB; at most {MAX_CELL >> 20} are read"
+            )
             continue
         if name in written:
             remarks.append(f"exercise {name} is there twice; the last one counts")

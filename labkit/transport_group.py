@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,173 +25,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import ReduceOp, Work
 from torch.utils._python_dispatch import _disable_current_modes
 
 from labkit.channel import Line
+from labkit.transport_link import Link, begin, finish, late, mark, watch
 from labkit.transport_store import BrokerStore
+from labkit.transport_tensors import (
+    as_it_lies,
+    as_list,
+    copy_into,
+    fill_with,
+    joined,
+    need_contiguous,
+    reduction_of,
+    root_of,
+    sizes_of,
+    units_of,
+)
+from labkit.transport_work import BrokerWork
+
+__all__ = ["BrokerGroup", "BrokerWork", "Link", "begin", "connect", "finish", "late", "mark", "watch"]
 
 Tensor = torch.Tensor
-_DTYPES = {
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int32, torch.int64,
-    torch.bool,
-}  # fmt: skip
-_REDUCE = {
-    name: getattr(ReduceOp, name.upper()) for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-}
-_LONG = datetime.timedelta(minutes=5)  # a timeout of so much is none
-
-
-class _Link:
-    """What the groups of this process share."""
-
-    line: Line | None = None
-    store: BrokerStore | None = None  # torch's C++ side keeps no Python object alive
-    position: Callable[[], int] = staticmethod(lambda: 0)  # how many operations of torch this rank has done
-    trial = 0
-    spoiled: Sequence[Tensor] = ()  # overwritten when the first wait begins
-
-    @classmethod
-    def tell(cls, do: str, tensors: Sequence[Tensor] = (), **facts: Any) -> int:
-        assert cls.line is not None
-        return cls.line.tell({"to": "transport", "do": do, "at": cls.position(), **facts}, tensors)
-
-    @classmethod
-    def ask(cls, do: str, **facts: Any) -> tuple[dict[str, Any], list[Tensor]]:
-        assert cls.line is not None
-        threads = len(sys._current_frames())  # one that does not wait could still send
-        return cls.line.ask({"to": "transport", "do": do, "at": cls.position(), "threads": threads, **facts})
 
 
 def connect(line: Line, rank: int, world: int) -> None:
     """Initialise the default process group over a line; from now on `backend="gloo"` means this."""
-    _Link.line, _Link.store = line, BrokerStore(line)
+    Link.line, Link.store = line, BrokerStore(line)
     setattr(distributed_c10d, "ProcessGroupGloo", BrokerGroup)  # noqa: B010  mypy forbids the assignment
-    dist.init_process_group("gloo", store=_Link.store, rank=rank, world_size=world)
-
-
-def watch(position: Callable[[], int]) -> None:
-    """Send with each message how many operations of torch this rank has done."""
-    _Link.position = staticmethod(position)
-
-
-def begin(trial: int, spoiled: Sequence[Tensor]) -> None:
-    """A trial begins. When its first wait does, these are overwritten with NaN: what needs them must come before."""
-    _Link.trial, _Link.spoiled = trial, [tensor for tensor in spoiled if tensor.is_floating_point()]
-
-
-def mark(name: str) -> None:
-    """Give a moment of this rank a place in the broker's order; nothing happens where there is no broker."""
-    if _Link.line is not None:
-        _Link.tell("mark", name=name)
-
-
-def late(index: int) -> float:
-    """The number `index` of the input that the exercise calls `late`, which only now leaves the judge.
-
-    Work that needs it comes after this moment, and what the broker has seen before came before it. A mark says the same
-    of a program that tells the truth. In the evidence it is the mark `late 3`.
-    """
-    return float(_Link.ask("late", trial=_Link.trial, index=index)[0]["number"])
-
-
-def finish(took_part: bool = True) -> None:
-    """Tell the broker that this rank has returned and sends nothing more, and how many groups it has made."""
-    if _Link.line is not None:
-        _Link.tell("done", took_part=took_part, groups=distributed_c10d._world.group_count)
-
-
-class BrokerWork(Work):
-    """Something that was started.
-
-    Args:
-        number: of the message that started it.
-        outputs: where the result goes.
-        put: copies the tensors of the answer there.
-    """
-
-    def __init__(self, number: int, outputs: list[Tensor], put: Callable[[list[Tensor]], None]) -> None:
-        super().__init__()
-        self._number, self._outputs, self._put = number, outputs, put
-        self._lock = threading.Lock()
-        self._done, self._collecting = False, False
-        self._error: RuntimeError | None = None
-        self._source = -1
-        self._future: torch.futures.Future[Any] | None = None
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        while _Link.spoiled:
-            _Link.spoiled.pop().data.fill_(torch.nan)  # type: ignore[attr-defined]
-        if self._collecting:
-            _Link.tell("wait", work=self._number, note=True)
-        short = timeout is not None and datetime.timedelta(0) < timeout < _LONG
-        return self._collect(seconds=timeout.total_seconds() if timeout is not None and short else None)
-
-    def _collect(self, do: str = "wait", **facts: Any) -> bool:
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            if self._done:
-                return True
-            try:
-                head, tensors = _Link.ask(do, work=self._number, **facts)
-            except RuntimeError as error:
-                if "timed out after" not in str(error):
-                    self._error = error
-                raise
-            if not head.get("ready", True):
-                return False
-            with _disable_current_modes():
-                self._put(tensors)
-            self._source, self._done = head.get("source", -1), True
-            return True
-
-    def is_completed(self) -> bool:
-        try:
-            return self._collect("test")
-        except RuntimeError:
-            return True
-
-    def is_success(self) -> bool:
-        return self._error is None
-
-    def exception(self) -> RuntimeError | None:
-        return self._error
-
-    def result(self) -> list[Tensor]:
-        return self._outputs
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def source_rank(self) -> int:
-        return self._source
-
-    _source_rank = source_rank
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A future that a thread completes; `wait` of the future counts as a wait for this."""
-        if self._future is None:
-            self._future = _Future()
-            self._future.work, self._collecting = self, True
-            threading.Thread(target=self._fulfil, args=(self._future,), daemon=True).start()
-        return self._future
-
-    def _fulfil(self, future: torch.futures.Future[Any]) -> None:
-        try:
-            self._collect(quiet=True)
-            future.set_result(self._outputs)
-        except RuntimeError as error:
-            future.set_exception(error)
-
-
-class _Future(torch.futures.Future):  # type: ignore[misc, unused-ignore]
-    work: BrokerWork | None = None
-
-    def wait(self) -> Any:
-        if self.work is not None:
-            _Link.tell("wait", work=self.work._number, note=True)
-        return super().wait()
+    dist.init_process_group("gloo", store=Link.store, rank=rank, world_size=world)
 
 
 class BrokerGroup(dist.ProcessGroup):
@@ -208,7 +68,7 @@ class BrokerGroup(dist.ProcessGroup):
         """The last that torch does with a new group: wait for its other members, as gloo does."""
         self._name = str(self.options.group_name)
         ranks = list(self.options.global_ranks_in_group) or list(range(self._size))
-        _Link.ask("group", name=self._name, ranks=ranks)
+        Link.ask("group", name=self._name, ranks=ranks)
 
     def rank(self) -> int:
         return self._rank
@@ -257,25 +117,27 @@ class BrokerGroup(dist.ProcessGroup):
         put: Callable[[list[Tensor]], None] | None = None, **facts: Any,
     ) -> BrokerWork:  # fmt: skip
         with _disable_current_modes():
-            number = _Link.tell("start", inputs, group=self._name, op=op, **facts)
-        return BrokerWork(number, outputs, put or (lambda given: _copy(outputs, given)))
+            number = Link.tell("start", inputs, group=self._name, op=op, **facts)
+        return BrokerWork(number, outputs, put or (lambda given: copy_into(outputs, given)))
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> BrokerWork:
-        tensors = _many(tensors)
-        return self._start("all_reduce", tensors, tensors, units=_units(tensors), shape=list(tensors[0].shape),
-                           reduce=_reduce(opts, tensors))  # fmt: skip
+        tensors = as_list(tensors)
+        return self._start("all_reduce", tensors, tensors, units=units_of(tensors), shape=list(tensors[0].shape),
+                           reduce=reduction_of(opts, tensors))  # fmt: skip
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> BrokerWork:
-        tensors = _many(tensors)
-        return self._start("reduce", tensors, tensors, units=_units(tensors), shape=list(tensors[0].shape),
-                           reduce=_reduce(opts, tensors), root=_root(opts, more))  # fmt: skip
+        tensors = as_list(tensors)
+        return self._start("reduce", tensors, tensors, units=units_of(tensors), shape=list(tensors[0].shape),
+                           reduce=reduction_of(opts, tensors), root=root_of(opts, more))  # fmt: skip
 
     def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> BrokerWork:
-        tensors, root = _many(tensors), _root(opts, more)
+        tensors, root = as_list(tensors), root_of(opts, more)
         given = tensors if self._rank == root else []
-        return self._start("broadcast", given, tensors, units=_units(tensors), shape=list(tensors[0].shape), root=root)
+        return self._start(
+            "broadcast", given, tensors, units=units_of(tensors), shape=list(tensors[0].shape), root=root
+        )
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> BrokerWork:
         return self._start("barrier", [], [])
@@ -284,7 +146,7 @@ class BrokerGroup(dist.ProcessGroup):
         self.barrier().wait(timeout)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> BrokerWork:
-        [given], [lists] = _many(inputs), outputs if isinstance(outputs[0], list | tuple) else [outputs]
+        [given], [lists] = as_list(inputs), outputs if isinstance(outputs[0], list | tuple) else [outputs]
         self._same("allgather", lists, given)
         return self._gathered("all_gather", lists, given)
 
@@ -298,7 +160,7 @@ class BrokerGroup(dist.ProcessGroup):
             if output.dtype != given.dtype:
                 raise RuntimeError(f"output of {output.dtype}, input of {given.dtype}")
             self._same("allgather", list(output.chunk(self._size)) if output.ndim else [output], given)
-        return self._start("all_gather", inputs, outputs, units=_units(inputs), shape=list(inputs[0].shape))
+        return self._start("all_gather", inputs, outputs, units=units_of(inputs), shape=list(inputs[0].shape))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -311,13 +173,13 @@ class BrokerGroup(dist.ProcessGroup):
 
         def put(tensors: list[Tensor]) -> None:
             for one, tensor in zip(lists, tensors, strict=True):
-                _fill(one, tensor)
+                fill_with(one, tensor)
 
         flat = [tensor for one in output_lists for tensor in one]
-        return self._start("all_gather", inputs, flat, put, units=_units(inputs), shape=list(inputs[0].shape))
+        return self._start("all_gather", inputs, flat, put, units=units_of(inputs), shape=list(inputs[0].shape))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> BrokerWork:
-        [given], root = _many(inputs), _root(opts, more)
+        [given], root = as_list(inputs), root_of(opts, more)
         lists: list[Tensor] = (outputs[0] if isinstance(outputs[0], list | tuple) else outputs) if outputs else []
         if self._rank == root:
             self._same("gather", lists, given)
@@ -326,24 +188,24 @@ class BrokerGroup(dist.ProcessGroup):
     def _gathered(self, op: str, lists: list[Tensor], given: Tensor, **facts: Any) -> BrokerWork:
         def put(tensors: list[Tensor]) -> None:
             for tensor in tensors:
-                _fill(lists, tensor)
+                fill_with(lists, tensor)
 
-        return self._start(op, [given], list(lists), put, units=_units([given]), shape=list(given.shape), **facts)
+        return self._start(op, [given], list(lists), put, units=units_of([given]), shape=list(given.shape), **facts)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, **more: Any) -> BrokerWork:
-        [output], root = _many(outputs), _root(opts, more)
+        [output], root = as_list(outputs), root_of(opts, more)
         lists: list[Tensor] = (inputs[0] if isinstance(inputs[0], list | tuple) else inputs) if inputs else []
         if self._rank == root:
             self._same("scatter", lists, output)
-        given = [_joined(lists)] if self._rank == root else []
-        return self._start("scatter", given, [output], units=_units([output]), shape=list(output.shape), root=root)
+        given = [joined(lists)] if self._rank == root else []
+        return self._start("scatter", given, [output], units=units_of([output]), shape=list(output.shape), root=root)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, **_: Any) -> BrokerWork:
-        [output] = _many(outputs)
+        [output] = as_list(outputs)
         lists: list[Tensor] = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
         self._same("reduce_scatter", lists, output)
-        return self._start("reduce_scatter", [_joined(lists)], [output], units=_units([output]),
-                           shape=list(output.shape), reduce=_reduce(opts, lists))  # fmt: skip
+        return self._start("reduce_scatter", [joined(lists)], [output], units=units_of([output]),
+                           shape=list(output.shape), reduce=reduction_of(opts, lists))  # fmt: skip
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> BrokerWork:
         return self.reduce_scatter_single_coalesced([output], [given], opts)
@@ -357,8 +219,8 @@ class BrokerGroup(dist.ProcessGroup):
             if output.dtype != given.dtype:
                 raise RuntimeError(f"output of {output.dtype}, input of {given.dtype}")
             self._same("reduce_scatter", list(given.chunk(self._size)) if given.ndim else [given], output)
-        return self._start("reduce_scatter", inputs, outputs, units=_units(outputs), shape=list(outputs[0].shape),
-                           reduce=_reduce(opts, inputs))  # fmt: skip
+        return self._start("reduce_scatter", inputs, outputs, units=units_of(outputs), shape=list(outputs[0].shape),
+                           reduce=reduction_of(opts, inputs))  # fmt: skip
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -370,7 +232,7 @@ class BrokerGroup(dist.ProcessGroup):
         if output.dtype != given.dtype:
             raise RuntimeError(f"output of {output.dtype}, input of {given.dtype}")
         give, take = (self._splits(list(splits), tensor) for splits, tensor in ((give, given), (take, output)))
-        return self._exchange([_as_it_lies(output)], given, give, take, math.prod(given.shape[1:]))
+        return self._exchange([as_it_lies(output)], given, give, take, math.prod(given.shape[1:]))
 
     alltoall_base = all_to_all_single
 
@@ -380,16 +242,16 @@ class BrokerGroup(dist.ProcessGroup):
         for tensors in (inputs, outputs):
             self._same("alltoall", tensors, tensors[0])
         give, take = [tensor.numel() for tensor in inputs], [tensor.numel() for tensor in outputs]
-        return self._exchange(outputs, _joined(inputs), give, take, 1)
+        return self._exchange(outputs, joined(inputs), give, take, 1)
 
     def _exchange(self, outputs: list[Tensor], given: Tensor, give: list[int], take: list[int], row: int) -> BrokerWork:
-        [[dtype, _]] = _units([given])
-        return self._start("all_to_all", [given], outputs, lambda tensors: _fill(outputs, tensors[0]),
+        [[dtype, _]] = units_of([given])
+        return self._start("all_to_all", [given], outputs, lambda tensors: fill_with(outputs, tensors[0]),
                            units=[[dtype, row]], give=give, take=take)  # fmt: skip
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> BrokerWork:
         [tensor] = tensors
-        _contiguous(tensor)
+        need_contiguous(tensor)
         return self._start("send", [tensor], [], peer=target, tag=tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> BrokerWork:
@@ -399,12 +261,12 @@ class BrokerGroup(dist.ProcessGroup):
 
     def _recv(self, tensors: list[Tensor], source: int, tag: int) -> BrokerWork:
         [tensor] = tensors
-        _contiguous(tensor)
+        need_contiguous(tensor)
 
         def put(given: list[Tensor]) -> None:
-            _fill([tensor], given[0].view(tensor.dtype))
+            fill_with([tensor], given[0].view(tensor.dtype))
 
-        [[dtype, _]] = _named([tensor])
+        [[dtype, _]] = sizes_of([tensor])
         return self._start("recv", [], [tensor], put, peer=source, tag=tag, nbytes=tensor.nbytes, dtype=dtype,
                            shape=list(tensor.shape))  # fmt: skip
 
@@ -438,64 +300,3 @@ class BrokerGroup(dist.ProcessGroup):
         if sum(splits) != rows:
             raise RuntimeError("Split sizes doesn't match total dim 0 size")
         return splits
-
-
-def _many(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _units(tensors: Sequence[Tensor]) -> list[list[Any]]:
-    for tensor in tensors:
-        if tensor.dtype not in _DTYPES:
-            raise RuntimeError("Invalid scalar type")
-        if tensor.layout != torch.strided:
-            raise RuntimeError("unsupported layout")
-    return _named(tensors)
-
-
-def _named(tensors: Sequence[Tensor]) -> list[list[Any]]:
-    return [[str(tensor.dtype).removeprefix("torch."), tensor.numel()] for tensor in tensors]
-
-
-def _reduce(opts: Any, tensors: Sequence[Tensor]) -> str:
-    op = getattr(opts, "reduceOp", opts)
-    op = ReduceOp.SUM if op is None else op
-    name = next((name for name, one in _REDUCE.items() if op == one), None)
-    if name is None:
-        raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
-    floating = tensors[0].is_floating_point()
-    if name in ("band", "bor", "bxor") and floating:
-        raise RuntimeError(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
-    if name == "avg" and not floating:
-        tensors[0].new_ones(1).div_(2)  # raises
-    return name
-
-
-def _root(opts: Any, more: dict[str, Any]) -> int:
-    return int(more.get("root", getattr(opts, "rootRank", opts)))
-
-
-def _as_it_lies(output: Tensor) -> Tensor:
-    """The memory of an output, in its order: gloo's all-to-all writes there and asks nobody for the strides."""
-    return output if output.is_contiguous() else output.detach().as_strided((output.numel(),), (1,))
-
-
-def _contiguous(tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise RuntimeError("input tensor has to be contiguous")
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    with _disable_current_modes():
-        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-def _copy(outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    for output, tensor in zip(outputs, given, strict=False):  # one that gets nothing keeps what it has
-        _fill([output], tensor)
-
-
-def _fill(outputs: Sequence[Tensor], given: Tensor) -> None:
-    """Cut flat numbers into outputs, one after the other; autograd does not see it, as with gloo."""
-    for output, flat in zip(outputs, given.split([output.numel() for output in outputs]), strict=True):
-        output.data.copy_(flat.view(output.shape))

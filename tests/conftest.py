@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import socket
@@ -43,12 +42,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
-
-
-def pytest_collection_finish() -> None:
-    """Thousands of collected tests are never garbage: without them a collection is cheap."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

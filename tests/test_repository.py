@@ -55,7 +55,7 @@ WAITS = {
     ("parallel/grad_buffer.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/param_buffer.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/torch_fsdp.py", "wait"): GROUPS_TIMEOUT,
-    ("labkit/transport_group.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
+    ("labkit/transport_work.py", "wait"): "in a check, whose processes the nursery ends at the case's deadline",
     ("labkit/transport_group.py", "init_process_group"): "its store is the judge's broker: the same deadline",
     ("labkit/watched.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/pipeline.py", "wait"): MESSAGE,

@@ -13,19 +13,20 @@ other folder is written, and its memory is that of a tensor.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from minimegatron.checkpoint import megatron, torch_dist
+from minimegatron.checkpoint import megatron, megatron_optimizer, torch_dist
 from minimegatron.checkpoint.folder import open_published, write_published
 from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
 from minimegatron.checkpoint.hf_export import config_to_huggingface
 from minimegatron.checkpoint.huggingface import as_theirs
-from minimegatron.checkpoint.ours import ORIGIN, Checkpoint, write_checkpoint
-from minimegatron.checkpoint.sources import Cast, Described, Source, View
+from minimegatron.checkpoint.ours import ORIGIN, Checkpoint, Continued, write_checkpoint
+from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 
@@ -41,7 +42,8 @@ class Model:
         config: with `params_dtype` as the weights have it.
         weights: under our names.
         origin: folder with the `config.json` and the tokenizer that it was published with, where there is one.
-        beside: what lies there and is not read, in words.
+        beside: what lies there of an optimizer, in words.
+        continued: reads it for a configuration and its weights; None where nothing does.
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Model:
     weights: Source
     origin: Path | None
     beside: str = ""
+    continued: Callable[[TransformerConfig, Source], Continued] | None = None
 
 
 def kind_of(folder: Path) -> str:
@@ -104,9 +107,9 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     found = torch_dist.find(folder, step)
     if found is None:
         raise CheckpointError("no checkpoint of Megatron's", where=str(folder), fix="give a folder with .metadata")
-    args, theirs = torch_dist.read_args(found), torch_dist.TorchDist(found)
-    if args is not None:
-        config = megatron.config_from_args(args, vocab_size)
+    common, theirs = torch_dist.read_common(found), torch_dist.TorchDist(found)
+    if "args" in common:
+        config = megatron.config_from_args(common["args"], vocab_size)
     elif origin is not None:
         config = read_config(origin)[1]
     else:
@@ -119,7 +122,9 @@ def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, orig
     words = weights.tensors.get("embedding.word_embeddings.weight")
     dtype = _DTYPES.get(words.dtype) if words is not None else None
     config = config.replace(params_dtype=dtype or config.params_dtype)
-    return Model("torch_dist", config, weights, origin, megatron.beside_the_model(theirs.tensors))
+    beside = megatron_optimizer.beside_the_model(theirs, common)
+    reads = functools.partial(megatron_optimizer.continued, theirs, common)
+    return Model("torch_dist", config, weights, origin, beside, reads)
 
 
 def checked(
@@ -159,6 +164,21 @@ def checked(
     return config, Cast(model.weights, changed) if changed else model.weights
 
 
+def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continued:
+    """What a run goes on with that loads these weights, which `checked` has returned.
+
+    Raises:
+        CheckpointError: it is not read, or not from this format; or the weights are rounded, and what was the main
+            parameter of one is unknown.
+    """
+    if model.continued is None or config.params_dtype != model.config.params_dtype:
+        cannot = "does not read" if model.continued is None else f"to {config.params_dtype} does not take over"
+        raise CheckpointError(
+            f"the folder holds {model.beside}, which a conversion {cannot}", fix=megatron_optimizer.WEIGHTS_ONLY
+        )
+    return model.continued(config, weights)
+
+
 def target(
     kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None
 ) -> tuple[Source, dict[str, object]]:
@@ -180,23 +200,28 @@ def target(
 
 def write_model(
     kind: str, tensors: Source, config: TransformerConfig, keys: dict[str, object], folder: Path, most: int,
-    origin: Path | None,
+    origin: Path | None, run: Continued | None = None,
 ) -> list[str]:  # fmt: skip
     """Write a folder of this kind; returns the names of its files.
 
     Raises:
         CheckpointError: the folder is there, or there is no room for it.
     """
-    total = sum(described.nbytes for described in tensors.tensors.values())
+    total = sum(described.nbytes for described in all_of(tensors, run).tensors.values())
     there = next(parent for parent in folder.absolute().parents if parent.exists())
     if (free := shutil.disk_usage(there).free) < total:
         raise CheckpointError(f"{total:,} bytes would be written, {free:,} are free", where=str(there))
     if kind == "ours":
-        return write_checkpoint(tensors, config, folder, most, origin)
+        return write_checkpoint(tensors, config, folder, most, origin, run)
     if kind == "torch_dist":
         assert isinstance(tensors, View)
         return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
     return write_published(tensors, keys, folder, most, origin)
+
+
+def all_of(tensors: Source, run: Continued | None) -> Source:
+    """What will be written: weights, and what a run goes on with."""
+    return Together({"": tensors, **run.tensors}) if run else tensors
 
 
 def explain(tensors: Source) -> list[str]:
@@ -211,6 +236,8 @@ def explain(tensors: Source) -> list[str]:
 def _origin(tensors: Source, name: str) -> str:
     if isinstance(tensors, Cast):
         return f"{_origin(tensors.source, name)}, as {tensors.source.tensors[name].dtype}".replace("torch.", "")
+    if isinstance(tensors, Together):
+        return _origin(*tensors.where[name])
     if not isinstance(tensors, View):
         return name
     parts: dict[str, list[str]] = {}

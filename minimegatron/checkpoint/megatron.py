@@ -14,21 +14,14 @@ stacked into one tensor, the vocabulary padded.
 
 What the model is, `args` in `common.pt` says. They have some nine hundred fields; read are those that have a
 counterpart here, and `ONLY` are those that would change the mathematics and have none: another value is refused.
-What lies beside the weights (`beside_the_model`) is not read:
-
-| tensors                                                         | written with               | hold            |
-|-----------------------------------------------------------------|----------------------------|-----------------|
-| `optimizer.state.exp_avg.decoder.layers....`                    | `fully_reshardable`        | its moments     |
-| `optimizer.distributed.dp_group_idx_0....bucket_idx_0.exp_avg`  | `dp_reshardable` (default) | a bucket's      |
-
-A bucket is flat, of one tp and pp rank, and nothing in the file says which tensors it is made of.
+What lies beside the weights (`_NOT_THE_MODEL`) is read by `megatron_optimizer`, or not at all.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minimegatron.checkpoint.hf_export import differing
@@ -151,15 +144,6 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
     return args
 
 
-def beside_the_model(names: Iterable[str]) -> str:
-    """What a checkpoint of Megatron's holds of an optimizer, in words; "" for nothing."""
-    there = [name for name in names if name.startswith(("optimizer.", "chained_"))]
-    if not there:
-        return ""
-    kind = "dp_reshardable" if any(".dp_group_idx_" in name for name in there) else "fully_reshardable"
-    return f"the state of an optimizer ({len(there)} tensors, {kind}, the first is {min(there)})"
-
-
 def _our_name(rest: str) -> tuple[str, int | None, bool]:
     """(our name in a layer, number of the expert, whether it is one of a stack of experts)."""
     expert = _EXPERT.fullmatch(rest)
@@ -186,19 +170,25 @@ def _matrices(name: str, shape: tuple[int, ...], config: TransformerConfig) -> I
             yield f"decoder.layers.{n}.{rest}", Rows(name, 0, shape[len(stack)], stack), e
 
 
-def as_ours(theirs: Source, config: TransformerConfig) -> View:
-    """Megatron's tensors under our names; what belongs to an optimizer is left where it is.
+def as_ours(theirs: Source, config: TransformerConfig, called: Mapping[str, str] | None = None) -> View:
+    """Megatron's tensors under our names.
+
+    Args:
+        theirs: the checkpoint.
+        config: of the model.
+        called: their weights, and the tensors that lie in the places of these; default the weights themselves.
 
     Raises:
         CheckpointError: the vocabulary is larger than what is there, or a tensor is of another number of layers.
     """
     tensors: dict[str, Described] = {}
     copies: list[Copy] = []
-    for name, (dtype, shape) in theirs.tensors.items():
-        if name.startswith(_NOT_THE_MODEL):
-            continue
+    if called is None:
+        called = {name: name for name in theirs.tensors if not name.startswith(_NOT_THE_MODEL)}
+    for weight, name in called.items():
+        dtype, shape = theirs.tensors[name]
         try:
-            for ours, rows, expert in _matrices(name, shape, config):
+            for ours, rows, expert in _matrices(weight, shape, config):
                 inner = list(shape[len(rows.matrix) :])
                 if ours in _VOCABULARY:
                     if inner[0] < config.vocab_size:
@@ -208,7 +198,7 @@ def as_ours(theirs: Source, config: TransformerConfig) -> View:
                     inner[0] = config.vocab_size
                 stack = () if expert < 0 else (expert,)
                 tensors[ours] = Described(dtype, (*((config.num_experts or 0,) if stack else ()), *inner))
-                copies.append(Copy(Rows(ours, 0, inner[0], stack), rows._replace(stop=inner[0])))
+                copies.append(Copy(Rows(ours, 0, inner[0], stack), rows._replace(name=name, stop=inner[0])))
                 if any(i >= n for i, n in zip(rows.matrix, shape, strict=False)):
                     raise IndexError
         except IndexError:
@@ -216,6 +206,12 @@ def as_ours(theirs: Source, config: TransformerConfig) -> View:
                 f"{name} has shape {shape}, which does not fit {config.num_layers} layers",
                 fix="check the configuration",
             ) from None
+    there = {(copy.ours.name, copy.ours.matrix) for copy in copies}  # experts may be tensors of their own
+    lacks = [
+        (n, e) for n, d in tensors.items() if len(d.shape) == 3 for e in range(d.shape[0]) if (n, (e,)) not in there
+    ]
+    if lacks:
+        raise CheckpointError(f"{lacks[0][0]} lacks expert {lacks[0][1]}", fix="take another copy of the checkpoint")
     return View(theirs, tensors, copies)
 
 

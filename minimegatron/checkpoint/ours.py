@@ -5,8 +5,8 @@ tensors; a converter has tensors, and a run of any layout wants regions.
 
 Reading puts a box together from the stored regions that meet it, each from its file, after the files have been held
 against the manifest. Writing stores every matrix as one region (of a stack of experts each by itself, so that no more
-than one is in memory) and says in the manifest that there are weights only: a run that loads it begins at step 0, with
-a new optimizer, as if `--finetune` were given.
+than one is in memory). Where there are weights only, the manifest has no counters: a run that loads it begins at step
+0, with a new optimizer, as if `--finetune` were given.
 
     folder/
       iter_0000000/      manifest.json, shard-00000-of-00003.safetensors, ...
@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +28,7 @@ from minimegatron.checkpoint.folder import copy_companions, in_files
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, write_shard
-from minimegatron.checkpoint.sources import Described, Source, intersection, read_box, whole
+from minimegatron.checkpoint.sources import Described, Source, Together, intersection, read_box, whole
 from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
@@ -36,6 +37,20 @@ ORIGIN = "huggingface"  # folder beside the checkpoints: what the model was publ
 _PREFIX = "model."
 SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Continued(NamedTuple):
+    """What a run goes on with, besides its weights.
+
+    Attributes:
+        step: iterations that were trained.
+        tensors: what belongs before the names of each source, and the source.
+        state: of the manifest (`training/saving.state_of`).
+    """
+
+    step: int
+    tensors: dict[str, Source]
+    state: dict[str, Any]
 
 
 def _chosen(root: Path, step: int | None) -> Path:
@@ -110,16 +125,22 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    source: Source, config: TransformerConfig, root: Path, max_shard_size: int, origin: Path | None = None
+    source: Source,
+    config: TransformerConfig,
+    root: Path,
+    max_shard_size: int,
+    origin: Path | None = None,
+    run: Continued | None = None,
 ) -> list[str]:
-    """Write a checkpoint of weights, of step 0.
+    """Write a checkpoint of weights, of step 0; or of a run that goes on.
 
     Args:
-        source: tensors under our names.
+        source: weights under our names.
         config: of the model.
         root: which is not there yet.
         max_shard_size: bytes of a file.
         origin: the folder that the model was published in, whose small files are copied to the way back.
+        run: what goes on.
 
     Returns:
         The names of the files.
@@ -128,7 +149,8 @@ def write_checkpoint(
         CheckpointError: the folder is there.
     """
     with staged(root) as hidden:
-        _write(source, config, folder_of(hidden, 0), max_shard_size)
+        run = run or Continued(0, {}, {})
+        _write(Together({_PREFIX: source, **run.tensors}), config, folder_of(hidden, run.step), max_shard_size, run)
         if origin is not None:
             (hidden / ORIGIN).mkdir()
             shutil.copyfile(origin / "config.json", hidden / ORIGIN / "config.json")
@@ -136,14 +158,14 @@ def write_checkpoint(
     return files_in(root)
 
 
-def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_size: int) -> None:
+def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_size: int, run: Continued) -> None:
     folder.mkdir()
-    boxes = {f"{_PREFIX}{name}@{'_'.join(str(a) for a, _ in box)}": (name, box) for name, box in _regions(source)}
+    boxes = {f"{name}@{'_'.join(str(a) for a, _ in box)}": (name, box) for name, box in _regions(source)}
     sizes = {
         key: Described(source.tensors[name].dtype, tuple(b - a for a, b in box)) for key, (name, box) in boxes.items()
     }
     run_id, groups = secrets.token_hex(8), list(in_files(sizes.items(), max_shard_size))
-    header = {"step": "0", "run_id": run_id}
+    header = {"step": str(run.step), "run_id": run_id}
     files: dict[str, tuple[int, str]] = {}
     regions: dict[str, list[Stored]] = {name: [] for name in source.tensors}
 
@@ -162,10 +184,10 @@ def _write(source: Source, config: TransformerConfig, folder: Path, max_shard_si
             name, box = boxes[key]
             regions[name].append(Stored(tuple(a for a, _ in box), shape, file, key))
     tensors = {
-        f"{_PREFIX}{name}": StoredTensor(_DTYPE_NAMES[dtype], shape, tuple(regions[name]))
+        name: StoredTensor(_DTYPE_NAMES[dtype], shape, tuple(regions[name]))
         for name, (dtype, shape) in source.tensors.items()
     }
-    text = Manifest(0, run_id, files, tensors, {"model": config.to_dict(), "layout": {}}).dumps()
+    text = Manifest(run.step, run_id, files, tensors, {**run.state, "model": config.to_dict(), "layout": {}}).dumps()
     write_durable(folder / NAME, len(text), lambda out: out.write(text))
 
 

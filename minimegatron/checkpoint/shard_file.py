@@ -24,17 +24,18 @@ https://github.com/huggingface/safetensors (the format).
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import math
+import operator
 import os
 import struct
 from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -59,8 +60,7 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor of a file: its dtype, shape, and bytes [start, stop) of the file."""
 
     dtype: torch.dtype
@@ -158,11 +158,17 @@ class _Bad(ValueError):
     pass
 
 
+class _Lie(NamedTuple):
+    """What is wrong with a tensor whose name is not known yet: `{}` stands for it."""
+
+    what: str = "describes {} without a shape and offsets in whole numbers"
+
+
 def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry], dict[str, str]]:
     if (count := text.count(b'"dtype"')) > MAX_TENSORS:
         raise _Bad(f"lists {count} tensors; the limit is {MAX_TENSORS}")
     try:
-        header = json.loads(text, object_pairs_hook=_without_repetition)
+        header = json.loads(text, object_pairs_hook=functools.partial(_table, data_starts))
     except (ValueError, RecursionError) as error:
         raise _Bad(f"has a header that is no JSON: {str(error)[:80]}") from None
     if not isinstance(header, dict):
@@ -170,9 +176,13 @@ def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry],
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _Bad("has metadata that are no table of texts")
-    entries = {name: _entry(name, value, data_starts) for name, value in header.items()}
+    for name, value in header.items():
+        if not isinstance(value, Entry):
+            lie = value if isinstance(value, _Lie) else _Lie()
+            raise _Bad(lie.what.replace("{}", repr(name[:80]), 1))
+    entries: dict[str, Entry] = header
     at = data_starts
-    for entry in sorted(entries.values(), key=lambda e: (e.start, e.stop)):
+    for entry in sorted(entries.values(), key=operator.attrgetter("start", "stop")):
         if entry.start != at:
             raise _Bad(f"has a gap or an overlap at byte {min(at, entry.start)}")
         at = entry.stop
@@ -181,28 +191,30 @@ def _parse(text: bytes, data_starts: int, total: int) -> tuple[dict[str, Entry],
     return entries, metadata
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _table(data_starts: int, pairs: list[tuple[str, Any]]) -> dict[str, Any] | Entry | _Lie:
+    """A table of the header as soon as it has been read; a tensor's is checked and becomes an entry at once.
+
+    So a header of 100,000 tensors is never there as 300,000 lists and tables, which the garbage collector would walk
+    over and over: reading one took twice the time.
+    """
     table = dict(pairs)
     if len(table) != len(pairs):
         raise _Bad("names something twice")
-    return table
-
-
-def _entry(name: str, value: Any, data_starts: int) -> Entry:
-    shape = value.get("shape") if isinstance(value, dict) else None
-    offsets = value.get("data_offsets") if isinstance(value, dict) else None
-    numbers = [shape, offsets]
-    if not all(isinstance(n, list) and all(type(i) is int and 0 <= i < 1 << 62 for i in n) for n in numbers):
-        raise _Bad(f"describes {name[:80]!r} without a shape and offsets in whole numbers")
-    assert isinstance(shape, list) and isinstance(offsets, list)
-    dtype = DTYPES.get(value.get("dtype")) if isinstance(value.get("dtype"), str) else None
+    shape, offsets = table.get("shape"), table.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list):
+        return table
+    for i in itertools.chain(shape, offsets):
+        if type(i) is not int or not 0 <= i < 1 << 62:
+            return table
+    dtype = DTYPES.get(table["dtype"]) if isinstance(table.get("dtype"), str) else None
     if dtype is None:
-        raise _Bad(f"gives {name[:80]!r} the unknown dtype {str(value.get('dtype'))[:20]!r}")
+        return _Lie(f"gives {{}} the unknown dtype {str(table.get('dtype'))[:20]!r}")
     if len(shape) > MAX_DIMS or len(offsets) != 2:
-        raise _Bad(f"gives {name[:80]!r} {len(shape)} dims and {len(offsets)} offsets")
-    if math.prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
-        raise _Bad(f"gives {name[:80]!r} of shape {shape[:8]} {offsets[1] - offsets[0]} bytes")
-    return Entry(dtype, tuple(shape), data_starts + offsets[0], data_starts + offsets[1])
+        return _Lie(f"gives {{}} {len(shape)} dims and {len(offsets)} offsets")
+    start, stop = offsets
+    if math.prod(shape) * dtype.itemsize != stop - start:
+        return _Lie(f"gives {{}} of shape {shape[:8]} {stop - start} bytes")
+    return Entry(dtype, tuple(shape), data_starts + start, data_starts + stop)
 
 
 class HashedFile:

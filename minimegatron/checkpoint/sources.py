@@ -143,6 +143,18 @@ class Prefixed:
         return self.source.read(self._names[name], box)
 
 
+class Together:
+    """The tensors of several sources, those of each behind a word of its own."""
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self.where = {word + name: (source, name) for word, source in sources.items() for name in source.tensors}
+        self.tensors = {name: source.tensors[inner] for name, (source, inner) in self.where.items()}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        source, inner = self.where[name]
+        return source.read(inner, box)
+
+
 def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
     """A box of a tensor of a safetensors file; of the file only the rows that the box needs are read."""
     with path.open("rb") as file:

@@ -229,21 +229,46 @@ def _open_chunk(path: Path, start: int, length: int, dtype: torch.dtype, sizes: 
         return Entry(dtype, sizes, begin, end)
 
 
-def read_args(folder: Path) -> dict[str, Any] | None:
-    """`args` of `common.pt`; None where there are none. Values that are no plain data are names, or notes of calls."""
+def read_common(folder: Path) -> dict[str, Any]:
+    """`common.pt`, `args` as a table; {} where there is none. What is no plain data is a name, or a note of a call."""
     path = folder / "common.pt"
     if not path.is_file():
-        return None
+        return {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            info = next(info for info in archive.infolist() if info.filename.endswith("/data.pkl"))
-            if info.file_size > _MOST or info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"its pickle has {info.file_size:,} bytes")
-            found = read_pickle(archive.read(info), str(path))
+        found = read_pickle(_in_archive(path, "/data.pkl", _MOST), str(path))
     except (OSError, ValueError, StopIteration, zipfile.BadZipFile) as error:
         raise CheckpointError(f"cannot be read: {error}", where=str(path)) from None
-    args = found.get("args") if isinstance(found, dict) else None
-    return args.state if isinstance(args, Built) and isinstance(args.state, dict) else None
+    common = dict(found) if isinstance(found, dict) else {}
+    args = common.pop("args", None)
+    return common | ({"args": args.state} if isinstance(args, Built) and isinstance(args.state, dict) else {})
+
+
+def read_number(folder: Path, value: Any) -> float:
+    """A number of `common.pt`; where it is a tensor, its bytes lie beside the pickle.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if type(value) in (int, float):
+        return float(value)
+    try:
+        storage, at, shape = value.args[:3]
+        kind, key = storage.args[0][1:3]
+        numbers = _in_archive(folder / "common.pt", f"/data/{key}", 1 << 16)
+        if value.name != "torch._utils._rebuild_tensor_v2" or math.prod(shape) != 1 or type(at) is not int:
+            raise ValueError("it is no tensor of one element")
+        return float(torch.frombuffer(bytearray(numbers), dtype=_STORAGES[str(kind)])[at])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, zipfile.BadZipFile) as error:
+        raise ValueError(f"a number of common.pt is {str(value)[:60]}: {error}") from None
+
+
+def _in_archive(path: Path, end: str, most: int) -> bytes:
+    """The member of an archive whose name ends so."""
+    with zipfile.ZipFile(path) as archive:
+        info = next(info for info in archive.infolist() if info.filename.endswith(end))
+        if info.file_size > most or info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{info.filename} has {info.file_size:,} bytes")
+        return archive.read(info)
 
 
 # ---------------------------------------------------------------------------------------------------- writing

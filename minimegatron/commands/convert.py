@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minimegatron.errors import CheckpointError, ConfigError, did_you_mean
+from minimegatron.errors import ConfigError, did_you_mean
 
 LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
 SAVERS = {"core": "ours", "mcore": "ours", "hf": "hf"}
@@ -122,16 +122,6 @@ def _say_what_changes_nothing(options: argparse.Namespace) -> None:
         )
 
 
-def _say_what_is_left(options: argparse.Namespace, beside: str, target: str) -> None:
-    if target == "ours" and not options.no_load_optim:
-        raise CheckpointError(
-            f"the folder holds {beside}, which a conversion does not read",
-            where=str(options.load),
-            fix="--no-load-optim converts the weights alone; a run that loads them begins with a new optimizer",
-        )
-    print(f"left where it is: {beside}")
-
-
 def _refuse_what_means_nothing(options: argparse.Namespace, source: str, target: str) -> None:
     given = {
         "--no-load-optim": options.no_load_optim and (source == "hf" or target != "ours"),
@@ -159,19 +149,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
     origin = _origin(options, model, kind)
     _refuse_what_means_nothing(options, model.kind, kind)
-    if model.beside:
-        _say_what_is_left(options, model.beside, kind)
     most = options.max_shard_size or 5 * 10**9
     config, weights = conversion.checked(model, logical_tensors, options.dtype)
+    run = None
+    if model.beside and kind == "ours" and not options.no_load_optim:
+        run = conversion.goes_on(model, config, weights)
+    if model.beside:
+        print(f"{model.beside}: goes on at iteration {run.step}" if run else f"left where it is: {model.beside}")
     tensors, keys = conversion.target(kind, config, weights, origin, options.family)
     if options.dry_run:
-        print("\n".join(conversion.explain(tensors)))
+        print("\n".join(conversion.explain(conversion.all_of(tensors, run))))
         return 0
     if options.save is None:
         raise ConfigError("where to?", fix="--save FOLDER, or --dry-run")
-    files = conversion.write_model(kind, tensors, config, keys, options.save, most, origin)
-    total = sum(described.nbytes for described in tensors.tensors.values())
-    what = f"{len(tensors.tensors)} tensors, {total:,} bytes, {config.params_dtype}"
+    files = conversion.write_model(kind, tensors, config, keys, options.save, most, origin, run)
+    written = conversion.all_of(tensors, run).tensors
+    total = sum(described.nbytes for described in written.values())
+    what = f"{len(written)} tensors, {total:,} bytes, {config.params_dtype}"
     print(f"{what}: {len(files)} files in {options.save}")
     if kind == "hf" and origin is None:
         print(

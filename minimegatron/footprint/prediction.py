@@ -18,6 +18,7 @@ Rajbhandari et al. 2020 (arXiv 1910.02054), section 3. Megatron-LM: `megatron/tr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -35,6 +36,7 @@ from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.optim.groups import frozen
+from minimegatron.parallel.actions import Action
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
@@ -104,12 +106,9 @@ def predict(
     """
     mesh = Mesh.planned(parallel, rank, world)
     model = meta_model(config, mesh, optimizer, spec)
-    if parallel.use_torch_fsdp2:
-        lasting = fsdp2_states(model, mesh, optimizer)
-        return Prediction(lasting, lasting, "", ("FSDP2's buffers", "activations beside them"))
     plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
     z = sizes_of(config, mesh, optimizer, work)
-    lasting = states(ddp, optimizer)
+    lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(m.layer_number for m in model.modules() if isinstance(m, TransformerLayer))
     try:
         require_known(not optimizer.freeze, "activations of a model with frozen parameters")
@@ -165,31 +164,85 @@ def sizes_of(config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, 
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """A stage while one action of its rank runs.
+
+    Attributes:
+        action: F, B or W of a microbatch.
+        stage: that it goes through.
+        splits: the weights' half of this backward pass is put off.
+        beside: bytes that other microbatches keep meanwhile, and of weights in FP8.
+        after: bytes of activations when it has ended.
+    """
+
+    action: Action
+    stage: Stage
+    splits: bool
+    beside: int
+    after: int
+
+    def fullest(self) -> Fullest:
+        """Its fullest moment."""
+        stage, kind = self.stage, self.action.kind
+        return self._with(stage.weights_half() if kind == "W" else stage.highest(kind == "B", self.splits))
+
+    def moments(self) -> list[Fullest]:
+        """The fullest of each part of the stage, in the order in which they run."""
+        kind = self.action.kind
+        if kind == "W":
+            return [self.fullest()]
+        found = [self._with(moment) for moment in self.stage.moments(kind == "B", self.splits)]
+        return found[::-1] if kind == "B" else found
+
+    def _with(self, moment: Fullest) -> Fullest:
+        return dataclasses.replace(moment, activations=moment.activations + self.beside)
+
+
+def passages(ddp: DistributedDataParallel, z: Sizes, row: Sequence[Action]) -> Iterator[Passage]:
+    """A rank's list of actions, and what is alive beyond the states in each.
+
+    Raises:
+        Unpredicted: an operation has no formula.
+    """
+    model = ddp.module
+    if isinstance(model, ModelChunks):
+        stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
+    else:
+        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
+        stages = [Stage(model, z, ddp)]
+    split = {(action.microbatch, action.chunk) for action in row if action.kind == "W"}
+    live: dict[tuple[int, int], int] = {}
+    copies = copies_in_fp8(model, z)
+    for action in row:
+        place, stage = (action.microbatch, action.chunk), stages[action.chunk]
+        beside = copies + sum(live.values()) - live.get(place, 0)
+        splits = place in split
+        live[place] = {"F": stage.kept, "B": stage.put_off * splits}.get(action.kind, 0)
+        yield Passage(action, stage, splits, beside, beside + live[place])
+
+
+def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
+    """The list of this rank."""
+    if plan.ranks == 1:
+        return [Action(kind, i) for i in range(microbatches) for kind in "FB"]
+    return list(schedule_of(plan, z.mesh.parallel, microbatches).actions[z.mesh.pp.rank])
+
+
 def _fullest(
     plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int
 ) -> tuple[Fullest, dict[str, int]]:
     """The fullest moment of this rank's list of forward and backward passes, and what a microbatch keeps."""
-    rank, model = z.mesh.pp.rank, ddp.module
-    if isinstance(model, ModelChunks):
-        stages = [Stage(stage, z, ddp) for _, stage in model.stages()]
-        row = schedule_of(plan, z.mesh.parallel, microbatches).actions[rank]
-        actions = [(action.kind, action.microbatch, action.chunk) for action in row]
-    else:
-        assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
-        stages, actions = [Stage(model, z, ddp)], [("F", 0, 0), ("B", 0, 0)]
-    split = {(microbatch, number) for kind, microbatch, number in actions if kind == "W"}
-    copies = copies_in_fp8(model, z)
-    live: dict[tuple[int, int], int] = {}
-    found = [Fullest(0, 0, 0, "")]
-    for kind, microbatch, number in actions:
-        others = sum(kept for key, kept in live.items() if key != (microbatch, number))
-        stage = stages[number]
-        splits = (microbatch, number) in split
-        here = stage.weights_half() if kind == "W" else stage.highest(kind == "B", splits)
-        where = f"microbatch {microbatch}: {here.where}" if z.mesh.pp.size > 1 else here.where
-        found.append(dataclasses.replace(here, activations=here.activations + others + copies, where=where))
-        live[microbatch, number] = {"F": stage.kept, "B": stage.put_off * splits}.get(kind, 0)
+    most, at, stages = Fullest(0, 0, 0, ""), -1, dict[int, Stage]()
+    for passage in passages(ddp, z, actions_of(plan, z, microbatches if plan.ranks > 1 else 1)):
+        stages[passage.action.chunk] = passage.stage
+        here = passage.fullest()
+        if here.total > most.total:
+            most, at = here, passage.action.microbatch
+    if plan.ranks > 1:
+        most = dataclasses.replace(most, where=f"microbatch {at}: {most.where}")
     kept: dict[str, int] = {}
-    for step in (step for stage in stages for _, tape in stage.parts for step in tape):
-        kept[step.name] = kept.get(step.name, 0) + step.keeps
-    return max(found, key=lambda moment: moment.total), kept
+    for number in sorted(stages):
+        for step in (step for _, tape in stages[number].parts for step in tape):
+            kept[step.name] = kept.get(step.name, 0) + step.keeps
+    return most, kept

@@ -149,6 +149,7 @@ class Stage:
         weights = [m.weight.numel() for m in model.modules() if isinstance(m, ColumnParallelLinear | RowParallelLinear)]
         self._weight = z.e * max(weights, default=0)
         self._travel = Travel(ddp, [numbers for numbers, _ in self.parts])
+        self._highest: dict[tuple[bool, bool], Fullest] = {}
 
     @property
     def kept(self) -> int:
@@ -166,6 +167,13 @@ class Stage:
 
     def highest(self, backward: bool, splits: bool = False) -> Fullest:
         """The fullest moment of a pass; see `Tape.highest`."""
+        if (backward, splits) not in self._highest:
+            found = self.moments(backward, splits)
+            self._highest[backward, splits] = max(found, key=lambda moment: moment.total)
+        return self._highest[backward, splits]
+
+    def moments(self, backward: bool, splits: bool = False) -> list[Fullest]:
+        """The fullest moment of each part, from the first part of the stage to the last."""
         kept, found = 0, []
         later = self.put_off if splits and backward else 0
         for i, (numbers, tape) in enumerate(self.parts):
@@ -181,4 +189,4 @@ class Stage:
                 )
             )
             kept += tape.kept
-        return max(found, key=lambda moment: moment.total)
+        return found

@@ -3,6 +3,10 @@
 A gradient that is kept in shards exists whole from its first parameter's backward pass until its bucket has travelled;
 with overlap one part longer. Weights kept in shards are whole while their part runs, with those of the next one, which
 are fetched meanwhile.
+
+Torch's FSDP2 gathers weights likewise. The gradients of a layer are whole in the dtype of its weights, a third of them
+at the layer's fullest moment, which is in its MLP; those of what is in no layer until the end. In fp32 are the input of
+the sum over ranks, which stays until the next layer's, and the shards of all microbatches so far, beside the buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ class Travel:
     def __init__(self, ddp: DistributedDataParallel, parts: list[tuple[int, ...]]) -> None:
         self._parts, self._overlap = parts, ddp.overlap
         tied = not ddp.module.get_submodule("").config.untie_embeddings_and_output_weights  # type: ignore[union-attr]
+        self._fsdp2 = ddp.mesh.parallel.use_torch_fsdp2
         self._grads: list[tuple[int, int, int]] = []  # first part, last part, bytes
+        self._by_torch: list[tuple[int, int, bool, int, float]] = []  # and whether in a layer, of weights, of shards
         self._weights: dict[int, int] = {}  # of each layer, and under -1 of the rest
         for buffer in ddp.grad_buffers:
             for bucket in buffer.buckets:
@@ -36,6 +42,8 @@ class Travel:
                     layer = _layer_of(name)
                     nbytes = bucket.span.size * param.element_size()
                     self._weights[layer] = self._weights.get(layer, 0) + nbytes
+                    shards = bucket.span.size * 4 / buffer.axis.size
+                    self._by_torch.append((min(places), max(places), layer >= 0, nbytes, shards))
 
     def _places(self, name: str, tied: bool) -> list[int]:
         """The parts that use a parameter; none where it is in another stage of this rank."""
@@ -57,9 +65,19 @@ class Travel:
         neighbour = nearby[-1:] if backward else nearby[:1]
         whole = numbers if backward else numbers[:2]  # a group that is computed again stays together
         total = sum(weights.get(n, 0) for n in {*whole, *neighbour, -1}) if weights else 0
+        if backward and self._fsdp2:
+            return total + self._gradients_of_torch(part)
         if backward:
             total += sum(n for first, last, n in self._grads if first - self._overlap <= part <= last)
         return total
+
+    def _gradients_of_torch(self, part: int) -> int:
+        """See the module docstring."""
+        total = 0.0
+        for (first, last, in_layer, nbytes, shards), (*_, wide) in zip(self._by_torch, self._grads, strict=True):
+            total += shards + (wide if in_layer and first == part + 1 else 0)
+            total += nbytes / 3 if in_layer and first <= part <= last else 0 if in_layer or last < part else nbytes
+        return int(total)
 
 
 def _layer_of(name: str) -> int:

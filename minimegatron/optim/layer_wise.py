@@ -21,7 +21,7 @@ Megatron-LM: `--optimizer dist_muon`, `megatron/core/optimizer/layer_wise_optimi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -54,10 +54,15 @@ class LayerWise:
     @torch.no_grad()
     def publish(self) -> None:
         """Each owner's weights are new: send them to the other replicas."""
+        for axis, owner, some in self.messages():
+            _send(some, axis, owner)
+
+    def messages(self) -> Iterator[tuple[Axis, int, list[nn.Parameter]]]:
+        """(Replicas, owner, weights) of each message."""
         for axis, hands in self._hands:
             for owner, hand in enumerate(hands):
                 for dtype in dict.fromkeys(p.dtype for _, p in hand):
-                    _send([p for _, p in hand if p.dtype == dtype], axis, owner)
+                    yield axis, owner, [p for _, p in hand if p.dtype == dtype]
 
 
 def deal(params: NamedParams, ranks: int) -> list[list[tuple[str, nn.Parameter]]]:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ class Orthogonalizer:
     """
 
     def __init__(self, name: str, layout: ParamLayout, mesh: Mesh, config: OptimizerConfig) -> None:
-        self._config = config
+        self._config, self._shape = config, layout.local_shape
         self._layout = dataclasses.replace(layout, experts=None)  # the experts that are here are all that count
         self._axis = mesh.tp if layout.experts is None else mesh.etp
         self._mode = config.muon_tp_mode if layout.sharded else "whole"
@@ -119,6 +119,32 @@ class Orthogonalizer:
             f"{sum(self._fused)}",
             "--muon-tp-mode duplicated, or --muon-no-split-qkv",
         )
+
+    def _sizes(self) -> Iterator[tuple[int, int, int]]:
+        """(How many, side of the Gram matrix, the other side) of what is iterated together."""
+        layout, shape = self._layout, list(self._shape)
+        if self._mode == "duplicated":
+            shape[layout.dim or 0] *= self._axis.size
+        *many, rows, columns = shape
+        for part in self._fused or (rows,):
+            m = rows // sum(self._fused) * part if self._fused else rows
+            turned = layout.dim == len(shape) - 2 if self._mode == "distributed" else m > columns
+            yield math.prod(many), *((columns, m) if turned else (m, columns))
+
+    def products(self) -> Iterator[tuple[int, int, int, int]]:
+        """For those who plan: (m, n, k, how many) of the products [m, k] x [k, n] of a call."""
+        for count, k, side in self._sizes():
+            for m, n, inner in ((k, k, side), (k, k, k), (k, side, k)):
+                yield m, n, inner, count * len(self._coefficients)
+
+    def messages(self) -> Iterator[tuple[str, Axis, int]]:
+        """For those who plan: what a call sends, and its bytes."""
+        if self._mode == "duplicated":
+            yield "all_gather", self._axis, 4 * math.prod(self._shape) * self._axis.size
+        element = 2 if self._config.muon_fp32_matmul_prec == "medium" else 4
+        for count, k, _ in self._sizes() if self._mode == "distributed" else ():
+            yield "all_reduce", self._axis, 4 * count
+            yield from [("all_reduce", self._axis, element * count * k * k)] * len(self._coefficients)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of the momentum of this rank's part, the part of the scaled update."""

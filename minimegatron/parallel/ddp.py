@@ -43,7 +43,6 @@ Li et al. 2020 (arXiv 2006.15704); Rajbhandari et al. 2020 (arXiv 1910.02054). M
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -55,9 +54,10 @@ from minimegatron.comm.collectives import all_gather
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.parallel.buckets import DEFAULT_BUCKET_SIZE, bucket_layout
+from minimegatron.parallel.buffer_sink import BufferSink
 from minimegatron.parallel.data_parallel import DataParallel, Shard
 from minimegatron.parallel.gather_on_use import GatherOnUse
-from minimegatron.parallel.grad_buffer import Bucket, Fleeting, GradBuffer, Replicated, Sharded
+from minimegatron.parallel.grad_buffer import Fleeting, GradBuffer, Replicated, Sharded
 from minimegatron.parallel.param_buffer import ShardedParams, WholeParams
 from minimegatron.parallel.units import Unit, leaves_of, units_of
 
@@ -67,63 +67,6 @@ KINDS: dict[str, type[Replicated] | type[Fleeting]] = {
     "optim_grads": Fleeting,
     "optim_grads_params": Fleeting,
 }
-
-
-class BufferSink:
-    """Adds a parameter's gradients to the buffer (`layers.products.GradientSink`).
-
-    Args:
-        ddp: the wrapper, which is told when a gradient is complete.
-        name: the parameter's logical name.
-        bucket: where its gradient is added up.
-        fuses: a product may be added to the buffer as it is computed: the weight has the buffer's dtype.
-    """
-
-    def __init__(self, ddp: DistributedDataParallel, name: str, bucket: Bucket, fuses: bool) -> None:
-        # Weakly: a parameter keeps its hooks where the garbage collector does not look, so a hook that held the wrapper
-        # would keep the model, the buffer and every process group alive for ever.
-        self._wrapper = weakref.ref(ddp)
-        self._name, self._bucket = name, bucket
-        self._added = False  # in this backward pass, by a product
-        self.fuses = fuses
-
-    def add_product(self, dy: torch.Tensor, x: torch.Tensor) -> None:
-        """In a backward pass: add dy^T x; `collect` follows."""
-        place, there = self._bucket.place(self._name)
-        place.addmm_(dy.reshape(-1, dy.shape[-1]).t(), x.reshape(-1, x.shape[-1]), beta=int(there))
-        self._added = True
-
-    def add(self, grad: torch.Tensor) -> None:
-        """In a backward pass: add a gradient that autograd is not given; `collect` follows."""
-        self._put(grad)
-        self._added = True
-
-    def accumulate(self, grad: torch.Tensor) -> None:
-        """Add a gradient, which is complete with it: that of autograd, or one that was put off (a pipeline's W)."""
-        self._put(grad)
-        self._ddp.complete(self._name)
-
-    def collect(self, param: torch.Tensor) -> None:
-        """Autograd is done with the parameter: take `param.grad`, or learn that a product has been added."""
-        added, self._added = self._added, False
-        if param.grad is not None:
-            self.accumulate(param.grad)
-            param.grad = None
-        elif added:  # else it was put off, and comes through `accumulate`
-            self._ddp.complete(self._name)
-
-    def _put(self, grad: torch.Tensor) -> None:
-        place, there = self._bucket.place(self._name)
-        if there:
-            place.add_(grad)
-        else:
-            place.copy_(grad)
-
-    @property
-    def _ddp(self) -> DistributedDataParallel:
-        ddp = self._wrapper()
-        assert ddp is not None, "the wrapper that owns the gradient buffer is gone; keep it while training"
-        return ddp
 
 
 class DistributedDataParallel(DataParallel):

@@ -9,7 +9,9 @@
 | `work`         | the products of a module, the memory it touches, the messages it sends                 |
 | `stages`       | the same of a stage, and what of it is recomputed                                      |
 | `traffic`      | every communication of a step on one rank                                              |
+| `update`       | what the optimizer touches, multiplies and sends                                       |
 | `timing`       | rooflines, links and the schedule played: the time of a step                           |
+| `course`       | the memory of every stage over the time of a step                                      |
 | `planning`     | all of it for a run; whether it fits, and what would make it fit                       |
 | `layouts`      | the points of a search                                                                 |
 | `estimate`     | bytes and seconds of a point, quickly                                                  |

@@ -3,9 +3,9 @@
 The problem in a sentence: the time of a step is arithmetic over rates, and a rate on a data sheet is one that no
 program reaches.
 
-So a cluster has two kinds of numbers. Those of the data sheet are peaks; `matmul_share`, `copy_share` and `link_share`
-are the parts of them that large products, copies and messages reach, and they are measured (`minimegatron plan
---measure`), fitted to published runs, or assumed (`CALIBRATED` says which).
+So a cluster has two kinds of numbers. Those of the data sheet are peaks; the `..._share`s are the parts of them that
+products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs (the
+A100's to 22B of arXiv 2205.05198, the H100's to 1.7B and 16B of Megatron-LM's README), or assumed (`CALIBRATED`).
 
 On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
 (`planner/operations`), and `of` gives the cluster as that operation finds it.
@@ -16,6 +16,9 @@ On a CPU no operation is fused, and each has rates of its own: `operations` hold
 | H100 | 80 GB  | 989.5        | 3.35 T          | 450 G            | 50 G (NDR, 400 Gb/s) | H100 SXM              |
 | H200 | 141 GB | 989.5        | 4.8 T           | 450 G            | 50 G                 | H200 SXM              |
 | B200 | 180 GB | 2250         | 7.7 T           | 900 G            | 50 G                 | HGX B200              |
+
+FP8 products have twice the dense peak of bf16, the A100 has none. The host's memory is reached over PCIe 4 or 5 (32 and
+64 GB/s each way) and has 16 channels of DDR for eight GPUs: 51 GB/s a GPU with DDR4-3200, 77 with DDR5-4800.
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
@@ -38,12 +41,13 @@ from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
 NOTHING = 1e-30  # seconds
-_H200 = "assumed, not measured: an H200 with 790 TFLOP/s in large products, 4.3 TB/s in copies; links as the A100's"
+_FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward and 499 backward"
+_LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}"
 CALIBRATED = {
-    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs of one node",
-    "H100": _H200,
-    "H200": _H200,
-    "B200": f"no B200; {_H200}",
+    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs; flash_share: arXiv 2307.08691",
+    "H100": f"the 1.7B and 16B rows of Megatron-LM's README, copy_share and matmul_share; links are assumed; {_FLASH}",
+    "H200": _LIKE,
+    "B200": _LIKE,
 }
 
 
@@ -62,8 +66,12 @@ class Cluster(Config):
     latency_inside: float = opt(4e-6, "seconds of a step of a collective inside a node", least=0.0)
     latency_between: float = opt(1e-5, "seconds of a step between nodes", least=0.0)
     matmul_share: float = opt(0.85, "of the peak that large products reach", above=0.0)
+    flash_share: float = opt(0.5, "of the peak that attention reaches that keeps no weights in memory", above=0.0)
     copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
     link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
+    fp8: float = opt(0.0, "peak of dense FP8 products, FLOP/s; 0: there are none", least=0.0)
+    bus: float = opt(0.0, "to the memory of the host, bytes/s a GPU sends; 0: not known", least=0.0)
+    host: float = opt(0.0, "memory of the host, bytes/s read and written for a GPU; 0: not known", least=0.0)
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
     device: str = opt("cuda", "type of a rank's device", ("cuda", "cpu"))
     overlaps: bool = opt(True, "links carry while a rank computes; not where its own processor carries")
@@ -74,9 +82,10 @@ class Cluster(Config):
         """Bytes for tensors."""
         return self.memory - self.reserve
 
-    def product(self, flops: float, nbytes: float) -> float:
-        """Seconds of a matrix product: a roofline whose corner is round, since reading does not hide completely."""
-        return flops / (self.matmul * self.matmul_share) + nbytes / (self.copy * self.copy_share)
+    def product(self, flops: float, nbytes: float, unit: str = "matmul") -> float:
+        """Seconds of a product on a `work.Product.unit`: a roofline with a round corner: reading hides in part."""
+        share = self.flash_share if unit == "flash" else self.matmul_share
+        return flops / ((self.fp8 if unit == "fp8" else self.matmul) * share) + self.moved(nbytes)
 
     def moved(self, nbytes: float) -> float:
         """Seconds to read and write so many bytes of memory."""
@@ -92,7 +101,8 @@ class Cluster(Config):
         if (seconds := self.measured(operation)) is None:
             return self
         _, flop, byte = seconds
-        return dataclasses.replace(self, matmul_share=1 / (flop * self.matmul), copy_share=1 / (byte * self.copy))
+        products, copies = 1 / (flop * self.matmul), 1 / (byte * self.copy)
+        return dataclasses.replace(self, matmul_share=products, flash_share=products, copy_share=copies)
 
     def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective over these global ranks, as `trace` names and counts it."""
@@ -138,12 +148,12 @@ def _given(gpu: str, memory: float, copy: float, inside: float, between: float, 
     return Cluster(gpu, 8, memory, 4e9, peak * 1e12, copy, inside, between, **more)
 
 
-_HOPPER = {"matmul_share": 0.80, "copy_share": 0.90}
+_HOPPER = {"matmul_share": 0.77, "copy_share": 0.54, "bus": 64e9, "host": 77e9}
 CLUSTERS = {
-    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9),
-    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, **_HOPPER),
-    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, **_HOPPER),
-    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, **_HOPPER),
+    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
+    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
+    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
+    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, fp8=4500e12, **_HOPPER),
 }
 
 

@@ -25,7 +25,8 @@ from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.planning import RECOMPUTE
-from minimegatron.planner.timing import ADAM_BYTES, Pieces, one_of_each
+from minimegatron.planner.timing import Pieces, one_of_each
+from minimegatron.planner.update import update_time
 from minimegatron.training.run import RunConfig
 
 SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/schedules`
@@ -35,27 +36,26 @@ class Estimator:
     """Bytes and seconds of layouts, from pieces.
 
     Args:
-        base: the run.
-        world: how many GPUs.
-        cluster: which.
+        base, world, cluster: the run, how many GPUs, and which.
     """
 
     def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
         self.base, self.world, self.cluster = base, world, cluster
-        self._bytes = self._of_an_element()
+        self._bytes, self._update = self._of_an_element()
         self.pieces = functools.cache(self._pieces)
         self.model = functools.cache(self._model)
         self.live = functools.cache(self._live)
         self.cut = functools.cache(self._cut)
 
-    def _of_an_element(self) -> tuple[float, float, float]:
-        """Bytes of a weight, of its gradient, of what the optimizer has on the GPU, from an optimizer of this run."""
+    def _of_an_element(self) -> tuple[tuple[float, float, float], float]:
+        """Bytes of a weight, of its gradient, of what the optimizer has on the GPU; seconds in which it is moved."""
         mesh = Mesh.serial()
         model = one_of_each(self.base.model.replace(recompute_granularity=None), mesh)
-        held = states(meta_wrapper(model, mesh, self.base.optimizer), self.base.optimizer)
+        ddp = meta_wrapper(model, mesh, self.base.optimizer)
+        held, seconds = states(ddp, self.base.optimizer), update_time(ddp, self.base.optimizer, self.cluster)
         count = sum(p.numel() for p in model.parameters())
         state = sum(n for owner, n in held.items() if owner in ("main parameters", "moments"))
-        return held["parameters"] / count, held["gradients"] / count, state / count
+        return (held["parameters"] / count, held["gradients"] / count, state / count), seconds / count
 
     def _model(self, tp: int, cp: int, ep: int, etp: int) -> tuple[Mesh, GPTModel, dict[str, tuple[int, int]]]:
         """Without a pipeline; and {layers.N, first, last: elements of it, of its experts}."""
@@ -69,7 +69,7 @@ class Estimator:
         counts: dict[str, tuple[int, int]] = {}
         for name, param in logical_parameters(model):
             words = name.split(".")
-            part = words[2] if "layers" in words[:2] else "first" if name.startswith("embedding") else "last"
+            part = words[2] if words[:2] == ["decoder", "layers"] else "first" if words[0] == "embedding" else "last"
             dense, experts = counts.get(part, (0, 0))
             of_expert = layout_of(param).experts is not None
             counts[part] = (dense + param.numel() * (not of_expert), experts + param.numel() * of_expert)
@@ -119,7 +119,9 @@ class Estimator:
         idle = float(bubble(layout.pp, m, 1 if layout.schedule in SPLIT_BUBBLE else layout.v))
         idle /= SPLIT_BUBBLE.get(layout.schedule, 1)
         elements = max((held for _, _, held in ranks), key=sum)
-        return max(nbytes for nbytes, _, _ in ranks), m * busy * (1 + idle) + self._around(layout, elements, busy, m)
+        inside = min(seconds for _, seconds, _ in ranks)  # of a stage without an end, nearly; they make the bubble
+        seconds = m * (busy + idle * inside) + self._around(layout, elements, busy, m)
+        return max(nbytes for nbytes, _, _ in ranks), seconds
 
     def _microbatches(self, layout: Layout) -> int:
         batch = self.base.training.global_batch_size
@@ -137,7 +139,8 @@ class Estimator:
         kinds = {kind: sum(has(n) == kind for n in numbers) for kind in tapes}
         dense, experts = (sum(k * self._layer(counts, kind)[i] for kind, k in kinds.items()) for i in (0, 1))
         outside = counts["first"][0] * (0 in mine) + counts["last"][0] * (last in mine)
-        if not self.base.model.untie_embeddings_and_output_weights and last in mine and 0 not in mine:
+        copied = not self.base.model.untie_embeddings_and_output_weights or self.base.model.mtp_num_layers
+        if copied and last in mine and 0 not in mine:
             outside += counts["first"][0]
         split, m = layout.schedule in SPLIT, min(self._microbatches(layout), 2 * layout.pp)
 
@@ -191,7 +194,8 @@ class Estimator:
                 each = _left(times * grad_each, grad_each, busy * 2 / 3 * overlaps)
                 total += each * (m if layout.zero == 2 else 1)
                 total += units * weight_each * (layout.zero > 0)
-            total += self.cluster.moved(ADAM_BYTES * count / (len(some) if layout.zero else 1))
+            shared = layout.zero > 0 or self.base.optimizer.optimizer == "dist_muon"
+            total += self._update * count / (len(some) if shared else 1)
         return total
 
 

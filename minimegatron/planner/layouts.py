@@ -122,7 +122,8 @@ def layouts(base: RunConfig, world: int, cluster: Cluster) -> Iterator[Layout]:
     def choose(name: str, values: Iterable) -> list:
         return [fixed[name]] if name in fixed else list(values)
 
-    zeros = [ZERO.index(fixed["zero"])] if "zero" in fixed else range(base.parallel.use_distributed_optimizer, 4)
+    most = 1 if base.optimizer.has_matrices else 4  # Muon wants whole matrices
+    zeros = [ZERO.index(fixed["zero"])] if "zero" in fixed else range(base.parallel.use_distributed_optimizer, most)
     again = [fixed["recompute"] or "none"] if "recompute" in fixed else list(RECOMPUTE)
     for tp, cp, pp, ep in itertools.product(choose("tp", tps), choose("cp", cps), choose("pp", pps), choose("ep", eps)):
         dp, rest = divmod(world, tp * cp * pp)

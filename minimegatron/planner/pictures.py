@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.errors import ConfigError
-from minimegatron.planner.planning import HOST, Plan
+from minimegatron.planner.course import course
+from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
 from minimegatron.planner.search import Found
 from minimegatron.planner.stages import layer_work
@@ -19,6 +20,7 @@ from minimegatron.planner.timing import AGAIN, BELOW, MEMORY, PEAK, StepTime, on
 from minimegatron.training.memory_report import work_of_run
 
 KINDS = dict.fromkeys((PEAK, BELOW, AGAIN), "compute") | {MEMORY: "memory", "optimizer": "memory", "bubble": "wait"}
+PANELS = 6  # stages whose memory over a step is drawn: of more some, the first and the last among them
 NAMES = {PEAK: "scores computed twice, uneven stages", MEMORY: "memory-bound work"}
 
 
@@ -36,7 +38,7 @@ def ready(folder: Path) -> None:
 
 def losses(time: StepTime) -> dict[str, tuple[float, str]]:
     """{What takes time: (seconds, its kind on a timeline)}, from the model's FLOPs at the peak to the step."""
-    ideal = time.model_flops / time.gpus / time.peak
+    ideal = min(time.model_flops / time.gpus / time.peak, time.parts[PEAK])  # that of FP8 is higher
     found, parts = {"model FLOPs at the peak": (ideal, "compute")}, {PEAK: 0.0, BELOW: 0.0} | time.parts
     for name, seconds in (parts | {PEAK: parts[PEAK] - ideal}).items():
         kind = KINDS.get(name, "comm")
@@ -49,12 +51,16 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     from minimegatron.viz import memory, pareto, roofline, timeline, volume, waterfall
 
     cluster, time = told.cluster, told.time
-    peaks = {f"rank {n}, {len(one.layers)} layers": one.peak.items() for n, one in told.memory.items()}
-    held = {rank: {owner: n for owner, n in peak if HOST not in owner} for rank, peak in peaks.items()}
+    held = {f"rank {n}, {len(one.layers)} layers": without_host(one.peak) for n, one in told.memory.items()}
     title = "Memory of each pipeline rank" + f", without {', '.join(told.unknown)}" * bool(told.unknown)
     figures: dict[str, Any] = {"memory": memory.ranks(held, limit=cluster.usable, title=title)}
     if time is None:
         return figures
+    passed, last = course(told), len(held) - 1
+    some = sorted({i * last // (PANELS - 1) for i in range(PANELS)} if last >= PANELS else range(last + 1))
+    over = {list(held)[i]: passed.ranks[list(told.memory)[i]] for i in some}
+    title = f"Memory over a step with {passed.microbatches} of {passed.total} microbatches"
+    figures["memory_over_step"] = memory.over_time(over, limit=cluster.usable, title=title)
     title, work = f"From the peak to a step: MFU {time.mfu:.1%}", time.model_flops / time.gpus
     figures["waterfall"] = waterfall.waterfall(losses(time), work=work, title=title)
     nbytes: dict[str, float] = {}
@@ -67,7 +73,8 @@ def draw(told: Plan, found: Sequence[Found] = (), seen: Sequence[tuple[float, fl
     layers = one_of_each(told.run.model, z.mesh).decoder.layers.values()
     ops = ((op.what, op.product) for layer in layers for op in layer_work(layer, z)[0])
     products = {f"{what}, {p.k} to {p.n}": p for what, p in ops if p is not None}
-    points = {name: (p.flops / p.nbytes, p.flops / cluster.product(p.flops, p.nbytes)) for name, p in products.items()}
+    rates = {name: p.flops / cluster.product(p.flops, p.nbytes, p.unit) for name, p in products.items()}
+    points = {name: (p.flops / p.nbytes, rates[name]) for name, p in products.items()}
     figures["roofline"] = roofline.roofline({cluster.gpu: (cluster.matmul, cluster.copy)}, points, "A layer's products")
     if (p := plan.ranks) > 1:
         m = work_of_run(told.run, told.world, "cuda").microbatches

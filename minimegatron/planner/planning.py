@@ -11,7 +11,7 @@ What has no formula is named in `unknown`, and is then in no number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minimegatron.comm.mesh import rank_groups
@@ -79,7 +79,7 @@ class Plan:
     @property
     def blame(self) -> str:
         """The owner of most bytes of the fullest rank."""
-        peak = {owner: n for owner, n in self.memory[self.fullest].peak.items() if HOST not in owner}
+        peak = without_host(self.memory[self.fullest].peak)
         return max(peak, key=lambda owner: peak[owner])
 
     def tokens_a_step(self) -> int:
@@ -102,9 +102,14 @@ class Plan:
         return run_messages(self.run, self.fullest, self.world)
 
 
+def without_host(owners: Mapping[str, int]) -> dict[str, int]:
+    """Owners of memory on the GPU."""
+    return {owner: n for owner, n in owners.items() if HOST not in owner}
+
+
 def on_device(told: Prediction) -> int:
     """Bytes at the fullest moment, those in the host's memory left out."""
-    return sum(n for owner, n in told.peak.items() if HOST not in owner)
+    return sum(without_host(told.peak).values())
 
 
 def plan(run: RunConfig, world: int, cluster: Cluster) -> Plan:

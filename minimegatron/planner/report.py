@@ -25,7 +25,7 @@ FORMULAS = {
     "bubble": "the schedule played, less the work of its busiest rank",
     "gradients": "buckets once a step, less the last backward pass with --overlap-grad-reduce",
     "weights": "updated weights gathered, less the first forward pass with --overlap-param-gather",
-    "optimizer": "34 bytes of an element that this rank updates, over the memory's rate",
+    "optimizer": "states, gradients and weights over the memory's rate (AdamW: 34 bytes an element): planner/update",
     "end of step": "norm, counts, losses, gradients of copies",
 }
 

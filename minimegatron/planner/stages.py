@@ -29,8 +29,8 @@ class StageWork:
     @classmethod
     def of(cls, model: GPTModel, z: Sizes) -> StageWork:
         """Raises `Unpredicted` where an operation has no formula."""
-        (inside, repeated), (begin, end) = layers_work(model, z), ends_work(model, z)
-        return cls((*begin, *inside, *end), tuple(repeated))
+        (inside, repeated), (begin, end, more) = layers_work(model, z), ends_work(model, z)
+        return cls((*begin, *inside, *end), (*repeated, *more))
 
     def messages(self, backward: bool) -> Iterator[Message]:
         """Of a pass."""
@@ -82,12 +82,11 @@ def layers_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
     return every, repeated
 
 
-def ends_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
-    """What a stage computes before its layers, and behind them."""
+def ends_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op], list[Op]]:
+    """What a stage computes before its layers, and behind them; and what of that the backward pass repeats."""
     begin = work_of(model.embedding, z) if model.pre_process and model.embedding is not None else []
     if not model.post_process:
-        return begin, []
-    require_known(model.mtp is None, "products and messages of more than one token ahead")
+        return begin, [], []
     head = model.output_layer or getattr(model.embedding, "word_embeddings", None)
     assert head is not None and model.decoder.final_layernorm is not None, "a last stage has both"
     (columns, h), tp = head.weight.shape, z.mesh.tp
@@ -95,4 +94,18 @@ def ends_work(model: GPTModel, z: Sizes) -> tuple[list[Op], list[Op]]:
     output = Op("output", Product(z.n, columns, h, element=z.e), messages=before)
     sums = (Message("all_reduce", tp.name, 4 * z.n), Message("all_reduce", tp.name, 8 * z.n)) if tp.size > 1 else ()
     loss = Op("loss", moved=(2.0 * z.e + 8.0) * z.n * columns, messages=sums)
-    return begin, [*work_of(model.decoder.final_layernorm, z), output, loss]
+    behind, repeated = [*work_of(model.decoder.final_layernorm, z), output, loss], list[Op]()
+    for k, depth in enumerate(model.mtp.layers if model.mtp is not None else (), 1):
+        ops = work_of(depth, z)
+        behind += [*work_of(model.embedding, z), *ops, output, loss, Op("rolls", messages=tuple(_rolls(k, model, z)))]  # type: ignore[arg-type]
+        full = z.config.recompute_granularity == "full" and z.config.recompute_method == "uniform"
+        repeated += ops if full else layer_work(depth.transformer_layer, z)[1]
+    return begin, behind, repeated
+
+
+def _rolls(k: int, model: GPTModel, z: Sizes) -> Iterator[Message]:
+    """Of depth k over cp: ids of labels, of positions that are learned; the gradient of the losses, in fp32."""
+    cp, learned = z.mesh.cp, getattr(model.embedding, "position_embeddings", None) is not None
+    if cp.size > 1:
+        yield from [Message("all_gather", cp.name, 8 * z.n * cp.size)] * (1 + (k > 1) + learned)
+        yield Message("all_gather", cp.name, 4 * z.n * cp.size, True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -37,14 +38,13 @@ from minimegatron.parallel.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.stages import again, ends_work, layer_work
 from minimegatron.planner.traffic import step_messages
-from minimegatron.planner.work import Message, Op
+from minimegatron.planner.update import update_messages, update_time
+from minimegatron.planner.work import BACK, Message, Op
 from minimegatron.training.flops import step_flops
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.run import RunConfig
 
 FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
-BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, result), over those forward
-ADAM_BYTES = 34  # of an element: gradient, main parameter, two moments read; three of them and a weight written; norm
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
 PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
 PLAYED = 4  # microbatches a rank of a pipeline that are played; a further one takes what the busiest rank needs
@@ -74,8 +74,7 @@ class StepTime:
         seconds: of it.
         parts: {name: seconds} of the busiest rank, which add up to it.
         model_flops: of all ranks, with half of attention's square.
-        gpus: how many there are.
-        peak: FLOP/s of each.
+        gpus, peak: how many there are, and FLOP/s of each.
     """
 
     seconds: float
@@ -107,11 +106,13 @@ class _Watch:
         return seconds
 
     def product(self, op: Op) -> float:
-        return self.cluster.product(op.product.flops, op.product.nbytes) if op.product is not None else 0.0
+        p = op.product
+        require_known(p is None or p.unit != "fp8" or self.cluster.fp8 > 0, f"FP8 products of {self.cluster.gpu}")
+        return self.cluster.product(p.flops, p.nbytes, p.unit) if p is not None else 0.0
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
-        flash = op.product is not None and not op.weights and self.z.config.attention_backend != "reference"
+        flash = op.product is not None and op.product.unit == "flash"
         times = 2 + FLASH_AGAIN * flash if backward else 1
         product, back = times * self.product(op), BACK * op.moved if op.moved_back is None else op.moved_back
         moved = self.cluster.moved(back if backward else op.moved)
@@ -119,7 +120,7 @@ class _Watch:
             self._add(AGAIN, product + moved)
         elif product:
             assert op.product is not None, "it takes time"
-            ideal = times * op.product.flops / self.cluster.matmul
+            ideal = times * op.product.flops / (self.cluster.fp8 if op.product.unit == "fp8" else self.cluster.matmul)
             self._add(PEAK, ideal)
             self._add(BELOW, product - ideal)
         self._add(MEMORY, 0.0 if again else moved)
@@ -147,8 +148,6 @@ class _Measured(_Watch):
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         if (seconds := self.cluster.measured(_kind(op))) is None:
             return super().run(op, backward, again)
-        if op.product is not None and not op.weights:  # its scores stay in a cache
-            op = dataclasses.replace(op, product=dataclasses.replace(op.product, element=0))
         calls = seconds[0] * (2 if backward and op.product is not None else 1)
         with self._rates_of(op):
             return self._add(AGAIN if again else MEMORY, calls) + super().run(op, backward, again)
@@ -189,8 +188,8 @@ class Pieces:
 
     def __init__(self, z: Sizes, cluster: Cluster, model: GPTModel) -> None:
         self.z, self._cluster = z, cluster
-        first, last = ends_work(model, z)
-        self.first, self.last = pass_time(first, (), z, cluster), pass_time(last, (), z, cluster)
+        first, last, repeated = ends_work(model, z)
+        self.first, self.last = pass_time(first, (), z, cluster), pass_time(last, repeated, z, cluster)
         self._layers = {
             z.config.has_experts(int(number)): [self._layer(layer, whole) for whole in (False, True)]
             for number, layer in model.decoder.layers.items()
@@ -230,14 +229,8 @@ def one_of_each(config: TransformerConfig, mesh: Mesh) -> GPTModel:
         return GPTModel(config, mesh, layer_numbers=sorted(kinds.values()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Around:
-    """What a rank does besides the passes of its microbatches, where nothing hides it.
-
-    Attributes:
-        each: seconds that every microbatch takes longer.
-        parts: {part of the waterfall: seconds} once a step.
-    """
+class Around(NamedTuple):
+    """What nothing hides besides the passes: seconds a microbatch, and {part of the waterfall: seconds} once a step."""
 
     each: float
     parts: dict[str, float]
@@ -262,14 +255,14 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         last = seconds[-1] if seconds else 0.0
         return min(total, last + max(0.0, total - last - hidden * cluster.overlaps))
 
-    overlaps = parallel.overlap_grad_reduce
-    updated = sum(shard.grad.numel() for shard in ddp.shards().values())
+    overlaps, updated = parallel.overlap_grad_reduce, update_time(ddp, run.optimizer, cluster.of("optimizer"))
+    updated += (cluster.measured("optimizer") or (0.0,))[0]
     beside = ("weights on use", "shards") if overlaps else ("weights on use",)
     each = left(mine.forward + mine.backward, *beside, times=few) + left(0.0, "shards", times=few) * (not overlaps)
     once = {
         "gradients": left(mine.backward * overlaps, "gradients"),
         "weights": left(mine.forward * parallel.overlap_param_gather, "weights"),
-        "optimizer": cluster.of("optimizer").moved(ADAM_BYTES * updated) + (cluster.measured("optimizer") or (0.0,))[0],
+        "optimizer": sum((message_time(m, mesh, cluster) for m in update_messages(ddp, run.optimizer)), updated),
         "end of step": left(0.0, "end of step"),
     }
     return Around(each, once)
@@ -318,7 +311,8 @@ def step_time(run: RunConfig, world: int, cluster: Cluster) -> StepTime:
         Unpredicted: an operation has no formula.
     """
     require_known(run.spec is None, "the time of a spec's layers")
-    require_known(not run.parallel.use_torch_fsdp2, "the time of FSDP2's messages")
+    require_known(not run.model.first_last_layers_bf16, "the time of layers in two precisions")
+    require_known(not run.optimizer.freeze, "the time of a model with frozen parameters")
     work, ranks = work_of_run(run, world, "cuda"), rank_groups(run.parallel, world, "pp")[0]
     plan, z, stages = stages_of_run(run, world, cluster)
     placement, m = placement_of(plan), work.microbatches

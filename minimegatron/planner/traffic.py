@@ -20,8 +20,10 @@ from collections.abc import Iterable, Iterator
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.footprint.prediction import meta_model, meta_wrapper, sizes_of
+from minimegatron.footprint.prediction import actions_of, meta_model, meta_wrapper, sizes_of
 from minimegatron.footprint.tape import Sizes, require_known
+from minimegatron.layers.fp8_linear import ParallelFp8
+from minimegatron.layers.fp8_scales import CurrentScale, DelayedScale
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.router import tally_size
 from minimegatron.models.chunks import ModelChunks, schedule_of
@@ -32,6 +34,7 @@ from minimegatron.parallel.finalize import partial_axes
 from minimegatron.parallel.grad_buffer import Bucket, GradBuffer
 from minimegatron.parallel.units import units_of
 from minimegatron.planner.stages import StageWork
+from minimegatron.planner.update import update_messages
 from minimegatron.planner.work import Message
 from minimegatron.training.memory_report import work_of_run
 from minimegatron.training.run import RunConfig
@@ -47,19 +50,18 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
         Unpredicted: something travels that has no formula.
     """
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
-    require_known(not parallel.use_torch_fsdp2, "FSDP2's messages")
-    require_known(optimizer.optimizer in ("adam", "sgd"), f"messages of {optimizer.optimizer}")
     require_known(not optimizer.freeze, "messages of a model with frozen parameters")
     require_known(run.spec is None, "messages of a spec's layers")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
     ddp = meta_wrapper(meta_model(config, mesh, optimizer), mesh, optimizer)
-    return step_messages(
-        plan_stages(parallel, config.num_layers), ddp, sizes_of(config, mesh, optimizer, work), work.microbatches
-    )
+    z = sizes_of(config, mesh, optimizer, work)
+    found = step_messages(plan_stages(parallel, config.num_layers), ddp, z, work.microbatches)
+    found.update((m, "optimizer") for m in update_messages(ddp, optimizer))
+    return found
 
 
 def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, microbatches: int) -> Messages:
-    """{(message, part of the step): how often} in one step of this rank."""
+    """{(message, part of the step): how often} in one step of this rank, the optimizer's left out."""
     found: Messages = Counter()
     stages, row = stages_of(ddp), actions_of(plan, z, microbatches)
     work = [StageWork.of(stage, z) for stage in stages]
@@ -75,6 +77,7 @@ def step_messages(plan: StagePlan, ddp: DistributedDataParallel, z: Sizes, micro
     when = "weights on use" if ddp.sharding == "optim_grads_params" else "weights"
     found.update((m, when) for m in weight_messages(ddp, row))
     found.update((m, "end of step") for m in ends_of_step(ddp, z))
+    found.update((m, "end of step") for m in scale_messages(ddp))
     return found
 
 
@@ -95,13 +98,6 @@ def stages_of(ddp: DistributedDataParallel) -> list[GPTModel]:
         return [stage for _, stage in model.stages()]
     assert isinstance(model, GPTModel), "a rank holds a model or stages of it"
     return [model]
-
-
-def actions_of(plan: StagePlan, z: Sizes, microbatches: int) -> list[Action]:
-    """The list of this rank."""
-    if plan.ranks == 1:
-        return [Action(kind, i) for i in range(microbatches) for kind in "FB"]
-    return list(schedule_of(plan, z.mesh.parallel, microbatches).actions[z.mesh.pp.rank])
 
 
 def pipeline_messages(plan: StagePlan, z: Sizes, microbatches: int) -> Iterator[Message]:
@@ -176,11 +172,22 @@ def ends_of_step(ddp: DistributedDataParallel, z: Sizes) -> Iterator[Message]:
     for axis_name, nbytes in flat.items():
         yield from _over(mesh.axis(axis_name), "all_reduce", nbytes)
     yield from (m for axis in (mesh.dp_cp, mesh.pp) for m in _over(axis, "all_reduce", 8))  # tokens
-    config, world = z.config, mesh.world
+    config, world, depths = z.config, mesh.world, z.config.mtp_num_layers or 0
     if config.num_experts is not None:
-        yield from _over(world, "all_reduce", 8 * sum(config.expert_layers) * tally_size(config))
-    yield from _over(world, "all_reduce", 8 * (3 + (mesh.pp.size > 1)))  # the loss, its count, flags
+        routers = sum(config.expert_layers) + depths * config.has_experts(config.num_layers)
+        yield from _over(world, "all_reduce", 8 * routers * tally_size(config))
+    yield from _over(world, "all_reduce", 8 * (3 + 2 * depths + (mesh.pp.size > 1)))  # losses, their counts, flags
     yield from _over(world, "all_reduce", 24)  # norm, zeros, tensors that are not finite
+
+
+def scale_messages(ddp: DistributedDataParallel) -> Iterator[Message]:
+    """Of FP8, once a step: all delayed scales together, or with current scaling the magnitudes of weights."""
+    layers = [m for m in ddp.module.modules() if isinstance(m, ParallelFp8)]
+    for scale in (layer.weight for layer in layers if isinstance(layer.weight, CurrentScale)):
+        yield from _over(scale.axis, "all_reduce", 4)  # type: ignore[union-attr,arg-type]
+    places = {id(m.siblings): m.siblings.number for m in ddp.module.modules() if isinstance(m, DelayedScale)}
+    if places:
+        yield from _over(ddp.mesh.axis(layers[0].agree_over), "all_reduce", 4 * sum(places.values()))
 
 
 def _over(axis: Axis, name: str, nbytes: int) -> Iterator[Message]:

@@ -35,6 +35,8 @@ from minimegatron.footprint.tape import Sizes, require_known
 from minimegatron.layers.core_attention import CoreAttention
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.embedding import VocabParallelEmbedding
+from minimegatron.layers.fp8_linear import ParallelFp8
+from minimegatron.layers.fp8_scales import CurrentScale
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.mla import MultiLatentAttention, ReplicatedLinear
 from minimegatron.layers.mlp import MLP
@@ -64,13 +66,15 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """`count` products [m, k] x [k, n], in elements of `element` bytes."""
+    """`count` products [m, k] x [k, n], in elements of `element` bytes; `unit` computes them."""
 
     m: float
     n: int
     k: int
     count: int = 1
     element: int = 2
+    unit: str = "matmul"  # or `fp8`, or `flash`: an attention that keeps its weights out of memory
+    touched: float | None = None  # bytes, where these are others than both factors and the result
 
     @property
     def flops(self) -> float:
@@ -79,6 +83,8 @@ class Product:
     @property
     def nbytes(self) -> float:
         """Both factors read, the result written."""
+        if self.touched is not None:
+            return self.touched
         return float(self.element) * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
@@ -109,6 +115,7 @@ class Op:
     moved_back: float | None = None
 
 
+BACK = 1.5  # bytes that a pointwise operation moves backward (input, gradient, result), over those forward
 Rule = Callable[[Any, Sizes], Iterable[Op]]
 _RULES: dict[type, Rule] = {}
 
@@ -125,7 +132,6 @@ def rule(kind: type) -> Callable[[Rule], Rule]:
 
 def work_of(module: nn.Module, z: Sizes) -> list[Op]:
     """The operations of a module and all that is in it, in the order of registration, which is that of the forward."""
-    require_known(z.config.fp8_format is None, "products and messages in FP8")
     found = []
     for name, part in module.named_modules():
         holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
@@ -141,7 +147,8 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
 @rule(ColumnParallelLinear)
 def column(module: ColumnParallelLinear, z: Sizes) -> Iterator[Op]:
     (o, i), tp = module.weight.shape, module.tp
-    yield Op("column", Product(z.n, o, i, element=z.e), messages=tuple(entry(tp, module.sequence_parallel, z, i)))
+    before = tuple(entry(tp, module.sequence_parallel, z, i, module.fp8))
+    yield linear(Op("column", Product(z.n, o, i, element=z.e), messages=before), module.fp8, z)
     if module.gather_output and tp.size > 1:
         back = "reduce_scatter" if module.gather_reduces_gradient else ""
         nbytes = z.e * z.n * o * tp.size
@@ -149,11 +156,12 @@ def column(module: ColumnParallelLinear, z: Sizes) -> Iterator[Op]:
         yield Op("gathered output", messages=tuple(messages))
 
 
-def entry(tp: Any, cut: bool, z: Sizes, i: int) -> Iterator[Message]:
-    """What travels before a product whose matrix is cut by its outputs, and on the way back."""
+def entry(tp: Any, cut: bool, z: Sizes, i: int, fp8: ParallelFp8 | None = None) -> Iterator[Message]:
+    """What travels before a product whose matrix is cut by its outputs, and on the way back; of FP8 its bytes."""
     if tp.size > 1 and cut:
-        yield Message("all_gather", tp.name, z.e * z.n * i)
-        yield Message("all_gather", tp.name, z.e * z.n * i, True, True)
+        element = z.e if fp8 is None else 1
+        yield Message("all_gather", tp.name, element * z.n * i)
+        yield Message("all_gather", tp.name, element * z.n * i, True, True)
         yield Message("reduce_scatter", tp.name, z.e * z.n * i, True, True)
     elif tp.size > 1:
         yield Message("all_reduce", tp.name, z.e * z.n * i, True, True)
@@ -163,7 +171,8 @@ def entry(tp: Any, cut: bool, z: Sizes, i: int) -> Iterator[Message]:
 def row(module: RowParallelLinear, z: Sizes) -> Iterator[Op]:
     o, i = module.weight.shape
     product = Product(z.n, o, i, element=z.e)
-    yield Op("row", product, messages=tuple(_sum(module.tp, module.sequence_parallel, z, o)), ends=True)
+    messages = tuple(_sum(module.tp, module.sequence_parallel, z, o))
+    yield linear(Op("row", product, messages=messages, ends=True), module.fp8, z)
 
 
 def _sum(tp: Any, cut: bool, z: Sizes, o: int) -> Iterator[Message]:
@@ -176,14 +185,34 @@ def _sum(tp: Any, cut: bool, z: Sizes, o: int) -> Iterator[Message]:
 @rule(ReplicatedLinear)
 def replicated(module: ReplicatedLinear, z: Sizes) -> Iterator[Op]:
     o, i = module.weight.shape
-    yield Op("replicated", Product(z.n_cut, o, i, element=z.e))
+    yield linear(Op("replicated", Product(z.n_cut, o, i, element=z.e)), module.fp8, z)
+
+
+def linear(op: Op, fp8: ParallelFp8 | None, z: Sizes) -> Op:
+    """As it is, or in FP8: x and dy are read (with current scaling twice), and written in 1 byte, also transposed."""
+    if fp8 is None:
+        return op
+    require_known(not fp8.tiled, "FP8 with a scale for every tile")
+    require_known(fp8.wgrad, "FP8 with gradients of weights in another precision")
+    p, magnitudes = op.product, list[Message]()
+    assert p is not None, "it multiplies"
+    for scale, backward in ((fp8.input, False), (fp8.gradient, True)):
+        if isinstance(scale, CurrentScale) and scale.axis.size > 1:
+            magnitudes.append(Message("all_reduce", scale.axis.name, 4, backward))
+    rows, cast = p.count * p.m, 2.0 + z.e * (2 if isinstance(fp8.input, CurrentScale) else 1)
+    touched = p.count * (p.m * p.k + p.k * p.n + float(z.e) * p.m * p.n)
+    product = dataclasses.replace(p, unit="fp8", touched=touched)
+    return dataclasses.replace(
+        op, product=product, moved=op.moved + cast * rows * p.k, moved_back=BACK * op.moved + cast * rows * p.n,
+        messages=(*magnitudes, *op.messages),
+    )  # fmt: skip
 
 
 @rule(VocabParallelEmbedding)
 def table(module: VocabParallelEmbedding, z: Sizes) -> Iterator[Op]:
     """Its gradient is one of all words: zeros written, rows added, and the whole added to the buffer."""
     h, rows = module.weight.shape[1], 3.0 * z.e * z.n * module.weight.shape[1]
-    back = 1.5 * rows + (2.0 * z.e + 8.0) * module.weight.numel()
+    back = BACK * rows + (2.0 * z.e + 8.0) * module.weight.numel()
     messages = tuple(_sum(module.tp, module.sequence_parallel, z, h))
     yield Op("table", moved=rows, moved_back=back, messages=messages)
 
@@ -212,20 +241,25 @@ def dropout(module: Dropout, z: Sizes) -> Iterator[Op]:
 
 @rule(CoreAttention)
 def attention(module: CoreAttention, z: Sizes) -> Iterator[Op]:
-    """The pairs that a causal mask shows; a program that keeps all weights computes and moves the whole square."""
+    """The pairs that a causal mask shows; moved are q, k, v and o, and a statistic a row. A program that keeps all
+    weights (`reference`) computes and moves the whole square: written, read, dropped, read.
+    """
     config, mesh = z.config, z.mesh
     a, d = config.num_attention_heads // z.t, config.kv_channels
     g = a if config.multi_latent_attention else max(1, config.num_query_groups // z.t)
     inner, outer = mesh.cp_inner, mesh.cp_outer
     s, c = z.s * mesh.cp.size, mesh.cp.size
-    whole = config.attention_backend == "reference"
-    pairs = float(s * s) if whole else attention_pairs(s, config.sliding_window)
-    qkv = z.e * z.n * (a + 2 * g) * d
-    moved = 2.0 * qkv + (13.0 * z.b * a * s * z.s if whole else 0.0)  # weights: written, read, dropped, read
+    if config.attention_backend == "reference":
+        product = Product(z.b * a * s * s / (c * d), d, d, 2, z.e)
+        weights = 13.0 * z.b * a * s * z.s
+    else:
+        pairs, qkvo = attention_pairs(s, config.sliding_window), z.n * (2 * a + 2 * g) * d
+        product = Product(z.b * a * pairs / (c * d), d, d, 2, z.e, "flash", z.e * qkvo + 4.0 * z.n * a)
+        weights = 0.0
+    moved = 2.0 * z.e * z.n * (a + 2 * g) * d + weights
     groups = math.lcm(g, inner.size)
     there, back = (_heads(inner, z.e * z.n * heads * d) for heads in (a + 2 * groups, a))
     blocks = _blocks(outer, z, 2 * z.n * groups * d) if outer.size > 1 else ()
-    product = Product(z.b * a * pairs / (c * d), d, d, 2, z.e)  # 2 products of `pairs` x d
     yield Op("attention", product, False, moved, (*there, *blocks, *back), ends=inner.size > 1)
 
 
@@ -276,8 +310,13 @@ def experts(module: Experts, z: Sizes) -> Iterator[Op]:
     rows = tokens_and_rows(z)[2]
     local, o, h = module.weight1.shape
     f = module.weight2.shape[2]
-    yield Op("fc1 of experts", Product(rows / local, o, h, local, z.e), moved=z.e * rows * (o + 2.0 * f))
-    yield Op("fc2 of experts", Product(rows / local, h, f, local, z.e))
+    fc1, fc2 = None, None
+    if module.fp8 is not None:
+        require_known(module.etp.size == 1, "FP8 of experts that are cut over etp")
+        fc1, fc2 = next(iter(module.fp8.values()))  # type: ignore[misc]
+    op = Op("fc1 of experts", Product(rows / local, o, h, local, z.e), moved=z.e * rows * (o + 2.0 * f))
+    yield linear(op, fc1, z)
+    yield linear(Op("fc2 of experts", Product(rows / local, h, f, local, z.e)), fc2, z)
 
 
 @rule(MoELayer)

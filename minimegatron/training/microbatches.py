@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.errors import require
+from minimegatron.config import TrainingConfig
+from minimegatron.errors import ConfigError, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,3 +120,30 @@ class NumMicrobatches:
     def at(self, consumed_samples: int) -> int:
         """Microbatches that each rank runs in the next step."""
         return self.global_batch_size_at(consumed_samples) // (self.micro_batch_size * self.data_parallel_size)
+
+
+def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int:
+    """Steps of the run: `train_iters`, or as many as `train_samples` fill."""
+    samples, consumed, steps = training.train_samples, 0, 0
+    if samples is None:
+        return training.train_iters
+    ramp = batch_sizes.rampup.samples if batch_sizes.rampup else 0
+    while consumed < min(ramp, samples):
+        consumed += batch_sizes.global_batch_size_at(consumed)
+        steps += 1
+    steps += max(0, samples - consumed) // batch_sizes.global_batch_size_at(max(consumed, ramp))
+    if steps == 0:
+        size = batch_sizes.global_batch_size
+        raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
+    return steps
+
+
+def samples_of(training: TrainingConfig, batch_sizes: NumMicrobatches, train_iters: int) -> int:
+    """Length of the run in samples: `train_samples`, or those of its steps, of which the first may be smaller."""
+    if training.train_samples is not None:
+        return training.train_samples
+    ramp, consumed, steps = batch_sizes.rampup.samples if batch_sizes.rampup else 0, 0, 0
+    while consumed < ramp and steps < train_iters:
+        consumed += batch_sizes.global_batch_size_at(consumed)
+        steps += 1
+    return consumed + (train_iters - steps) * batch_sizes.global_batch_size_at(max(consumed, ramp))

@@ -24,30 +24,23 @@ Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any
 
 import torch
 
-import minimegatron
 from minimegatron.comm.agree import on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.comm.replicas import check_copies
-from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import BadStep, ConfigError, DataError
+from minimegatron.errors import BadStep, DataError
 from minimegatron.layers.param import copy_axes, layout_of, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.models.zoo import count_parameters
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.scaler import loss_divisor
@@ -56,13 +49,14 @@ from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
 from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import load_data, microbatches
+from minimegatron.training.described import describe_machine, describe_run
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
 from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.metrics import Metrics
-from minimegatron.training.microbatches import NumMicrobatches
+from minimegatron.training.microbatches import iterations_of, samples_of
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.profile import Profile
 from minimegatron.training.reports import StepReport
@@ -70,6 +64,7 @@ from minimegatron.training.rules import batch_sizes, check_run
 from minimegatron.training.run import RunConfig
 from minimegatron.training.state import TrainState
 from minimegatron.training.step import ForwardStep, StepOptions, forward_step, train_step
+from minimegatron.training.stop_signal import StopSignal
 
 
 class Trainer:
@@ -101,7 +96,7 @@ class Trainer:
         self.history = list[StepReport]()
         self.rollbacks = Counter[int]()
         self.batch_sizes = batch_sizes(run.training, self.mesh.dp.size)
-        self.train_iters = iterations_of(run, self.batch_sizes)
+        self.train_iters = iterations_of(run.training, self.batch_sizes)
         if self.mesh.rank == 0 and not quiet:
             print(describe_machine(run, self.mesh), flush=True)
         data = load_data(run, self.mesh, self._samples_wanted(run))
@@ -142,7 +137,7 @@ class Trainer:
             run.optimizer,
             global_batch_size=self.batch_sizes.global_batch_size,
             train_iters=self.train_iters,
-            train_samples=samples_of(run, self.batch_sizes, self.train_iters),
+            train_samples=samples_of(run.training, self.batch_sizes, self.train_iters),
         )
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
 
@@ -303,85 +298,3 @@ class Trainer:
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins
         return minutes is not None and time.monotonic() - self.started > 60 * minutes
-
-
-class StopSignal:
-    """Inside the block SIGTERM sets `received` instead of ending the process; a second one ends it."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def __enter__(self) -> StopSignal:
-        # Only the main thread may set handlers; elsewhere (a notebook's worker) SIGTERM keeps its usual meaning.
-        self.before: Any = None
-        with contextlib.suppress(ValueError):
-            self.before = signal.signal(signal.SIGTERM, self._receive)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def iterations_of(run: RunConfig, batch_sizes: NumMicrobatches) -> int:
-    """Steps of the run: `train_iters`, or as many as `train_samples` fill."""
-    samples, consumed, steps = run.training.train_samples, 0, 0
-    if samples is None:
-        return run.training.train_iters
-    ramp = batch_sizes.rampup.samples if batch_sizes.rampup else 0
-    while consumed < min(ramp, samples):
-        consumed += batch_sizes.global_batch_size_at(consumed)
-        steps += 1
-    steps += max(0, samples - consumed) // batch_sizes.global_batch_size_at(max(consumed, ramp))
-    if steps == 0:
-        size = batch_sizes.global_batch_size
-        raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
-    return steps
-
-
-def samples_of(run: RunConfig, batch_sizes: NumMicrobatches, train_iters: int) -> int:
-    """Length of the run in samples: `train_samples`, or those of its steps, of which the first may be smaller."""
-    if run.training.train_samples is not None:
-        return run.training.train_samples
-    ramp, consumed, steps = batch_sizes.rampup.samples if batch_sizes.rampup else 0, 0, 0
-    while consumed < ramp and steps < train_iters:
-        consumed += batch_sizes.global_batch_size_at(consumed)
-        steps += 1
-    return consumed + (train_iters - steps) * batch_sizes.global_batch_size_at(max(consumed, ramp))
-
-
-def describe_machine(run: RunConfig, mesh: Mesh) -> str:
-    """What is known before the data is opened; building a large index takes a while."""
-    sizes = [f"{name}{mesh.axis(name).size}" for name in ("tp", "cp", "pp", "dp") if mesh.axis(name).size > 1]
-    layout = f"{mesh.world.size} rank{'s'[: mesh.world.size > 1]}{': ' if sizes else ''}{' '.join(sizes)}"
-    layout += " with sequence parallelism" if run.parallel.sequence_parallel else ""
-    data = run.data
-    words = data.data_path or data.train_data_path or (data.data_args_path or "mock",)
-    source = f"{data.corpus}, prepared once in {data.corpus_path}/" if data.corpus else " ".join(words)
-    lines = [
-        *run.notes,
-        f"minimegatron {minimegatron.__version__}, torch {torch.__version__}, {layout}, on {mesh.device.type}",
-        f"data: {source}",
-    ]
-    return "\n".join(lines)
-
-
-def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches) -> str:
-    """What is about to be trained, and how."""
-    model = run.model
-    heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
-    lines = [
-        f"model: {count_parameters(model) / 1e6:.2f} M parameters in {model.params_dtype}: {model.num_layers} layers, "
-        f"h {model.hidden_size}, {heads}, f {model.ffn_hidden_size}, vocabulary {model.vocab_size}",
-        f"run: {train_iters} steps of {batch_sizes.global_batch_size} samples of {run.data.seq_length} tokens, "
-        f"in microbatches of {run.training.micro_batch_size}, {batch_sizes.at(0)} a rank",
-    ]
-    if run.parallel.pipeline_model_parallel_size > 1:
-        plan = plan_stages(run.parallel, model.num_layers)
-        held = " ".join(str(len(layers)) for layers in plan.layers)
-        lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {held} layers on {plan.ranks} ranks")
-    return "\n".join(lines)

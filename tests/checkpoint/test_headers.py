@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import struct
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,30 @@ def test_headers_that_lie_are_refused(tmp_path):
 @pytest.mark.thorough
 def test_10_000_headers_that_lie_are_refused(tmp_path):
     refuse_all(tmp_path, 10_000)
+
+
+TENSOR = '{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+LIES = {
+    '{"a{}":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}': r"gives 'a{}' of shape \[2\] 4 bytes",
+    '{"a":{"dtype":"F{}","shape":[1],"data_offsets":[0,4]}}': "gives 'a' the unknown dtype 'F{}'",
+    '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}}': "gives 'a' 1 dims and 3 offsets",
+    '{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}': "describes 'a' without a shape and offsets in whole",
+    '{"a":{"dtype":"F32","data_offsets":[0,4]}}': "describes 'a' without a shape and offsets in whole",
+    '{"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}}': "names something twice",
+    f'{{"a":{TENSOR},"b":{{"in":{TENSOR}}}}}': "describes 'b' without",
+    f'{{"a":{TENSOR},"b":{TENSOR}}}': "has a gap or an overlap at byte",
+    f'{{"a":{TENSOR},"__metadata__":{TENSOR}}}': "metadata that are no table of texts",
+    f'{{"a":{TENSOR},"__metadata__":{{"b":{TENSOR}}}}}': "metadata that are no table of texts",
+    f'{{"a":{TENSOR},"__metadata__":{{"b":{TENSOR.replace("1", "2")}}}}}': "metadata that are no table of texts",
+    TENSOR: "has a header that is no table",
+}
+
+
+@pytest.mark.parametrize("header", LIES)
+def test_what_is_wrong_is_said_with_the_name_of_the_tensor(header, tmp_path):
+    (tmp_path / "file").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(4))
+    with pytest.raises(CheckpointError, match=LIES[header]):
+        read_header(tmp_path / "file")
 
 
 def test_the_largest_headers_are_refused(tmp_path):

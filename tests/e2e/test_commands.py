@@ -56,6 +56,7 @@ def python(line: str, cwd: Path, seconds: float = 120.0, env: Mapping[str, str] 
 BECOME = """
 import json, os, runpy, sys
 import minimegatron.commands.pretrain_gpt
+import torch._dynamo  # torch's optimizers would, each time
 for name, words in json.loads(sys.argv[1]).items():
     pid = os.fork()
     if not pid:

@@ -25,9 +25,9 @@ BOUNDED = {
 # What a bare `wait()`, `join()`, `get()` or `recv()` may belong to. In a module that imports none of these it belongs
 # to a communication under way, which the timeout of its process group bounds.
 WAITING = {"threading", "multiprocessing", "queue", "subprocess", "concurrent", "socket", "asyncio"}
-# `recv` in the first may wait for ever: the end of file is the signal to end. The second waits in a check, whose
+# `recv` in the first may wait for ever: the end of file is the signal to end. The others wait in a check, whose
 # processes the nursery ends at its deadline.
-IDLE = {"minimegatron/launch/warm_server.py", "labkit/transport_group.py"}
+IDLE = {"minimegatron/launch/warm_server.py", "labkit/transport_group.py", "labkit/transport_work.py"}
 
 
 def waits(tree: ast.Module) -> Iterator[tuple[int, str]]:

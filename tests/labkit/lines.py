@@ -24,9 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit import broker, transport_group
+from labkit import broker, transport, transport_group
 from labkit.channel import Line
-from labkit.transport import Transport
 
 _DEADLINE = 120  # seconds
 
@@ -39,10 +38,12 @@ class Ranks:
             [sys.executable, "-m", "tests.labkit.lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, function: str, world: int, over: str = "broker", **inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    def run(
+        self, function: str, world: int, over: str = "broker", most_held: int = transport.MAX_HELD, **inputs: Any
+    ) -> tuple[list[Any], dict[str, Any]]:
         """What `function(rank, world, **inputs)` returned on each rank, or the text of its error; and the evidence."""
         assert self._process.stdin and self._process.stdout
-        order = {"function": function, "world": world, "over": over, "inputs": inputs}
+        order = {"function": function, "world": world, "over": over, "most_held": most_held, "inputs": inputs}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -72,7 +73,8 @@ def _played(order: dict[str, Any], folder: Path) -> dict[str, Any]:
     for mine, _ in pairs:
         mine.close()
     found: dict[str, Any] = {}
-    lines, services = [theirs for _, theirs in pairs], {"transport": Transport(world)}
+    transport.MAX_HELD = order["most_held"]
+    lines, services = [theirs for _, theirs in pairs], {"transport": transport.Transport(world)}
     thread = threading.Thread(target=lambda: found.update(broker.serve(lines, far, services)))
     thread.start()
     for pid in pids:

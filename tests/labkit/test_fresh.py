@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ ENDS = [
     ("[signal.signal(s, signal.SIG_IGN) for s in (2, 6, 15)]; time.sleep(99)", "late"),
     ("bytearray(20 << 30)", "left with exit status 70"),
     ("open('big', 'wb').write(bytes(65 << 20))", "left with exit status 70"),
-    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "not plain data"),
+    ("[os.write(fd, b'no json' + bytes([10])) for fd in range(3, 9) if is_pipe(fd)]", "sent what cannot be read: not"),
 ]  # fmt: skip
 
 
@@ -193,22 +194,31 @@ def test_an_answer_too_long_is_no_answer(nursery: Nursery) -> None:
     assert reply.value is None and reply.ended == "sent more than an answer may be"
 
 
-def test_the_outside_is_not_seen(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "raise Failed([dict(os.environ), os.getcwd(), os.listdir(), open('/proc/self/environ').read()])"
-    with monkeypatch.context() as patch, Nursery() as fresh:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nursery, Path]]:
+    """A nursery that starts with a secret, other instructions and a folder of its own; that folder."""
+    with pytest.MonkeyPatch.context() as patch, Nursery() as server:
+        folder = tmp_path_factory.mktemp("elsewhere")
         patch.setenv("SECRET_KEY", "hunter2")
-        [reply] = fresh.call(misbehave, [source], ENOUGH)
+        patch.setenv("ATEN_CPU_CAPABILITY", "default")
+        patch.setattr(tempfile, "tempdir", str(folder))
+        server.warm_up()
+        patch.undo()
+        yield server, folder
+
+
+def test_the_outside_is_not_seen(elsewhere: tuple[Nursery, Path]) -> None:
+    source = "raise Failed([dict(os.environ), os.getcwd(), os.listdir(), open('/proc/self/environ').read()])"
+    [reply] = elsewhere[0].call(misbehave, [source], ENOUGH)
     environment, folder, files, start = reply.value
     assert "hunter2" not in str(environment) + start and environment["HOME"] == folder
     assert files == []
     assert not Path(folder).exists()
 
 
-def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exercise_is_judged_with_the_instructions_of_the_notebook(elsewhere: tuple[Nursery, Path]) -> None:
     source = "import torch; raise Failed(torch.backends.cpu.get_cpu_capability())"
-    with monkeypatch.context() as patch, Nursery() as fresh:
-        patch.setenv("ATEN_CPU_CAPABILITY", "default")
-        [reply] = fresh.call(misbehave, [source], ENOUGH)
+    [reply] = elsewhere[0].call(misbehave, [source], ENOUGH)
     assert reply.value in ("DEFAULT", "NO AVX")
 
 
@@ -227,9 +237,17 @@ def test_nothing_outlives_a_job(nursery: Nursery, tmp_path: Path) -> None:
         pytest.fail("a grandchild lives on")
 
 
-def test_a_killed_nursery_is_said_and_replaced() -> None:
+def test_a_nursery_that_is_killed_or_given_up_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up when an error of the caller's interrupts it; and none of the three leaves a folder."""
+
+    def between(question: Any) -> Any:
+        raise KeyError("between")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Nursery() as mine:
-        mine.call(echo, [1], ENOUGH)
+        with pytest.raises(KeyError, match="between"):
+            mine.confer(converse, 1, ENOUGH, between)
+        assert mine.call(echo, [1], ENOUGH)[0].ended == ""
         assert mine._server is not None
         with pytest.raises(RankError):
             mine.call(
@@ -237,6 +255,7 @@ def test_a_killed_nursery_is_said_and_replaced() -> None:
             )
         [reply] = mine.call(echo, [2], ENOUGH)
         assert reply.value["job"] == 2
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.thorough
@@ -269,13 +288,12 @@ def test_all_end_when_the_caller_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Nursery() as mine:
-        mine.call(echo, [1, 2], ENOUGH)
-        mine.call(untidy, [1], ENOUGH)
-        assert not list(tmp_path.glob("*/*"))
-    assert not list(tmp_path.iterdir())
+def test_no_folder_is_left(elsewhere: tuple[Nursery, Path]) -> None:
+    """Of a job; the nursery's own goes with it, see below."""
+    nursery, folder = elsewhere
+    nursery.call(echo, [1, 2], ENOUGH)
+    nursery.call(untidy, [1], ENOUGH)
+    assert len(list(folder.iterdir())) == 1 and not list(folder.glob("*/*"))
 
 
 def untidy(rank: int, world: int, job: int) -> None:
@@ -346,16 +364,6 @@ def test_a_process_that_asks_nothing_is_not_waited_for(nursery: Nursery, job: st
     reply = nursery.confer(converse, job, ENOUGH, lambda question: pytest.fail("it asked nothing"))
     assert (reply.value, reply.ended) == (value, ended)
     assert nursery.call(echo, [1], ENOUGH)[0].ended == ""
-
-
-def test_what_fails_between_question_and_answer_reaches_the_caller() -> None:
-    def between(question: Any) -> Any:
-        raise KeyError("between")
-
-    with Nursery() as nursery:
-        with pytest.raises(KeyError, match="between"):
-            nursery.confer(converse, 1, ENOUGH, between)
-        assert nursery.call(echo, [1], ENOUGH)[0].ended == ""
 
 
 def can_gather() -> bool:

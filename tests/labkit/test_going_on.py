@@ -67,13 +67,11 @@ def kernel(folder: Path) -> Iterator[Kernel]:
         yield running
 
 
-def again(folder: Path, kernel: Kernel) -> str:
-    """What the first cell shows in a fresh kernel, without the standing."""
-    kernel.manager.restart_kernel(now=True)
-    kernel.client.wait_for_ready(timeout=60)
+def opened(kernel: Kernel) -> list[str]:
+    """What the first cell shows beside the standing."""
     standing, *said = kernel.run(OPEN).text.splitlines()
     assert standing.startswith("lab 00_mini: ")
-    return "\n".join(said)
+    return said
 
 
 # -------------------------------------------------------------------------------------------------- coming back
@@ -84,35 +82,46 @@ def test_the_first_cell_loads_what_was_saved(folder: Path, tmp_path: Path) -> No
     with at(tmp_path) as kernel:
         assert kernel.run(OPEN).text == "lab 00_mini: 0 of 12 points; next: bubble", "nothing is saved, nothing is said"
         kernel.run(STUB)
-        assert again(tmp_path, kernel) == "", "a stub is nobody's work"
+        assert opened(kernel) == [], "a stub is nobody's work"
         kernel.run(BUBBLE)
         kernel.run(DOUBLE)
-        assert again(tmp_path, kernel) == "your exercises are loaded: bubble, double; go on where you were"
+        kernel.manager.restart_kernel(now=True)
+        kernel.client.wait_for_ready(timeout=60)
+        assert opened(kernel) == ["your exercises are loaded: bubble, double; go on where you were"]
         assert kernel.run("bubble(4, 8) == 3 / 11, double(4)").text == "(True, 8)"
         assert kernel.run("from exercises.bubble import bubble as same; same is bubble").text == "True"
         assert "passed" in kernel.run('check("bubble")').text
 
         saved = tmp_path / ".work" / "late" / "exercises" / "double.py"
         saved.write_text("# %%exercise double\nprint('never shown')\n1 / 0\n")
-        assert again(tmp_path, kernel).splitlines() == [
+        assert opened(kernel) == [
             "your exercises are loaded: bubble; go on where you were",
             "✘ your exercise double cannot be loaded: ZeroDivisionError: division by zero (line 3); mend its cell",
         ]
         saved.write_text("# %%exercise double\ndef double(x):\n    return = 2\n")
-        assert "✘ your exercise double cannot be loaded: SyntaxError: invalid syntax (double.py, line 3)" in again(
-            tmp_path, kernel
-        )
+        said = opened(kernel)[1]
+        assert "✘ your exercise double cannot be loaded: SyntaxError: invalid syntax (double.py, line 3)" in said
         assert kernel.run("bubble(1, 1)").text == "0.0"
 
 
-def test_a_lab_is_found_by_its_number(tmp_path: Path) -> None:
+CELLS = ['check("bubble")', "progress()", 'guess("x", 1)', "%%ranks 2\nprint(1)", "%%exercise bubble\nx = 1",
+         "%%torchrun -n 2\nprint(1)", "%%needs bubble\nprint(1)"]  # fmt: skip
+
+
+def test_before_a_lab_is_open_all_words_say_so_and_it_is_found_by_its_number(tmp_path: Path) -> None:
     with Kernel(tmp_path) as kernel:
+        kernel.run("%load_ext course")
+        for cell in CELLS:
+            said = kernel.run(cell)
+            assert said.text == "" and said.error.splitlines() == [
+                "no lab is open", "  fix: run the notebook's first cell: %lab NAME",
+            ], cell  # fmt: skip
         for name in ("1", "01", "01_process_groups"):
-            assert kernel.run(f"%load_ext course\n%lab {name}").text.startswith("lab 01_process_groups: 0 of ")
+            assert kernel.run(f"%lab {name}").text.startswith("lab 01_process_groups: 0 of ")
         assert [path.name for path in (tmp_path / ".work").iterdir()] == ["01_process_groups"]
         for name in ("98", "99", "nothing", ""):
-            said = kernel.run(f"%lab {name}").error
-            assert "01_process_groups, 02_tensor_parallel" in said and len(said.splitlines()) == 2
+            error = kernel.run(f"%lab {name}").error
+            assert "01_process_groups, 02_tensor_parallel" in error and len(error.splitlines()) == 2
         assert "did you mean `01_process_groups`?" in kernel.run("%lab 01_process_group").error
 
 
@@ -213,19 +222,6 @@ def test_an_exception_shows_the_cell_and_its_line(kernel: Kernel, magic: str) ->
 
 # ---------------------------------------------------------------------------------------- before a lab is open
 
-CELLS = ['check("bubble")', "progress()", 'guess("x", 1)', "%%ranks 2\nprint(1)", "%%exercise bubble\nx = 1",
-         "%%torchrun -n 2\nprint(1)", "%%needs bubble\nprint(1)"]  # fmt: skip
-
-
-def test_before_a_lab_is_open_all_words_say_so(tmp_path: Path) -> None:
-    with Kernel(tmp_path) as kernel:
-        kernel.run("%load_ext course")
-        for cell in CELLS:
-            said = kernel.run(cell)
-            assert said.text == "" and said.error.splitlines() == [
-                "no lab is open", "  fix: run the notebook's first cell: %lab NAME",
-            ], cell  # fmt: skip
-
 
 def test_in_a_fresh_kernel_the_words_say_which_cell_to_run(tmp_path: Path) -> None:
     """`make lab` puts the file where every kernel of the environment finds it; a profile's folder works the same."""
@@ -241,7 +237,7 @@ def test_in_a_fresh_kernel_the_words_say_which_cell_to_run(tmp_path: Path) -> No
         assert before.text == "(False, [])"
         kernel.run("%load_ext course\n%lab 00_mini tests.labkit.mini_course")
         assert kernel.run('check("bubble")').text.startswith("○ bubble")
-        assert kernel.run("%%ranks 2\nprint(world)").text == "[ranks 0-1] 2"
+        assert kernel.run("%%ranks 2 --needs bubble\nprint(world)").text == "○ this cell waits for exercise bubble"
 
 
 # ------------------------------------------------------------------------------------------- a panel that moves

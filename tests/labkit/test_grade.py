@@ -340,6 +340,7 @@ def test_names_of_learners_are_no_markup_and_fit_into_a_file_name(tmp_path: Path
     marks = [mark("<b>ada</b> & co"), mark("x" * 250)]
     page = as_html(marks, {"seed": "s", "complete": True, "prevented": {}})
     assert "&lt;b&gt;ada&lt;/b&gt; &amp; co" in page and "<b>ada" not in page
+    assert max(map(len, command.summary([mark("x" * 250), mark("ada")]).splitlines()[1:])) < 99
     (tmp_path / "real").mkdir()
     feedback([marks[1]], tmp_path / "real")
     assert [len(path.name) < 255 for path in (tmp_path / "real").iterdir()] == [True]

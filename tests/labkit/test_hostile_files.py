@@ -81,7 +81,7 @@ KINDS: dict[str, tuple[Make, str]] = {
     "a formula in the name": (text("=cmd|'calc'!A1.ipynb", "{"), "it is not a notebook"),
     "a name that is too long": (text("x" * 249 + ".ipynb", "{"), "it is not a notebook"),
     "markup in the name": (text("<img src=x onerror=alert(1)>.ipynb", "{"), "it is not a notebook"),
-    "a cell of 16 MiB": (cells(DOUBLE + "#" * (16 << 20)), "its cell has 16 MiB"),
+    "a cell of 16 MiB": (cells(DOUBLE + "#" * (16 << 20)), "its cell has 17 MiB"),
     "a lab's name of 1 MiB": (text("eve.ipynb", notebook(["%lab " + "x" * (1 << 20)])), "which is not known here"),
     "an exercise's name of 1 MiB": (cells("%%exercise " + "x" * 999_999), "there is no exercise `xxx"),
     "escapes in an exercise's name": (cells("%%exercise \x1b[2J"), "`\\x1b[2J`"),

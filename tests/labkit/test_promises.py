@@ -11,6 +11,7 @@ import pytest
 from labkit import promises
 from labkit.fresh import Nursery
 from minimegatron.errors import ConfigError
+from tests.thorough import mostly_thorough
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what holds is the kernel's, and Linux's")
 
@@ -25,7 +26,8 @@ BY_FILES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=MACHINES)
+# A nursery for each; `test_thefts` has one without namespaces.
+@pytest.fixture(scope="module", params=mostly_thorough(MACHINES, lambda name: name in ("all of it", "neither")))
 def machine(request: pytest.FixtureRequest, nursery: Nursery) -> Iterator[tuple[str, Nursery]]:
     if request.param == "all of it":
         yield request.param, nursery

@@ -42,6 +42,17 @@ def test_the_same_marks_byte_for_byte(tmp_path: Path, first: Run) -> None:
     assert second.rows["seed"] == first.rows["seed"] and len(second.rows["marks"]) == 3
 
 
+def test_learners_whose_names_look_alike_have_their_own_marks(tmp_path: Path, warm: None) -> None:
+    """Also of names that look like an address in memory, which `clean` takes out of messages."""
+    wrong = "%%exercise bubble\ndef bubble(p, m): return 0\n"
+    names = {"ada b": BUBBLE, "ada\nb": wrong, "0x123456789": BUBBLE, "0x123456780": wrong}
+    files = {f"in/{name}.ipynb": notebook([OPEN, text]) for name, text in names.items()}
+    before = run(hand_in(tmp_path, files), "--only", "bubble")
+    assert len({row["learner"] for row in before.rows["marks"]}) == 4
+    after = again(tmp_path, before)
+    assert after.status == 0 and after.rows["marks"] == before.rows["marks"]
+
+
 def change(folder: Path, name: str, text: str) -> None:
     (folder / "in" / name).write_text(text)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.shown import MOST, clean
+from labkit.shown import MOST, clean, named
 from labkit.verdict import Row, Verdict
 
 
@@ -30,6 +30,20 @@ def test_nothing_that_controls_is_left_and_twice_is_once(text: str) -> None:
     once = clean(text)
     assert all(c.isprintable() or c in "\u200c\u200d" for c in once) and clean(once) == once
     once.encode()
+
+
+@given(st.text(st.characters(), max_size=9), st.text(st.characters(), max_size=9))
+def test_names_stay_different_and_control_nothing(one: str, other: str) -> None:
+    assert all(c.isprintable() or c in "\u200c\u200d" for c in named(one))
+    assert (named(one) == named(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "names", [("a b", "a\nb"), ("a\x1b", "a\\x1b"), ("x" * 1100, "x" * 1101), ("\udc80", "\udc81")]
+)
+def test_names_that_look_alike_do_not_when_named(names: tuple[str, str]) -> None:
+    assert clean(names[0]) == clean(names[1]) or "\udc80" in names
+    assert named(names[0]) != named(names[1]) and named("0x123456789") == "0x123456789"
 
 
 def test_it_is_short() -> None:

@@ -198,7 +198,7 @@ def test_remarks_are_few_and_names_short(tmp_path: Path) -> None:
     cells = [f"%%exercise {'x' * 500_000}{i}\n1" for i in range(3)] + [f"%%exercise n{i}\n1" for i in range(500)]
     found = one(tmp_path, notebook([OPEN, BUBBLE, *cells]))
     assert len(found.remarks) == 21 and found.remarks[-1].startswith("and ") and max(map(len, found.remarks)) < 200
-    large = one(tmp_path / "2", notebook([OPEN, BUBBLE, DOUBLE + "#" * (2 << 20)]))
+    large = one(tmp_path / "2", notebook([OPEN, BUBBLE, DOUBLE + "#" * (1 << 20)]))
     assert (
         large.remarks == ("exercise double: its cell has 2 MiB; at most 1 are read",) and "double" not in large.sources
     )

@@ -10,6 +10,7 @@ import torch
 
 from tests.labkit import talks
 from tests.labkit.lines import Ranks
+from tests.thorough import mostly_thorough
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def ranks() -> Iterator[Ranks]:
     found.close()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=mostly_thorough([2, 4], [1]))
 def both(request: pytest.FixtureRequest, ranks: Ranks) -> tuple[list[Any], list[Any], dict[str, Any]]:
     ours, evidence = ranks.run("tests.labkit.talks:every", request.param)
     theirs, _ = ranks.run("tests.labkit.talks:every", request.param, "gloo")

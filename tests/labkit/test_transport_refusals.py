@@ -124,8 +124,8 @@ def test_what_is_forged_is_refused(ranks: Ranks) -> None:
 
 
 def test_bytes_that_wait_are_limited(ranks: Ranks) -> None:
-    said, _ = ranks.run("tests.labkit.talks:never_waits", 2)
-    assert said[0] == "RuntimeError: rank 0 has started communications of more than 1024 MiB and waited for none"
+    said, _ = ranks.run("tests.labkit.talks:never_waits", 2, most_held=256 << 20)
+    assert said[0] == "RuntimeError: rank 0 has started communications of more than 256 MiB and waited for none"
 
 
 def test_all_that_the_store_is_told_counts() -> None:

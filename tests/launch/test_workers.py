@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -54,6 +55,11 @@ class Unpicklable(Exception):
 
 def policy(rank: int, world: int) -> int:
     return os.sched_getscheduler(0)
+
+
+def collections(rank: int, world: int) -> tuple[bool, bool]:
+    """Whether garbage is collected, and without what all ranks share."""
+    return gc.isenabled(), gc.get_freeze_count() > 100_000
 
 
 def return_lambda(rank: int, world: int) -> Any:
@@ -161,6 +167,10 @@ def test_a_job_that_ends_at_once_ends_after_all_have_met(ranks: Any) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
 def test_ranks_are_batch_jobs(ranks: Any) -> None:
     assert ranks(2).run(policy, timeout=20) == [os.SCHED_BATCH] * 2
+
+
+def test_ranks_collect_garbage(ranks: Any) -> None:
+    assert ranks(2).run(collections, timeout=20) == [(True, True)] * 2
 
 
 def test_megabytes_travel(ranks: Any) -> None:

@@ -2,10 +2,10 @@
 
 What a training of Megatron-LM puts into one is a dictionary with `args`, `iteration` and the model's shards
 (`generate_state_dict` in `megatron/training/checkpointing.py`); Megatron-Core writes it. The weights are those that
-`tests/golden/megatron_names.py` draws from their names, so that a reader knows every number.
+`tests/golden/megatron_names.py` draws from their names, so that a reader knows every number. `trained.py` writes one
+with an optimizer.
 
     python -m tests.oracle.torch_dist write FOLDER llama 2 1      the frozen one of tests/golden: a model, tp and pp
-    python -m tests.oracle.torch_dist write FOLDER llama 2 1 dp_reshardable        with the state of its optimizer
     python -m tests.oracle.torch_dist read FOLDER llama 1 2       how far each tensor is from what it should be
 
 Megatron starts processes that outlive a test, so tests call this as a program.
@@ -69,28 +69,13 @@ def _megatrons(name: str, tp: int, pp: int) -> tuple[dict[str, Any], torch.nn.Mo
     return model, built
 
 
-def _optimizer_of(built: torch.nn.Module) -> Any:
-    """Megatron's distributed optimizer after a step that has moved nothing."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    ddp = DistributedDataParallel(built.config, DistributedDataParallelConfig(use_distributed_optimizer=True), built)
-    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.0, use_distributed_optimizer=True), [ddp])
-    ddp.zero_grad_buffer()
-    optimizer.step()
-    return optimizer
-
-
 def _write(rank: int, world: int, folder: str, name: str, tp: int, pp: int, how: str) -> None:
     from megatron.core import dist_checkpointing
 
     model, built = _megatrons(name, tp, pp)
-    optimizer = _optimizer_of(built) if how.endswith("reshardable") else None
     metadata = {"non_homogeneous_layers": True} if how == "numbered" else {}
     shards = built.sharded_state_dict(metadata=metadata)  # type: ignore[operator]
     state = {"args": arguments(model), "checkpoint_version": 3.0, "iteration": 10, "model": shards}
-    if optimizer is not None:
-        state["optimizer"] = optimizer.sharded_state_dict(shards, metadata={"distrib_optim_sharding_type": how})
     dist_checkpointing.save(state, folder)
 
 
@@ -98,7 +83,7 @@ def write(folder: str, name: str, tp: int = 1, pp: int = 1, how: str = "stacked"
     """A checkpoint that Megatron writes; the folder is there and empty.
 
     Args:
-        how: layers "stacked" or "numbered"; or stacked with an optimizer, "dp_reshardable" or "fully_reshardable".
+        how: layers "stacked" or "numbered".
     """
     ranks.run(_write, tp * pp, folder, name, tp, pp, how, tp=tp, pp=pp)
 

@@ -1,7 +1,7 @@
 """Every stage of ZeRO, and FSDP2, takes the steps of one process with the same optimizer, in every layout.
 
 The batch of every step is another one; ranks and microbatches count different numbers of tokens, norms are not 1 and
-biases not 0 (`tests/twin`). Weights are compared after 20 steps of AdamW, which clips and decays.
+biases not 0 (`tests/twin`). Weights are compared after 10 steps of AdamW, which clips and decays.
 
 An ordinary run has two layouts of every stage, on models of two layers: four replicas that share experts, and two
 replicas with tp, sp and pp. The matrix (`--thorough`) has all layouts, on models of four layers.
@@ -32,7 +32,7 @@ from tests.twin import Case, accumulate, distance, grad_of, parallel_model, seri
 TP, SP, PP = "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size"
 EP = "expert_model_parallel_size"
 STAGES = ("no_shard", "optim", "optim_grads", "optim_grads_params", "fsdp2")
-STEPS = 20
+STEPS = 10
 ADAM = OptimizerConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.1, adam_eps=1e-6)
 DENSE: dict[str, Any] = {
     "add_bias_linear": True,
@@ -128,7 +128,7 @@ EACH = {(stage, *ORDINARY[place % 2]) for place, stage in enumerate(STAGES) if s
 
 
 @pytest.mark.parametrize("sharding, dp, tp, pp, ep", mostly_thorough(SIZES, lambda sizes: sizes in EACH))
-def test_twenty_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: int, pp: int, ep: int) -> None:
+def test_ten_steps_are_those_of_one_process(ranks: Any, sharding: str, dp: int, tp: int, pp: int, ep: int) -> None:
     layers = 2 if (dp, tp, pp, ep) in ORDINARY else 4
     check(ranks, dp * tp * pp, dp, "experts" if ep > 1 else "dense", layers, layout_of_sizes(tp, pp, ep), sharding)
 

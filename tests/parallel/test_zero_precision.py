@@ -105,7 +105,7 @@ def assert_bits(got: Tensors, want: Tensors) -> None:
 
 @pytest.mark.parametrize("dtype", mostly_thorough(["bf16", "fp32"], [0]))
 def test_two_replicas_have_the_same_bits_in_every_stage(ranks: Any, dtype: str) -> None:
-    """Weights, main parameters and moments after 20 steps; of ZeRO-1 with several microbatches as well, whose sums over
+    """Weights, main parameters and moments after 10 steps; of ZeRO-1 with several microbatches as well, whose sums over
     ranks are the last ones, as those of plain replicas are.
 
     One process has these bits too, in bf16: there gradients are added in fp32 when they have been rounded. In fp32 it

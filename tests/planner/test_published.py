@@ -3,7 +3,8 @@
 | GPU  | its shares of the peaks come from                             | judged here                           |
 |------|---------------------------------------------------------------|---------------------------------------|
 | A100 | two step times of the 22B model of arXiv 2205.05198, fitted   | its 175B, 530B, 1T; all of 2104.04473 |
-| H100 | a product and a copy measured on an H200                      | Megatron-LM's README                  |
+| H100 | the 1.7B and 16B rows of Megatron-LM's README, fitted;        | the README's other seven rows         |
+|      | attention: kernels measured in arXiv 2407.08608               |                                       |
 
 The README says neither micro-batches nor chunks; taken are those that the planner finds fastest.
 """
@@ -19,6 +20,8 @@ from minimegatron.planner import closed_forms
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.timing import step_time
 from tests.planner import published
+
+FITTED = "1.7B", "16B"  # of the README
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +60,9 @@ def in_order(told: dict[str, float], measured: dict[str, float]) -> bool:
 def judge(told: dict[str, float], measured: dict[str, float]) -> None:
     errors = {name: told[name] / measured[name] - 1 for name in measured}
     assert statistics.mean(map(abs, errors.values())) < 0.08, errors
-    assert in_order(told, measured), told
 
 
+@pytest.mark.thorough
 def test_weak_scaling_of_2021() -> None:
     """By its own convention: FLOPs with full recompute and the whole square of attention."""
     told, measured = {}, {}
@@ -68,6 +71,7 @@ def test_weak_scaling_of_2021() -> None:
         flops = closed_forms.hardware_flops(batch, 2048, layers, h, 51_200, "full")
         told[name] = flops / step_time(run, gpus, CLUSTERS["a100"]).seconds / gpus / 1e12
         assert measured[name] == tflops
+    assert in_order(told, measured), told
     judge(told, measured)
 
 
@@ -76,6 +80,9 @@ def test_weak_scaling_of_the_readme() -> None:
     for name in published.WEAK_H100:
         gpus, run, measured[name] = published.weak_h100(name, *published.FASTEST[name])
         told[name] = step_time(run, gpus, CLUSTERS["h100"]).tflops
+    assert in_order(told, measured), told
+    for name in FITTED:
+        assert told.pop(name) == pytest.approx(measured.pop(name), rel=0.02)
     judge(told, measured)
 
 

@@ -39,7 +39,7 @@ def test_the_best_of_all_layouts_is_found() -> None:
     assert seconds == sorted(seconds) and len(seconds) == 5
 
 
-@pytest.mark.parametrize("preset", ["laptop-10m", "qwen1.5-moe-a2.7b"])
+@pytest.mark.parametrize("preset", ["laptop-10m", pytest.param("qwen1.5-moe-a2.7b", marks=pytest.mark.thorough)])
 def test_estimates_are_near_plans(preset: str) -> None:
     base = base_of(f"--preset {preset} --bf16 --seq-length 2048 --global-batch-size 64 --num-layers 8")
     estimator, some = Estimator(base, 8, CLUSTERS["h100"]), list(layouts(base, 8, CLUSTERS["h100"]))
@@ -57,6 +57,7 @@ def test_estimates_are_near_plans(preset: str) -> None:
     assert checked >= 10
 
 
+@pytest.mark.thorough
 def test_memory_prunes() -> None:
     base = base_of("--preset llama3-8b --bf16 --seq-length 4096 --global-batch-size 64")
     found = search(base, 8, CLUSTERS["h100"], 3)

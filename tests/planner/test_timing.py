@@ -16,7 +16,8 @@ from minimegatron.models.zoo import family_config
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.timing import AGAIN, BELOW, FLASH_AGAIN, MEMORY, PEAK, PassTime, play, step_time
+from minimegatron.planner.timing import AGAIN, BELOW, FLASH_AGAIN, MEMORY, PEAK, PassTime, one_of_each, play, step_time
+from minimegatron.planner.work import work_of
 from minimegatron.training.flops import forward_flops, step_flops
 from minimegatron.training.run import RunConfig
 
@@ -28,8 +29,8 @@ MOE = {"num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 128, "moe_
 LATENT = {"multi_latent_attention": True, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_head_dim": 32,
           "qk_pos_emb_head_dim": 16, "v_head_dim": 48, "num_query_groups": 8}  # fmt: skip
 FREE = Cluster(  # memory and links take no time
-    gpus_per_node=8, matmul=1e12, matmul_share=1.0, copy=1e30, inside=1e30, between=1e30, latency_inside=0.0,
-    latency_between=0.0,
+    gpus_per_node=8, matmul=1e12, matmul_share=1.0, flash_share=1.0, copy=1e30, inside=1e30, between=1e30,
+    latency_inside=0.0, latency_between=0.0,
 )  # fmt: skip
 
 
@@ -43,7 +44,9 @@ def run_of(layout: dict[str, Any] | None = None, model: dict[str, Any] | None = 
     )
 
 
-@pytest.mark.parametrize("model", [{}, MOE, LATENT, {"activation": "gelu"}, {"sliding_window": 128}])
+@pytest.mark.parametrize(
+    "model", [{}, MOE, {"mtp_num_layers": 2}, LATENT, {"activation": "gelu"}, {"sliding_window": 128}]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_products_are_those_that_are_counted_as_model_flops(model: dict[str, Any], tp: int) -> None:
     layout = {"tensor_model_parallel_size": tp, "sequence_parallel": tp > 1}
@@ -52,8 +55,9 @@ def test_products_are_those_that_are_counted_as_model_flops(model: dict[str, Any
     per_sample = forward_flops(run.model, 512)
     config = run.model
     wide = config.kv_channels + (config.v_head_dim if config.multi_latent_attention else config.kv_channels)
-    core = 8 * 2 * 8 * wide * (512 * 512 / 2 if config.sliding_window is None else 128 * 512 - 128 * 64)
-    padded = 2 * 512 * 256 * (config.padded_vocab_size(tp) - config.padded_vocab_size(1))
+    layers = 8 + (config.mtp_num_layers or 0)
+    core = layers * 2 * 8 * wide * (512 * 512 / 2 if config.sliding_window is None else 128 * 512 - 128 * 64)
+    padded = (layers - 7) * 2 * 512 * 256 * (config.padded_vocab_size(tp) - config.padded_vocab_size(1))
     counted = 3 * (sum(per_sample.values()) + padded) + FLASH_AGAIN * core
     if config.multi_latent_attention:  # values are as wide as keys there, in zeros
         counted += (3 + FLASH_AGAIN) * 8 * 2 * 8 * (config.kv_channels - config.v_head_dim) * 512 * 512 / 2
@@ -67,6 +71,22 @@ def test_full_recompute_is_one_more_forward_pass_of_the_layers() -> None:
     found = step_time(run, 1, FREE).parts[AGAIN]
     assert found == pytest.approx(16 * (parts["attention"] + parts["mlp"]) / FREE.matmul, rel=1e-9)
     assert AGAIN not in step_time(run_of(), 1, FREE).parts
+
+
+def test_flash_attention_is_bound_by_arithmetic_and_moves_no_scores() -> None:
+    """Of 4,096 tokens it has 1,365 FLOPs a byte: q, k, v and o travel, 64 were those of the scores."""
+    z = sizes_of(family_config("llama", **SIZES), Mesh.serial(), OptimizerConfig(), Work(4096, 2, device="cuda"))
+    op = next(op for op in work_of(one_of_each(z.config, z.mesh), z) if op.what.endswith("core_attention"))
+    assert op.product is not None and op.product.unit == "flash"
+    assert op.product.flops == 2 * 2 * 2 * 8 * 32 * 4096 * 4096 / 2
+    assert op.product.nbytes == 2 * 4096 * (2 * (8 + 4 + 4 + 8) * 32 + 4 * 8)
+    slow = CLUSTERS["h100"].replace(flash_share=0.25)
+    faster, slower = (one.product(op.product.flops, op.product.nbytes, "flash") for one in (CLUSTERS["h100"], slow))
+    assert slower == pytest.approx(faster + op.product.flops / slow.matmul / 0.5)
+    whole = dataclasses.replace(z, config=z.config.replace(attention_backend="reference"))
+    kept = next(op for op in work_of(one_of_each(whole.config, z.mesh), whole) if op.what.endswith("core_attention"))
+    assert kept.product is not None and kept.product.unit == "matmul" and kept.product.flops == 2 * op.product.flops
+    assert kept.moved > 13 * 2 * 8 * 4096 * 4096
 
 
 @pytest.mark.parametrize("name", ["a100", "b200"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsal import Rehearsal, RehearsalFailed, rehearse
+from tests.rehearsal import RehearsalFailed, rehearse
 from tests.rehearsal.record import Record
 
 HEAD = """
@@ -67,6 +67,16 @@ torch.cuda.synchronize()
 answers["synchronised"] = z.tolist()
 work.wait()
 late.wait()
+ahead, go = torch.full((2,), float(rank), device=device), torch.ones(1, device=device)
+if rank == 0:  # a receive is posted ahead, the stream is synchronised, and only then the other rank is told to send
+    work = dist.irecv(ahead, 1)
+    torch.cuda.current_stream().synchronize()
+    dist.send(go, 1)
+    work.wait()
+else:
+    dist.recv(go, 0)
+    dist.send(ahead, 0)
+answers["ahead"] = ahead.tolist()
 answers["waits"] = {p: RECORD.count("waits", p) for p in ("all_reduce", "asynchronous", "timeout", "barrier", "p2p")}
 answers["waits"]["objects"] = RECORD.count("waits", "objects")
 answers["bytes"] = sorted(nbytes for p, _, nbytes, _ in RECORD.messages if p == "all_reduce")
@@ -75,9 +85,9 @@ report(answers)
 finish()
 """
 )
-# The receive is posted ahead, the device is synchronised, and only then the other rank is told to send.
+# The same with the device synchronised.
 AHEAD = """
-import datetime, sys, torch, torch.distributed as dist
+import datetime, torch, torch.distributed as dist
 from minimegatron.launch.rank import report
 dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=4))
 rank = dist.get_rank()
@@ -85,10 +95,7 @@ torch.cuda.set_device(rank)
 x, go = torch.full((2,), float(rank), device="cuda"), torch.ones(1, device="cuda")
 if rank == 0:
     work = dist.irecv(x, 1)
-    if sys.argv[1] == "device":
-        torch.cuda.synchronize()
-    else:
-        torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize()
     dist.send(go, 1)
     work.wait()
 else:
@@ -101,15 +108,17 @@ import torch
 from torch import nn
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, mask_device):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4, device="cuda"))
+        self.weight, self.mask_device = nn.Parameter(torch.ones(4, 4, device="cuda")), mask_device
 
     def forward(self, x):
-        mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
+        mask = torch.ones(4, 4, dtype=torch.bool, device=self.mask_device).triu(1)
         return (x @ self.weight).masked_fill(mask, 0.0)
 
-Layer()(torch.ones(4, 4, device="cuda")).sum().backward()
+Layer("cuda")(torch.ones(4, 4, device="cuda")).sum().backward()
+print("right", flush=True)
+Layer("cpu")(torch.ones(4, 4, device="cuda")).sum().backward()
 """
 
 
@@ -145,12 +154,11 @@ def test_who_waits_for_a_message(talk: list[dict[str, Any]]) -> None:
         assert waits["objects"] >= 3
 
 
-def test_a_synchronised_device_waits_for_posted_receives() -> None:
+def test_a_synchronised_device_waits_for_posted_receives(talk: list[dict[str, Any]]) -> None:
     """A stream does not; both ranks would wait for ever, here until the group's deadline."""
-    fine: Rehearsal = rehearse(AHEAD, 2, args=["stream"])
-    assert fine.report == [1.0, 1.0]
+    assert [answers["ahead"] for answers in talk] == [[1.0, 1.0]] * 2
     with pytest.raises(RehearsalFailed, match="(?i)timed out|timeout|closed") as failed:
-        rehearse(AHEAD, 2, args=["device"])
+        rehearse(AHEAD, 2)
     assert "wait_for_receives" in failed.value.result.ranks[0].stderr
 
 
@@ -160,7 +168,7 @@ def test_a_cpu_tensor_in_a_model_is_found_with_its_line() -> None:
     line = next(n for n, text in enumerate(MODEL.splitlines(), 1) if "masked_fill" in text)
     assert "found at least two devices, cpu and cuda:0" in str(failed.value)
     assert f"script.py:{line} forward" in str(failed.value)
-    rehearse(MODEL.replace("dtype=torch.bool", "dtype=torch.bool, device=x.device"))
+    assert failed.value.result.ranks[0].stdout == "right\n"
 
 
 def test_without_devices_the_same_script_computes_on_the_cpu() -> None:

@@ -352,7 +352,7 @@ def test_the_optimizer_waits_for_the_copy(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ signals
 
 
-@pytest.mark.parametrize("background", ["", "--async-save"])
+@pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [1]))
 def test_sigterm_saves_and_leaves_with_status_0(tmp_path, background):
     line = f"{TINY} --mock-data {LINE} --train-iters 100000 --lr-decay-iters 100000 --save {tmp_path}/a {background}"
     command = [

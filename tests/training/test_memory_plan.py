@@ -92,6 +92,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "an fp32 stream": (1, {}, BF16 | {"fp32_residual_connection": True}),
     "a wide vocabulary, bf16": (2, TP2, BF16 | {"vocab_size": 2048, "num_layers": 2}),
     "experts in a pipeline": (4, PP2 | EP2 | {"data_parallel_sharding_strategy": "optim"}, MOE | FULL | BF16),
+    "fsdp2": (2, {"use_torch_fsdp2": True}, {}),
+    "fsdp2, bf16": (2, {"use_torch_fsdp2": True}, BF16),
+    "fsdp2, recompute": (2, {"use_torch_fsdp2": True}, BF16 | FULL),
     "muon": (1, {}, {"optimizer": "muon"}),
     "muon by owner": (2, {}, {"optimizer": "dist_muon"}),
     "sgd": (1, {}, {"optimizer": "sgd"}),
@@ -109,6 +112,7 @@ COVERED = {
     "tp2", "tp2 sp", "pp2", "pp2, bf16", "dualpipe-v, bf16", "cp2 ring", "cp2, stage 1, recompute", "ep2", "etp2",
     "latent", "fp16", "block", "sgd", "muon", "own kernels, tp2 sp, recompute", "a wide vocabulary, bf16",
     "documents, latent, bf16", "two more tokens, pp2", "norms of queries", "fp8", "tp2 sp, stage 1", "ep2, bf16",
+    "fsdp2", "fsdp2, recompute",
     "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "stage 3, bf16", "stage 3",
 }
 # fmt: on

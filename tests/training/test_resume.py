@@ -12,7 +12,7 @@ from tests.thorough import mostly_thorough
 from tests.training.test_trainer import trainer_of
 
 BASE = (
-    "--num-layers 2 --micro-batch-size 1 --global-batch-size 8 --train-iters 6 --lr-decay-iters 6 "
+    "--num-layers 2 --micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr-decay-iters 4 "
     "--hidden-dropout {dropout} --attention-dropout {dropout}"
 )
 
@@ -62,10 +62,10 @@ ORDINARY = [0, 3, 4, 7, 10, *(len(SAME) + i for i in (2, 6))]
 def test_resumed_is_uninterrupted_bit_for_bit(ranks, tmp_path, world, layout, background):
     line = f"{BASE.format(dropout=0.1)} {layout}"
     whole = ranks(world).run(on_rank, line)
-    ranks(world).run(on_rank, f"{line} --exit-interval 3 --save {tmp_path} {background}")
+    ranks(world).run(on_rank, f"{line} --exit-interval 2 --save {tmp_path} {background}")
     resumed = ranks(world).run(on_rank, f"{line} --load {tmp_path}")
     for (curve, final), (curve_after, final_after) in zip(whole, resumed, strict=True):
-        assert len(curve_after) == 3 and curve[3:] == curve_after
+        assert len(curve_after) == 2 and curve[2:] == curve_after
         assert final.keys() == final_after.keys()
         for name, parts in final.items():
             for (box, tensor), (box_after, after) in zip(parts, final_after[name], strict=True):
@@ -92,14 +92,14 @@ def test_any_layout_goes_on_in_any_other(ranks, tmp_path, source, target):
     line = f"{BASE.format(dropout=0)} --num-layers 4 --swiglu --num-attention-heads 4 --vocab-size 70"
     (wa, a), (wb, b) = LAYOUTS[source], LAYOUTS[target]
     whole = ranks(wb).run(on_rank, f"{line} {b}")
-    ranks(wa).run(on_rank, f"{line} {a} --exit-interval 3 --save {tmp_path}")
+    ranks(wa).run(on_rank, f"{line} {a} --exit-interval 2 --save {tmp_path}")
     resumed = ranks(wb).run(on_rank, f"{line} {b} --load {tmp_path}")
     for (curve, final), (after, final_after) in zip(whole, resumed, strict=True):
-        for (loss, norm), (loss_after, norm_after) in zip(curve[3:], after, strict=True):
+        for (loss, norm), (loss_after, norm_after) in zip(curve[2:], after, strict=True):
             assert loss_after == pytest.approx(loss, rel=1e-5) and norm_after == pytest.approx(norm, rel=1e-4)
         for name in (n for n in final if n.startswith("model.")):
             for (_, tensor), (_, other) in zip(final[name], final_after[name], strict=True):
-                assert torch.allclose(tensor, other, rtol=0, atol=0.02 * LR), name  # each of six steps is of size LR
+                assert torch.allclose(tensor, other, rtol=0, atol=0.02 * LR), name  # each of four steps is of size LR
 
 
 # Two replicas with a microbatch each add two numbers, whoever keeps the sum; stages of a pipeline add none. Clipping
@@ -123,10 +123,10 @@ SAME_PAIRS = [
 def test_weights_are_the_same_to_the_bit_where_sums_have_the_same_order(ranks, tmp_path, source, target):
     (wa, a), (wb, b) = source, target
     whole = ranks(wb).run(on_rank, f"{SAME_SUMS} {b}")
-    ranks(wa).run(on_rank, f"{SAME_SUMS} {a} --exit-interval 3 --save {tmp_path}")
+    ranks(wa).run(on_rank, f"{SAME_SUMS} {a} --exit-interval 2 --save {tmp_path}")
     resumed = ranks(wb).run(on_rank, f"{SAME_SUMS} {b} --load {tmp_path}")
     for (curve, final), (after, final_after) in zip(whole, resumed, strict=True):
-        assert [loss for loss, _ in curve[3:]] == [loss for loss, _ in after]
+        assert [loss for loss, _ in curve[2:]] == [loss for loss, _ in after]
         for name in (n for n in final if not n.startswith("rng.")):
             for (_, tensor), (_, other) in zip(final[name], final_after[name], strict=True):
                 assert torch.equal(tensor, other), name

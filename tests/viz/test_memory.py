@@ -2,7 +2,7 @@ import pytest
 
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Sample
-from minimegatron.viz.memory import OWNERS, curves, ranks
+from minimegatron.viz.memory import OWNERS, curves, over_time, ranks
 from tests.viz.reading import overlaps, words
 
 MIB = 2**20
@@ -42,3 +42,21 @@ def test_ranks_beside_each_other_against_what_there_is() -> None:
     parameters, activations = figure.axes[0].containers
     assert [p.get_width() for p in parameters] == [3, 2] and [p.get_x() for p in activations] == [3, 2]
     assert {"GiB at the fullest moment of a step", "limit: 8", "4"} <= set(words(figure)) and not overlaps(figure)
+
+
+def test_ranks_over_time_have_one_clock_and_one_scale() -> None:
+    figure = over_time({"rank 0": STEP, "rank 4": [*OTHER, Sample(0.4, {"parameters": MIB})]}, limit=8 * MIB)
+    seen = words(figure)
+    assert {"rank 0: 6 MiB in backward, backward unit 0", "rank 4: 1 MiB", "time in ms; limit: 8 MiB", "limit"} <= set(
+        seen
+    )
+    markers = [line.get_xydata().tolist() for axes in figure.axes for line in axes.lines if line.get_marker() == "v"]
+    assert markers == [[[200.0, 6.0]], [[0.0, 1.0]]]
+    assert len({axes.get_ylim() for axes in figure.axes}) == len({axes.get_xlim() for axes in figure.axes}) == 1
+    assert not overlaps(figure)
+
+
+def test_a_limit_far_away_leaves_room_for_what_there_is() -> None:
+    figure = over_time({"rank 0": STEP}, limit=2**40)
+    assert figure.axes[0].get_ylim()[1] < 7
+    assert "time in ms; limit: 1 TiB, beyond the axis" in words(figure)

@@ -1,0 +1,83 @@
+"""What the optimizer does with the gradients of a step: the bytes it touches, Muon's products, what travels.
+
+The optimizer itself is asked, built on torch's `meta` device over what this rank updates (`optim.build`). n elements:
+
+| what                 | seconds                                                                                       |
+|----------------------|-----------------------------------------------------------------------------------------------|
+| a step by elements   | states read and written, gradients read twice (the norm), weights written: AdamW's 34 n bytes |
+| a state in few bits  | read, written as fp32, read and written there, read again and written back: 16 n bytes more   |
+| Muon, sides k <= l   | a round has 4 k^2 l + 2 k^3 FLOPs in bf16                                                     |
+| in the host's memory | gradients down, a step over its memory, weights up: their sum, the slowest where they overlap |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from minimegatron.config import OptimizerConfig
+from minimegatron.footprint.tape import require_known
+from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.optim.build import build_optimizer
+from minimegatron.optim.layer_wise import LayerWise
+from minimegatron.optim.muon import Orthogonalizer
+from minimegatron.optim.optimizer import MixedPrecisionOptimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.planner.cluster import Cluster
+from minimegatron.planner.work import Message, Product
+
+FP32 = 4  # bytes of a gradient, and of a number while it is moved
+
+
+def optimizer_of(ddp: DistributedDataParallel, config: OptimizerConfig) -> MixedPrecisionOptimizer:
+    """That of a rank; of a model on the `meta` device one without memory."""
+    return build_optimizer(config, ddp, ddp.mesh, ddp.shards())
+
+
+def update_time(ddp: DistributedDataParallel, config: OptimizerConfig, cluster: Cluster) -> float:
+    """Seconds from the gradients' norm to the new weights, without messages."""
+    optimizer = optimizer_of(ddp, config)
+    held, params = optimizer.held(), optimizer.params
+    count, element = sum(p.main.numel() for p in params), max((p.model.element_size() for p in params), default=0)
+    above = sum(t.numel() for t in held.get("main parameters (host)", ()))
+    seconds = cluster.moved(_touched(held, "", count - above, element))
+    seconds += sum(cluster.product(product.flops, product.nbytes) for product in muon_products(ddp, config))
+    if not above:
+        return seconds
+    require_known(cluster.bus > 0 and cluster.host > 0, f"the memory of the host of {cluster.gpu}")
+    there = _touched(held, " (host)", above, element) / cluster.host
+    parts = above * FP32 / cluster.bus, there, above * element / cluster.bus
+    return seconds + (max(parts) if config.overlap_cpu_optimizer_d2h_h2d else sum(parts))
+
+
+def _touched(held: Mapping[str, list[torch.Tensor]], where: str, count: int, element: int) -> float:
+    """Bytes of a step over these states, and over `count` gradients and weights."""
+    mains, moments = (held.get(f"{owner}{where}", []) for owner in ("main parameters", "moments"))
+    states = 2.0 * sum(t.nbytes for t in (*mains, *moments))
+    states += sum(4 * FP32 * t.numel() for t in (*mains, *moments) if t.dtype != torch.float32)
+    return states + count * (2 * FP32 + element * (1 if mains else 2))
+
+
+def _muons(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Orthogonalizer]:
+    """Of the matrices that Muon moves."""
+    params = optimizer_of(ddp, config).params if config.has_matrices else []
+    return [Orthogonalizer(p.name, layout_of(p.model), ddp.mesh, config) for p in params if p.rates.matrix]
+
+
+def muon_products(ddp: DistributedDataParallel, config: OptimizerConfig) -> list[Product]:
+    """Of all its iterations."""
+    updates = _muons(ddp, config)
+    require_known(not updates or config.muon_fp32_matmul_prec == "medium", "Muon's products in fp32")
+    return [Product(*sizes) for update in updates for sizes in update.products()]
+
+
+def update_messages(ddp: DistributedDataParallel, config: OptimizerConfig) -> Iterator[Message]:
+    """What the step itself sends: momenta or Gram matrices, and weights of owners."""
+    for update in _muons(ddp, config):
+        yield from (Message(name, axis.name, nbytes) for name, axis, nbytes in update.messages())
+    if config.optimizer == "dist_muon":
+        owners = LayerWise([(n, p) for n, p in logical_parameters(ddp.module) if p.requires_grad], ddp.mesh)
+        for axis, _, some in owners.messages():
+            nbytes = sum(p.numel() * p.element_size() for p in some)
+            yield from [Message("broadcast", axis.name, nbytes)] * (axis.size > 1)
