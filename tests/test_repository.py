@@ -50,6 +50,7 @@ WAITS = {
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
     ("layers/products.py", "wait"): GROUPS_TIMEOUT,
+    ("planner/measure.py", "wait"): GROUPS_TIMEOUT,
     ("layers/fp8_linear.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/grad_buffer.py", "wait"): GROUPS_TIMEOUT,
     ("parallel/param_buffer.py", "wait"): GROUPS_TIMEOUT,

@@ -4,6 +4,7 @@
 |----------------|----------------------------------------------------------------------------------------|
 | `cluster`      | what GPUs and links are: A100, H100, H200, B200, a file, this machine                  |
 | `measure`      | this machine, timed                                                                    |
+| `operations`   | what each operation of a step takes on it                                              |
 | `closed_forms` | the formulas that papers print                                                         |
 | `work`         | the products of a module, the memory it touches, the messages it sends                 |
 | `stages`       | the same of a stage, and what of it is recomputed                                      |

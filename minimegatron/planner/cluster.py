@@ -7,6 +7,9 @@ So a cluster has two kinds of numbers. Those of the data sheet are peaks; the `.
 products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs (the
 A100's to 22B of arXiv 2205.05198, the H100's to 1.7B and 16B of Megatron-LM's README), or assumed (`CALIBRATED`).
 
+On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
+(`planner/operations`), and `of` gives the cluster as that operation finds it.
+
 | GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
 |------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
 | A100 | 80 GB  | 312 TFLOP/s  | 2.039 T         | 300 G            | 25 G (HDR, 200 Gb/s) | A100 80GB SXM         |
@@ -37,6 +40,7 @@ from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
+NOTHING = 1e-30  # seconds
 _FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward and 499 backward"
 _LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}"
 CALIBRATED = {
@@ -69,6 +73,9 @@ class Cluster(Config):
     bus: float = opt(0.0, "to the memory of the host, bytes/s a GPU sends; 0: not known", least=0.0)
     host: float = opt(0.0, "memory of the host, bytes/s read and written for a GPU; 0: not known", least=0.0)
     price: float = opt(0.0, "of a GPU for an hour, in any currency", least=0.0)
+    device: str = opt("cuda", "type of a rank's device", ("cuda", "cpu"))
+    overlaps: bool = opt(True, "links carry while a rank computes; not where its own processor carries")
+    operations: dict | None = opt(None, "{operation: seconds of a call, of a FLOP, of a byte}, each measured by itself")
 
     @property
     def usable(self) -> float:
@@ -84,20 +91,40 @@ class Cluster(Config):
         """Seconds to read and write so many bytes of memory."""
         return nbytes / (self.copy * self.copy_share)
 
+    def measured(self, operation: str) -> tuple[float, float, float] | None:
+        """Seconds of a call, a FLOP and a byte; None for an operation that was not measured by itself."""
+        found = (self.operations or {}).get(operation)
+        return None if found is None else (found[0], max(found[1], NOTHING), max(found[2], NOTHING))
+
+    def of(self, operation: str) -> Cluster:
+        """The same with the rates that this operation reaches."""
+        if (seconds := self.measured(operation)) is None:
+            return self
+        _, flop, byte = seconds
+        products, copies = 1 / (flop * self.matmul), 1 / (byte * self.copy)
+        return dataclasses.replace(self, matmul_share=products, flash_share=products, copy_share=copies)
+
     def collective(self, name: str, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective over these global ranks, as `trace` names and counts it."""
         size = len(ranks)
         if size == 1:
             return 0.0
         sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
-        steps = 1 if name in ("send", "ring_shift") else size - 1
-        if name == "all_reduce":
-            steps = 2 * (size - 1).bit_length()
-        return sent / self.rate(ranks) + steps * self.latency(ranks)
+        step, _, byte = self.measured(name) or (self.latency(ranks), 0.0, 1 / self.rate(ranks))
+        return sent * byte + self.steps(name, size) * step
+
+    @staticmethod
+    def steps(name: str, size: int) -> int:
+        """Of a collective, one after the other."""
+        if name in ("send", "ring_shift"):
+            return 1
+        return 2 * (size - 1).bit_length() if name == "all_reduce" else size - 1
 
     def message(self, nbytes: float, ranks: Sequence[int]) -> float:
         """Seconds from one of these ranks to the next."""
-        return nbytes / (self._slowest(ranks, 1) * self.link_share) + self.latency(ranks)
+        rates = self.latency(ranks), 0.0, 1 / (self._slowest(ranks, 1) * self.link_share)
+        step, _, byte = self.measured("ring_shift") or rates
+        return nbytes * byte + step
 
     def rate(self, ranks: Sequence[int]) -> float:
         """Bytes/s that a rank of a group sends in a ring."""

@@ -82,7 +82,7 @@ class Estimator:
         config = self.base.model
         if "recompute_granularity" not in self.base.given:
             config = config.replace(**RECOMPUTE[str(recompute)])
-        work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, "cuda")
+        work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, self.cluster.device)
         z = sizes_of(config, mesh, self.base.optimizer, work)
         full = config.recompute_granularity == "full"
         tapes = {

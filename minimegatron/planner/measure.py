@@ -1,43 +1,73 @@
-"""This machine as a `Cluster`: a product, a copy and an all-reduce timed, and what they say of the rates.
+"""This machine as a `Cluster`: products, copies, operations and messages timed, and what they say of its rates.
 
-| rate   | what is timed                                     | fitted                                             |
-|--------|---------------------------------------------------|----------------------------------------------------|
-| copy   | a tensor onto another, larger than any cache      | read and written bytes a second                    |
-| matmul | a square product in the dtype of training         | its time, less that of the bytes that it touches   |
-| link   | an all-reduce of two ranks, on a CPU              | sent bytes a second                                |
+| rate       | what is timed                                     | fitted                                             |
+|------------|---------------------------------------------------|----------------------------------------------------|
+| copy       | a tensor onto another, larger than any cache      | read and written bytes a second                    |
+| matmul     | a square product in the dtype of training         | its time, less that of the bytes that it touches   |
+| link       | on a CPU: all-reduces, gathers, shifts of 2 ranks | sent bytes a second, and seconds of a step         |
+| operations | on a CPU: those of `planner/operations`           | seconds of a call, a FLOP and bytes                |
 
-The fastest of several repetitions counts: what else runs on the machine can only slow one down. A GPU whose name
-`cluster.CLUSTERS` knows keeps its peaks and gets measured shares; any other device has what was measured as its peak.
-The links of GPUs are not measured, they stay those of the data sheet.
+On a CPU two ranks measure at once, since a rank of a run has a neighbour that computes too, and one that sends is one
+that does not compute: nothing overlaps.
+
+Two clocks. `WALL` is a plan's: the fastest of several repetitions counts, since what else runs on the machine can only
+slow one down. `CPU` counts seconds of the processor that a rank and its threads use, the median of the repetitions:
+waiting for the other rank is not in it, so the sum over ranks is what a run costs, however many share a core.
+
+A GPU whose name `cluster.CLUSTERS` knows keeps its peaks and gets measured shares; any other device has what was
+measured as its peak. The links of GPUs are not measured, they stay those of the data sheet.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import platform
+import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
+from minimegatron.comm.ring import SHIFT, Shift
 from minimegatron.planner.cluster import CLUSTERS, Cluster
+from minimegatron.planner.operations import Run, Timed, Trial, fits, trials
+from minimegatron.trace import Event
 
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """What counts as time.
+
+    Attributes:
+        now: seconds.
+        of: the repetitions, the time that counts.
+    """
+
+    now: Callable[[], float]
+    of: Callable[[Sequence[float]], float]
+
+    def __call__(self, call: Run, device: torch.device, repeats: int) -> float:
+        """Seconds of a call, after one that is not counted."""
+        found, others = [], torch.zeros(BETWEEN[device.type] // 4, device=device)
+        for _ in range(repeats + 1):
+            others.add_(1)  # what the caches hold in a step is not what this operation wants
+            _wait(device)
+            begun = self.now()
+            call()
+            _wait(device)
+            found.append(self.now() - begun)
+        return self.of(found[1:])
+
+
+WALL, CPU = Clock(time.perf_counter, min), Clock(time.process_time, statistics.median)
 REPEATS = 7
 SIZES = {"cpu": (1024, 2**25), "cuda": (8192, 2**30)}  # of a product's sides, bytes of a copied tensor
-MESSAGE = 2**23  # bytes of the all-reduce
-
-
-def fastest(call: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
-    """Seconds of the fastest of several calls, after one that is not counted."""
-    found = []
-    for _ in range(repeats + 1):
-        _wait(device)
-        begun = time.perf_counter()
-        call()
-        _wait(device)
-        found.append(time.perf_counter() - begun)
-    return min(found[1:])
+MESSAGES = (2**14, 2**18, 2**20, 2**23)  # bytes
+RANKS = 2
+BETWEEN = {"cpu": 2**24, "cuda": 2**28}  # bytes that are touched between two repetitions
 
 
 def _wait(device: torch.device) -> None:
@@ -45,30 +75,55 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(device: torch.device, link: Callable[[], float] | None = None, repeats: int = REPEATS) -> Cluster:
-    """Time this device.
+def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS) -> Cluster:
+    """Time this device: a CPU, whose products are in fp32, or a GPU, in bf16."""
+    if device.type == "cuda":
+        return _of_gpu(device, *_rates(device, clock, repeats))
+    from minimegatron.launch.workers import shared_pool
 
-    Args:
-        device: a CPU, whose products are in fp32, or a GPU, in bf16.
-        link: measures the bytes/s that a rank sends; default two ranks of this machine.
-        repeats: of each call.
-    """
+    found = shared_pool(RANKS).run(on_rank, clock, repeats, timeout=300)
+    computed, copied = map(statistics.mean, zip(*(rates for rates, _ in found), strict=True))
+    operations = fits(row for _, rows in found for row in rows)
+    step, _, byte = operations["all_reduce"]
+    return Cluster(
+        gpu=platform.processor() or platform.machine(), gpus_per_node=1024, memory=float(_host_memory()), reserve=0.0,
+        matmul=computed, copy=copied, inside=1 / byte, between=1 / byte, latency_inside=step, latency_between=step,
+        matmul_share=1.0, copy_share=1.0, link_share=1.0, device="cpu", overlaps=False, operations=operations,
+    )  # fmt: skip
+
+
+def on_rank(rank: int, world: int, clock: Clock, repeats: int) -> tuple[tuple[float, float], list[Timed]]:
+    """(Rates of products and copies, times of operations and messages) of one of several ranks on a CPU."""
+    device = torch.device("cpu")
+    tried = [*trials(), *messages(Axis.world("world"))]
+    times = [Timed(one.kind, one.asked, clock(one.run, device, repeats)) for one in tried]
+    return _rates(device, clock, repeats), times
+
+
+def _rates(device: torch.device, clock: Clock, repeats: int) -> tuple[float, float]:
+    """FLOP/s of a product, bytes/s of a copy."""
     side, nbytes = SIZES[device.type]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = (torch.zeros(nbytes // 4, device=device) for _ in range(2))
-    copied = 2 * nbytes / fastest(lambda: b.copy_(a), device, repeats)
+    copied = 2 * nbytes / clock(lambda: b.copy_(a), device, repeats)
     x, y, out = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(3))
     touched = 3 * side * side * dtype.itemsize / copied
-    seconds = fastest(lambda: torch.mm(x, y, out=out), device, repeats)
-    computed = 2 * side**3 / max(seconds - touched, seconds / 10)
-    if device.type == "cuda":
-        return _of_gpu(device, computed, copied)
-    sent = (link or _link_of_ranks)()
-    return Cluster(
-        gpu=platform.processor() or platform.machine(), gpus_per_node=1024, memory=float(_host_memory()), reserve=0.0,
-        matmul=computed, copy=copied, inside=sent, between=sent, latency_inside=1e-4, latency_between=1e-4,
-        matmul_share=1.0, copy_share=1.0, link_share=1.0,
-    )  # fmt: skip
+    seconds = clock(lambda: torch.mm(x, y, out=out), device, repeats)
+    return 2 * side**3 / max(seconds - touched, seconds / 10), copied
+
+
+def messages(axis: Axis) -> Iterator[Trial]:
+    """Collectives of several ranks, in several sizes."""
+    for nbytes in MESSAGES:
+        x, part = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4 // axis.size)
+        for name, run in (
+            ("all_reduce", lambda x=x: all_reduce(x, axis)),
+            ("all_gather", lambda x=part: all_gather(x, axis)),
+            ("reduce_scatter", lambda x=x: reduce_scatter(x, axis)),
+            (SHIFT, lambda x=x: Shift(x, axis).wait()),
+        ):
+            sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=nbytes, size=axis.size).wire_bytes
+            yield Trial(name, (float(Cluster.steps(name, axis.size)), 0.0, sent), run)
 
 
 def _of_gpu(device: torch.device, computed: float, copied: float) -> Cluster:
@@ -81,18 +136,4 @@ def _of_gpu(device: torch.device, computed: float, copied: float) -> Cluster:
 
 
 def _host_memory() -> int:
-    import os
-
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _link_of_ranks() -> float:
-    """Bytes/s that each of two ranks of this machine sends."""
-    from minimegatron.launch.workers import shared_pool
-
-    return float(min(shared_pool(2).run(_timed_sum)))
-
-
-def _timed_sum(rank: int, world: int) -> float:
-    x: Any = torch.zeros(MESSAGE // 4)
-    return MESSAGE / fastest(lambda: dist.all_reduce(x), torch.device("cpu"))

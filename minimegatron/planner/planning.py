@@ -120,7 +120,7 @@ def plan(run: RunConfig, world: int, cluster: Cluster) -> Plan:
     """
     check_run(run, world, reads=False)
     ranks = rank_groups(run.parallel, world, "pp")[0]
-    memory = {rank: predict_run(run, rank, world, "cuda") for rank in ranks}
+    memory = {rank: predict_run(run, rank, world, cluster.device) for rank in ranks}
     unknown = dict.fromkeys(what for told in memory.values() for what in told.unknown)
     try:
         time = step_time(run, world, cluster)
@@ -206,7 +206,7 @@ def _fitting(told: Plan, base: RunConfig, tried: list[tuple[str, dict[str, Any]]
         except ConfigError:
             continue
         ends = rank_groups(run.parallel, told.world, "pp")[0]
-        both = (predict_run(run, rank, told.world, "cuda") for rank in {ends[0], ends[-1]})
+        both = (predict_run(run, rank, told.world, told.cluster.device) for rank in {ends[0], ends[-1]})
         if all(on_device(one) <= told.cluster.usable for one in both):
             other = plan(run, told.world, told.cluster)
             found += [Change(flags, other)] * other.fits

@@ -19,8 +19,9 @@ microbatch, gradients only with `overlap_grad_reduce`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -132,9 +133,35 @@ class _Watch:
             some = [m for m in messages if m.beside == beside]
             seconds = sum(message_time(m, self.z.mesh, self.cluster) for m in some)
             if some:
-                left = max(0.0, seconds - product) if beside else seconds
+                left = max(0.0, seconds - product) if beside and self.cluster.overlaps else seconds
                 total += self._add(OF_AXIS.get(some[0].axis, "experts"), left)
         return total
+
+
+class _Measured(_Watch):
+    """The same where operations were measured by themselves: each has its own rates, and a price of each call."""
+
+    def product(self, op: Op) -> float:
+        with self._rates_of(op):
+            return super().product(op)
+
+    def run(self, op: Op, backward: bool, again: bool = False) -> float:
+        if (seconds := self.cluster.measured(_kind(op))) is None:
+            return super().run(op, backward, again)
+        calls = seconds[0] * (2 if backward and op.product is not None else 1)
+        with self._rates_of(op):
+            return self._add(AGAIN if again else MEMORY, calls) + super().run(op, backward, again)
+
+    @contextlib.contextmanager
+    def _rates_of(self, op: Op) -> Iterator[None]:
+        whole, self.cluster = self.cluster, self.cluster.of(_kind(op))
+        yield
+        self.cluster = whole
+
+
+def _kind(op: Op) -> str:
+    """What its times are kept under; a product with a weight is the same in all modules."""
+    return "linear" if op.product is not None and op.weights else op.kind or op.what
 
 
 def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
@@ -144,7 +171,7 @@ def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
 
 def pass_time(ops: Iterable[Op], repeated: Iterable[Op], z: Sizes, cluster: Cluster) -> PassTime:
     """One microbatch through these operations, some of which the backward pass repeats."""
-    watch, ops = _Watch(z, cluster), list(ops)
+    watch, ops = (_Measured if cluster.operations else _Watch)(z, cluster), list(ops)
     forward = sum(watch.run(op, False) for op in ops)
     backward = sum(watch.run(op, True) for op in ops) + sum(watch.run(op, False, True) for op in repeated)
     return PassTime(forward, backward, sum(watch.product(op) for op in ops if op.weights), watch.parts)
@@ -226,9 +253,10 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
         seconds = [s for part in kinds for s in found.get(part, [])]
         total = sum(seconds) / times
         last = seconds[-1] if seconds else 0.0
-        return min(total, last + max(0.0, total - last - hidden))
+        return min(total, last + max(0.0, total - last - hidden * cluster.overlaps))
 
-    overlaps, updated = parallel.overlap_grad_reduce, update_time(ddp, run.optimizer, cluster)
+    overlaps, updated = parallel.overlap_grad_reduce, update_time(ddp, run.optimizer, cluster.of("optimizer"))
+    updated += (cluster.measured("optimizer") or (0.0,))[0]
     beside = ("weights on use", "shards") if overlaps else ("weights on use",)
     each = left(mine.forward + mine.backward, *beside, times=few) + left(0.0, "shards", times=few) * (not overlaps)
     once = {

@@ -94,6 +94,7 @@ class Op:
 
     Attributes:
         what: its name.
+        kind: that of its rule, where `what` is its module's.
         product: computed forward once and backward twice; None where there is none.
         weights: half of the backward products are of weights, which a split backward pass puts off.
         moved: bytes of memory read and written forward besides.
@@ -104,6 +105,7 @@ class Op:
     """
 
     what: str
+    kind: str = dataclasses.field(default="", kw_only=True)
     product: Product | None = None
     weights: bool = True
     moved: float = 0.0
@@ -135,7 +137,7 @@ def work_of(module: nn.Module, z: Sizes) -> list[Op]:
         holds = type(part) is not nn.Module and next(part.parameters(recurse=False), None) is not None
         require_known(type(part) in _RULES or not holds, type(part).__name__)
         if type(part) in _RULES and not name.endswith("core_attention.dropout"):  # that of weights is attention's
-            found += [dataclasses.replace(op, what=name or op.what) for op in _RULES[type(part)](part, z)]
+            found += [dataclasses.replace(op, what=name or op.what, kind=op.what) for op in _RULES[type(part)](part, z)]
     return found
 
 
@@ -208,8 +210,11 @@ def linear(op: Op, fp8: ParallelFp8 | None, z: Sizes) -> Op:
 
 @rule(VocabParallelEmbedding)
 def table(module: VocabParallelEmbedding, z: Sizes) -> Iterator[Op]:
-    h = module.weight.shape[1]
-    yield Op("table", moved=3.0 * z.e * z.n * h, messages=tuple(_sum(module.tp, module.sequence_parallel, z, h)))
+    """Its gradient is one of all words: zeros written, rows added, and the whole added to the buffer."""
+    h, rows = module.weight.shape[1], 3.0 * z.e * z.n * module.weight.shape[1]
+    back = BACK * rows + (2.0 * z.e + 8.0) * module.weight.numel()
+    messages = tuple(_sum(module.tp, module.sequence_parallel, z, h))
+    yield Op("table", moved=rows, moved_back=back, messages=messages)
 
 
 @rule(Norm)

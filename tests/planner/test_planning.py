@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from minimegatron import cli
 from minimegatron.planner.cluster import CLUSTERS, read_cluster
-from minimegatron.planner.measure import measure
 from minimegatron.planner.planning import changed, cheapest_changes, plan
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.run import RunConfig
@@ -124,18 +122,13 @@ def test_what_has_no_formula_is_said(capsys: pytest.CaptureFixture[str]) -> None
     assert status == 0 and "no time is predicted" in out and "FP8 products of A100" in out
 
 
-def test_a_machine_measured_is_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minimegatron.planner.measure.SIZES", {"cpu": (64, 4096)})
-    found = measure(torch.device("cpu"), link=lambda: 1e9, repeats=1)
-    assert found.matmul > 0 and found.copy > 0 and found.inside == found.between == 1e9
-    assert found.usable == found.memory > 1e8 and found.matmul_share == found.copy_share == 1.0
-
-
 def test_the_command_measures_and_writes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("minimegatron.planner.measure.SIZES", {"cpu": (64, 4096), "cuda": (64, 4096)})
-    monkeypatch.setattr("minimegatron.planner.measure.MESSAGE", 4096)
+    found = H100.replace(device="cpu", overlaps=False, operations={"norm": [1e-6, 0.0, 1e-9]})
+    monkeypatch.setattr("minimegatron.planner.measure.measure", lambda device: found)
     file = tmp_path / "here.json"
     status, out = command(f"--measure {file}", capsys)
-    assert status == 0 and str(file) in out and read_cluster(str(file)).matmul > 0
+    assert status == 0 and str(file) in out and read_cluster(str(file)) == found
+    status, out = command(f"--cluster {file} --world-size 1 --preset laptop-10m", capsys)
+    assert status == 0 and "fits: " in out
