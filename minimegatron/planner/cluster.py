@@ -110,7 +110,8 @@ class Cluster(Config):
         if size == 1:
             return 0.0
         sent = Event(name, "comm", 0, 0.0, 0.0, nbytes=1, size=size).wire_bytes * nbytes
-        step, _, byte = self.measured(name) or (self.latency(ranks), 0.0, 1 / self.rate(ranks))
+        rate = self.exchange_rate(ranks) if name == "all_to_all" else self.rate(ranks)
+        step, _, byte = self.measured(name) or (self.latency(ranks), 0.0, 1 / rate)
         return sent * byte + self.steps(name, size) * step
 
     @staticmethod
@@ -129,6 +130,11 @@ class Cluster(Config):
     def rate(self, ranks: Sequence[int]) -> float:
         """Bytes/s that a rank of a group sends in a ring."""
         return self._slowest(ranks, self._together(ranks)) * self.link_share
+
+    def exchange_rate(self, ranks: Sequence[int]) -> float:
+        """Bytes/s that a rank sends in an all-to-all: what is for other nodes leaves through its own card alone."""
+        others, far = len(ranks) - 1, len(ranks) - self._together(ranks)
+        return min(self.rate(ranks), self.between * self.link_share * others / far) if far else self.rate(ranks)
 
     def latency(self, ranks: Sequence[int]) -> float:
         return self.latency_inside if self._together(ranks) == len(ranks) else self.latency_between
