@@ -56,9 +56,9 @@ h100 = CLUSTERS["h100"]
 BEST = "--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 
 
-def planned(world, flags, cluster="h100"):
-    """The plan of a run on so many GPUs; `flags` are those of `minimegatron train`."""
-    return plan(parse_args(flags.split(), world, reads=False), world, CLUSTERS[cluster])
+def planned(world, flags):
+    """The plan of a run on so many H100; `flags` are those of `minimegatron train`."""
+    return plan(parse_args(flags.split(), world, reads=False), world, h100)
 
 
 LLAMA = "--preset llama3-70b --seq-length 8192"
@@ -68,7 +68,8 @@ memory.ranks({"each of 8 GPUs": one_node.memory[0].peak}, limit=one_node.cluster
 
 # %% [markdown]
 # It needs more than twice the memory that there is. Activations are the smaller part: 148 GiB of the 171 are there
-# between two steps already, and would be there with a batch of nothing. Which term is to blame, and who divides it?
+# between two steps already, whatever the batch is. The largest term are AdamW's two moments. ZeRO-1 would share them out
+# among replicas, and here is only one. So more GPUs are needed, and the question is how to use them.
 #
 # An H100 has 80 GB = 74.5 GiB. The planner takes 4 GB of them for what is no tensor: CUDA's context, NCCL's buffers,
 # fragments.
@@ -533,6 +534,39 @@ predicted, measured = ({f"{axis} 2": pair[i] for axis, pair in counted[0].items(
 volume.bars(predicted, measured, title="A step on two processes, one axis at a time: what rank 0 sends")
 
 # %% [markdown]
+# ### Seconds of a pipeline
+#
+# The same two processes run 4 microbatches as a pipeline, in 1F1B. Sleep stands in for computation: 50 ms for a forward
+# pass, 100 ms for a backward pass. What does your `step_time` say?
+
+# %%
+# %%ranks 2 --needs step_time --out clock
+from minimegatron.comm.mesh import Mesh
+from minimegatron.comm.p2p import PointToPoint
+from minimegatron.config import ParallelConfig
+from minimegatron.parallel.rehearsal import rehearse
+from minimegatron.parallel.schedules import build_schedule
+
+mail = PointToPoint(Mesh.build(ParallelConfig(pipeline_model_parallel_size=2)))
+report([rehearse(build_schedule("1f1b", 2, 4), mail, step=0.05) for _ in range(5)])
+
+# %%
+# %%needs step_time
+from minimegatron.parallel.rehearsal import fastest
+from minimegatron.parallel.schedule_sim import Costs, simulate
+from minimegatron.parallel.schedules import build_schedule
+from minimegatron.viz.paired import planned_and_done
+
+# a sample of 0.1 FLOPs, 4 of them in 4 microbatches, on 2 GPUs of 1 FLOP/s: forward passes of 50 ms
+told = step_time(0.1, 0.0, 4, 2, 1.0, 1.0, 2, 1, 4, False, 0.0, 0.0)["seconds"]
+print(f"predicted: {told:.2f} s, of which {told - 4 * 3 * 0.05:.2f} s are the bubble")
+events = fastest(clock)
+took = max(event.end for event in events) - min(event.start for event in events)
+pipeline = simulate(build_schedule("1f1b", 2, 4), Costs())
+title = f"predicted {told:.2f} s (thin), the fastest of five runs {took:.2f} s"
+planned_and_done(pipeline.events(0.05), events, title)
+
+# %% [markdown]
 # ### A search
 #
 # Your `legal` gives all layouts of Llama 3 8B on 16 H100 with a batch of 64. The planner estimates each in less than a
@@ -969,9 +1003,9 @@ check("asked")
 #    sequences, and experts with unequal loads are in no plan. Keep some GiB, or make the plan smaller with one of the
 #    changes that the planner names.</details>
 # 2. *Why does more tp inside a node not always make a step faster?*
-#    <details><summary>answer</summary>The products become thinner, and the payload of each message stays the same: it is
-#    the whole stream, whatever tp is. So computation is divided and communication is not. With half the tp a rank has
-#    twice the memory to hold, and half as many ranks take part in each gather.</details>
+#    <details><summary>answer</summary>The payload of a message is the stream of the whole microbatch, whatever tp is.
+#    With half of the tp there are twice as many replicas, so each sends for half as many microbatches, and its products
+#    are twice as large and hide more. The price is memory: each rank holds twice as many parameters.</details>
 # 3. *When does cp cost nothing?*
 #    <details><summary>answer</summary>When a block of attention takes longer than the next keys and values take to
 #    arrive: both grow with the tokens of a rank, but attention with their square. So above some number of tokens, which

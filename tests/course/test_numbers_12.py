@@ -59,6 +59,7 @@ STATED = [
     ("| D | 6 Break it · 7 Explain: 1,024 GPUs | {} |", f"1 h {MINUTES['D'] - 60} min"),
     ("{:.0f} GiB of the {:.0f} are there between two steps", [STATE, NODE.bytes / GIB]),
     ("It needs more than {} the memory", "twice" if 2 < NODE.bytes / NODE.cluster.usable < 3 else "other"),
+    ("The largest term are AdamW's two {}.", NODE.blame),
     ("An H100 has 80 GB = {:.1f} GiB. The planner takes {:.0f} GB", [H100.memory / GIB, H100.reserve / 1e9]),
     ("Norms {}, queries and projection {}, keys and values {}, the MLP {}: together {}.",
      [16, 2 * 64, 2 * 32, 3 * 96, 16 + 128 + 64 + 288]),
