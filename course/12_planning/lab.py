@@ -8,8 +8,8 @@
 # %% [markdown]
 # # Lab 12 · Planning
 #
-# Before a run of a thousand GPUs begins, somebody must say: will it fit, how long will a step take, and which layout
-# shall it be? Each question can be answered with paper and pencil, or in seconds on a laptop.
+# Three questions come before a run of a thousand GPUs: does it fit, how long does a step take, and which layout is
+# best? Each can be answered with paper and pencil, or in seconds on a laptop.
 #
 # **You build** a plan: the parameters of a rank, the bytes of their state and of the activations, the bytes that
 # travel over each axis, the time of a step, and the search for layouts. Each is compared with the package's planner,
@@ -303,9 +303,10 @@ for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llam
 # times: 5760.
 #
 # **Exercise.** Return {"tp": ..., "cp": ..., "pp": ..., "ep": ..., "dp": ...}, the bytes that one rank sends in a step;
-# 0 where an axis has one rank. `layout` has tp, cp, pp, dp, ep, zero (0, 1 or 3) and v. `model` has h, groups, d,
-# and topk (0: no experts). `layers` and `rank` are those of this rank of the pipeline; the first chunk of the model is
-# on rank 0, the last one on rank pp - 1. `dense` and `experts` are its parameters.
+# 0 where a ring has one rank. (With dp 1 the two rings of dp may still have several.) `layout` has tp, cp, pp, dp, ep,
+# zero (0, 1 or 3) and v. `model` has h, groups, d, and topk (0: no experts). `layers` and `rank` are those of this rank
+# of the pipeline; the first chunk of the model is on rank 0, the last one on rank pp - 1. `dense` and `experts` are its
+# parameters.
 
 # %%
 # %%exercise bytes_sent
@@ -344,13 +345,13 @@ check("bytes_sent")
 # *half* of the square that a causal mask shows. The backward pass has twice the FLOPs of the forward pass. Recompute,
 # norms and softmax do not count. From these FLOPs follows the time:
 #
-# | | |
+# | time | is |
 # |---|---|
 # | forward pass of a microbatch on a rank | its FLOPs / (peak · reached): the batch is cut over all GPUs and m microbatches |
 # | backward pass | twice that; with full recompute the forward pass is computed once more in it |
 # | a microbatch | both passes, and `waits` seconds for messages that nothing hides |
-# | all passes | m microbatches, and (p - 1)/(v m) of that once more: the bubble |
-# | the step | all passes, and what is left of `gradients` seconds of messages that travel during the last backward pass |
+# | all passes | m microbatches, and the bubble: (p - 1)/(v m) of the time of these m microbatches |
+# | the step | all passes, and what is left of `gradients` seconds of messages that travel during the backward pass of the last microbatch (all its chunks on the rank) |
 #
 # The MFU (model FLOPs utilisation) is model FLOPs / (seconds · GPUs · peak). The HFU (hardware FLOPs utilisation)
 # counts recomputed FLOPs, too. A paper that states its HFU as "utilisation" looks a third better with full recompute,
@@ -613,8 +614,9 @@ best = min(range(3), key=lambda i: exact[i][1])
 pareto(list(estimated.values()), exact, ranked[best].words(), limit=h100.usable, title="Llama 3 8B on 16 H100")
 
 # %% [markdown]
-# Each dot is a layout. One on the line of the *front* is beaten by none: every other layout is slower or larger. All
-# that matters is on this line, left of the limit.
+# Each dot is a layout. No other layout is both faster and smaller than one on the line, the *front*. So choose among
+# those on the line, left of the limit. The dots and the line are estimates; the star is planned exactly, and can
+# therefore lie beside the line.
 #
 # ### Three cases in which the obvious layout is wrong
 #
@@ -652,8 +654,9 @@ shown(
 # Both need about the same memory. cp 2 leaves each rank half of the tokens, so every payload of tp is half as large.
 # tp 16 leaves the payloads as they are, and halves the products behind which they could hide. It also sends them over
 # the network. (The planner is kind here: it lets a ring use all 8 network cards of a node at once, 400 GB/s beside
-# NVLink's 450.) The ring of cp sends keys and values, 8 groups beside 64 heads of queries. It does so while attention
-# computes, so nothing of it is waited for.
+# NVLink's 450.) Besides, Llama 3 70B has 8 groups, so a rank of tp 16 has half a group: your `legal` does not list this
+# layout, for two reasons. The ring of cp sends keys and values, 8 groups beside 64 heads of queries. It does so while
+# attention computes, so nothing of it is waited for.
 #
 # **Experts over nodes.** Qwen3 30B-A3B has 128 experts. On 64 GPUs, ep 64 leaves each GPU two of them: little memory,
 # and each expert gets many rows. ep 8 leaves 16 on each GPU, and all rows stay in their node. Which one is faster?
@@ -735,7 +738,9 @@ factors(computed, guesses, title="One axis doubled, dp halved: what a rank holds
 # ### From the peak to a step
 #
 # Where does the time of a step go? The waterfall begins with the model FLOPs at the peak. Beside it your `step_time`
-# with the same rates: it knows FLOPs, the bubble and waits, and nothing of memory.
+# with the same rates: it knows FLOPs, the bubble and waits, and nothing of memory. ("Scores computed twice": flash
+# attention keeps no scores, so its backward pass computes them again; they are no model FLOPs. "Uneven stages": the
+# stage with the output layer computes more than the others.)
 
 # %%
 # %%needs step_time
@@ -866,8 +871,8 @@ print(f"counted: samples in a step {readers * (64 // hers)}")
 # She has divided the GPUs by every size: dp = 16 / (tp · cp · pp · ep). Is it right that ep stands there?
 #
 # **Exercise.** Return {"dp": ranks with other samples, "dense": ranks that hold the same dense parameter, "expert":
-# ranks that hold the same part of an expert}. Refuse with a `ValueError` a layout in which these are no whole numbers:
-# rounded down, some ranks would belong to no group.
+# ranks that hold the same part of an expert}. Any sizes are allowed, also an etp other than 1 or tp. Refuse with a
+# `ValueError` only a layout in which these are no whole numbers: rounded down, some ranks would belong to no group.
 
 # %%
 # %%exercise replicas
@@ -898,7 +903,8 @@ print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
 #
 # Now plan a run and defend it. Llama 3 70B, sequences of 8,192 tokens, batches of 512 samples, on 1,024 H100, 8 in a
 # node. Choose tp, cp, pp, v, micro (samples of a microbatch), zero (1, 2 or 3; ZeRO-2 sends gradients in every
-# microbatch, while it computes) and recompute ("none", "selective" or "full").
+# microbatch, while it computes) and recompute: "none", "selective" (the core of attention is computed again, not the
+# MLP as in part A) or "full".
 #
 # 10 GiB of the fullest rank must stay free. A plan knows nothing of fragments, of a library's own buffers that grow,
 # or of what an evaluation needs besides, and a run that dies of memory after three weeks costs more than 5 % of speed.
@@ -968,10 +974,10 @@ waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run 
 # | key | question |
 # |---|---|
 # | `days` | A dense model of P `parameters` is trained on so many `tokens`. `gpus` GPUs reach `tflops` TFLOP/s of model FLOPs each. How many days? Attention's square is left out: 2 FLOPs a parameter and token forward. |
-# | `microbatches` | A pipeline of `p` ranks with `v` chunks each. How many microbatches at least, so that the bubble is at most `percent` % of the work? |
+# | `microbatches` | A pipeline of `p` ranks with `v` chunks each. How many microbatches at least, so that the bubble is at most `percent` % of the work? (Whether p divides them is not asked.) |
 # | `checkpoint` | Bytes of a checkpoint to go on from: bf16 weights, fp32 main parameters and moments. |
 # | `smallest` | How many GPUs of 80 GB (80·10⁹ bytes) hold the state at least, with ZeRO-3 and 16 bytes a parameter? |
-# | `tokens` | A layer has 12 h² parameters. tp sends eight payloads of `tokens` · h numbers for it (four all-reduces), ZeRO-3 three of 12 h². At how many tokens of a microbatch do both send the same? |
+# | `tokens` | A layer has 12 h² parameters. tp sends eight payloads of `tokens` · h numbers for it (four all-reduces), ZeRO-3 three of 12 h². At how many tokens of a microbatch do both send equally many numbers? (Numbers, not bytes; leave out the (n - 1)/n of a ring.) |
 
 # %%
 # %%exercise asked

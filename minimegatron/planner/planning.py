@@ -33,10 +33,10 @@ RECOMPUTE: dict[str, dict[str, Any]] = {
 HOST = "(host)"  # ends the name of what --optimizer-cpu-offload keeps in the host's memory
 ZERO = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 TERMS = {  # owner of bytes -> what divides them
-    "parameters": "tp, pp and ep; replicas with ZeRO-3",
-    "gradients": "tp, pp and ep; replicas with ZeRO-2",
-    "main parameters": "tp, pp and ep; replicas with ZeRO-1",
-    "moments": "tp, pp and ep; replicas with ZeRO-1",
+    "parameters": "tp, pp, ep and ZeRO-3",
+    "gradients": "tp, pp, ep and ZeRO-2",
+    "main parameters": "tp, pp, ep and ZeRO-1",
+    "moments": "tp, pp, ep and ZeRO-1",
     "activations": "tp with sequence parallelism, cp, the micro-batch and recompute, but not pp,",
     "workspace": "tp, cp, the micro-batch",
     "communication": "buckets",

@@ -33,6 +33,7 @@ def activation_bytes(
     if recompute == "mlp" and not mistake.get("keeps_mlp"):
         mlp = 0
         inputs -= 2 * cut * h * bool(mistake.get("loses_input"))
+        mlp = mistake.get("keeps", 0) * f
     layer = inputs + tokens * (attention + mlp) // tp
     if recompute == "full" and not mistake.get("keeps_all"):
         layer = 2 * (tokens if mistake.get("full_uncut") else cut) * h
@@ -86,6 +87,17 @@ def _alive(number: Callable[[int, int, int, int], Any]) -> Callable[..., dict[st
     return _with(live=number)
 
 
+def _warm(p: int, v: int, m: int, rank: int) -> Fraction:
+    """Of the warm-up alone."""
+    return Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1 else Fraction(min(m, p - rank - 1))
+
+
+def _again(**inputs: Any) -> dict[str, int]:
+    found, whole = activation_bytes(**inputs), activation_bytes(**{**inputs, "recompute": "none"})
+    return {**found, "stage": found["stage"] + whole["layer"] - found["layer"]}
+
+
+_ONE_MORE = "One forward pass more is under way than the warm-up has: the steady phase begins with a forward pass."
 ACTIVATIONS = Exercise(
     "activation_bytes",
     reference=activation_bytes,
@@ -106,6 +118,8 @@ ACTIVATIONS = Exercise(
         Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are."),
         Mistake(_with(no_statistics=True), "The statistics of the two norms are missing."),
         Mistake(_with(keeps_mlp=True), "With recompute mlp nothing between the MLP's matrices is kept."),
+        Mistake(_with(keeps=2), "With recompute mlp the product of gate and up is not kept, either."),
+        Mistake(_with(keeps=4), "With recompute mlp gate and up are not kept, either."),
         Mistake(_with(loses_input=True), "The input of the MLP is kept with recompute mlp, too: the MLP runs again "
                 "from it."),
         Mistake(_with(keeps_all=True), "With full recompute a layer keeps its input and nothing else."),
@@ -119,13 +133,17 @@ ACTIVATIONS = Exercise(
                 "way: the backward pass reaches them earlier."),
         Mistake(_alive(lambda p, v, m, rank: min(m, rank + 1) if v == 1 else live(p, v, m, p - 1 - rank)), "The first "
                 "rank has most under way, not the last."),
+        Mistake(_alive(lambda p, v, m, rank: min(m, p - rank - 1) if v == 1 else live(p, v, m, rank)), _ONE_MORE),
+        Mistake(_alive(_warm), _ONE_MORE),
+        Mistake(_alive(lambda p, v, m, rank: min(m, 2 * (p - rank - 1) + 1) if v == 1 else live(p, v, m, rank)), "The "
+                "formula of interleaved 1F1B holds for v > 1 alone."),
+        Mistake(_again, "What the backward pass computes again of one layer is gone when the next one begins: it is in "
+                "no row of the table."),
         Mistake(_alive(lambda p, v, m, rank: min(m, p - rank)), "With several chunks more is under way: see the "
                 "formula for v > 1."),
         Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) * v), "What is under way with v chunks are passes of "
                 "single chunks, each with layers / v layers."),
-        Mistake(_alive(lambda p, v, m, rank: Fraction(min(v * m, 2 * (p - rank - 1) + (v - 1) * p), v) if v > 1
-                       else live(p, v, m, rank)), "One forward pass more is under way than the warm-up has: the steady "
-                "phase begins with a forward pass."),
+        Mistake(_alive(lambda p, v, m, rank: _warm(p, v, m, rank) if v > 1 else live(p, v, m, rank)), _ONE_MORE),
         Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank "
                 "has several layers."),
     ],

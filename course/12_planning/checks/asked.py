@@ -36,13 +36,22 @@ _FIRST = {
 
 
 def _some(draw: Draw) -> dict[str, Any]:
+    while True:  # until the share is not met exactly: there the last bit of a float would decide
+        p, v, percent = draw.integer(2, 40), draw.integer(1, 6), draw.integer(1, 25)
+        if (p - 1) * 100 % (v * percent):
+            break
     return {"parameters": draw.integer(1, 900) * 10**9, "tokens": draw.integer(1, 30_000) * 10**9,
-            "gpus": 8 * draw.integer(1, 2000), "tflops": float(draw.integer(150, 900)), "p": draw.integer(2, 40),
-            "v": draw.integer(1, 6), "percent": draw.integer(1, 25), "h": 128 * draw.integer(8, 160)}  # fmt: skip
+            "gpus": 8 * draw.integer(1, 2000), "tflops": float(draw.integer(150, 900)), "p": p,
+            "v": v, "percent": percent, "h": 128 * draw.integer(8, 160)}  # fmt: skip
 
 
 def _wrong(**which: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return instead(asked, **which)
+
+
+def _whole_rounds(p: int, v: int, **others: Any) -> int:
+    m: int = asked(p=p, v=v, **others)["microbatches"]
+    return m if v == 1 else -(-m // p) * p
 
 
 ASKED = Exercise(
@@ -51,8 +60,9 @@ ASKED = Exercise(
     cases=[
         Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 5, at most 10 %, h 8", _FIRST),
         Case("other questions", _some, points=3, hidden=True, fixed=[
-            {**_FIRST, "p": 9, "v": 2, "percent": 7}, {**_FIRST, "p": 2, "v": 3, "percent": 25},
-            {**_FIRST, "parameters": 10**10, "p": 33, "percent": 3}, {**_FIRST, "p": 1},
+            {**_FIRST, "parameters": 9 * 10**9}, {**_FIRST, "parameters": 7 * 10**11},
+            {**_FIRST, "p": 9, "v": 2, "percent": 7},
+            {**_FIRST, "p": 2, "v": 3, "percent": 25}, {**_FIRST, "parameters": 10**10, "p": 33, "percent": 3},
             {**_FIRST, "parameters": 80_000_000_001}]),
     ],
     mistakes=[
@@ -79,14 +89,22 @@ ASKED = Exercise(
                 "parameters and the moments, too."),
         Mistake(_wrong(smallest=lambda parameters, **i: 16 * parameters // (80 * 10**9)), "smallest: rounded down, it "
                 "does not fit."),
+        Mistake(_wrong(smallest=lambda parameters, **i: 16 * parameters // (80 * 10**9) + 1), "smallest: what fills "
+                "the last GPU exactly fits."),
+        Mistake(_wrong(microbatches=lambda p, v, percent, **i: -(-(p - 1) * (100 - percent) // (v * percent))),
+                "microbatches: asked is the bubble as a share of the work, not of the whole step."),
+        Mistake(_wrong(microbatches=_whole_rounds), "microbatches: asked is the smallest number, whether or not p "
+                "divides it."),
         Mistake(_wrong(smallest=lambda parameters, **i: -(-18 * parameters // (80 * 10**9))), "smallest: here "
                 "gradients have 2 bytes."),
         Mistake(_wrong(smallest=lambda parameters, **i: -(-14 * parameters // (80 * 10**9))), "smallest: the gradients "
                 "are missing."),
         Mistake(_wrong(smallest=lambda parameters, **i: -(-16 * parameters // (80 * 2**30))), "smallest: 80 GB are "
                 "80e9 bytes."),
-        Mistake(_wrong(tokens=lambda h, **i: 6 * h), "tokens: a parameter is gathered twice and its gradient is "
-                "scattered once; tp sends eight payloads."),
+        Mistake(_wrong(tokens=lambda h, **i: 6 * h), "tokens: numbers are counted, whatever bytes they have; ZeRO-3 "
+                "sends three times 12 h^2, tp eight payloads."),
+        Mistake(_wrong(tokens=lambda h, **i: 36 * h / 10), "tokens: four all-reduces send eight payloads; ten are sent "
+                "with sequence parallelism."),
         Mistake(_wrong(tokens=lambda h, **i: 9 * h), "tokens: tp has four all-reduces in a layer, each sent twice in a "
                 "ring."),
         Mistake(_wrong(tokens=lambda h, **i: 3 * h), "tokens: ZeRO-3 gathers weights twice and scatters gradients "

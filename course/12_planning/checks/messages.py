@@ -15,6 +15,7 @@ def bytes_sent(
     """Keywords of `mistake` are mistakes."""
     tp, cp, pp, dp, ep, zero, v = (layout[name] for name in ("tp", "cp", "pp", "dp", "ep", "zero", "v"))
     h, moe = model["h"], model["topk"] > 0
+    tokens //= cp if mistake.get("cp_again") else 1
     stream, each = 2 * tokens * h, layers * m
     rows = 2 * model["topk"] * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
     whole = mistake.get("whole", False)
@@ -63,12 +64,12 @@ def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
             "experts": 960 * draw.integer(10, 10**6) if topk else 0}  # fmt: skip
 
 
-_FIXED = [
-    {**_ONE, "layout": _layout(2, 2, 2, 2, zero=zero, v=v), "tokens": 64, "rank": rank, "dense": 9600}
+_FIXED = [{**_ONE, "layout": _layout(cp=2), "tokens": 64}] + [
+    {**_ONE, "layout": _layout(2, 2, 2, 2, zero=zero, v=v), "tokens": 64, "m": 6, "rank": rank, "dense": 9600}
     for zero in (0, 1, 3) for v in (1, 2) for rank in (0, 1)
 ] + [{**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)]  # fmt: skip
 _FIXED_EXPERTS = [
-    {**_EP, "layout": _layout(tp, cp, pp, dp, ep, zero), "tokens": 64, "dense": 9600, "experts": 19200}
+    {**_EP, "layout": _layout(tp, cp, pp, dp, ep, zero), "tokens": 64, "m": 6, "dense": 9600, "experts": 19200}
     for tp, cp, pp, dp, ep in ((2, 1, 1, 4, 8), (1, 2, 2, 4, 4), (4, 2, 1, 1, 2), (2, 2, 2, 2, 1))
     for zero in (0, 1, 3)
 ]  # fmt: skip
@@ -80,6 +81,10 @@ def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
 
 def _sends(number: Callable[[int, int, int, int], int]) -> Callable[..., dict[str, int]]:
     return _with(pp=number)
+
+
+def _alone(**inputs: Any) -> dict[str, int]:
+    return {**bytes_sent(**inputs), **({"dp": 0} if inputs["layout"]["dp"] == 1 else {})}
 
 
 SENT = Exercise(
@@ -99,6 +104,7 @@ SENT = Exercise(
         Mistake(_with(tp=(4, 8)), "tp: the backward pass of the first matrix of a pair gathers its input once more."),
         Mistake(_with(tp=(10, 10)), "tp: a layer with experts has one pair of matrices that tp cuts, attention's."),
         Mistake(_with(tp=(2, 4)), "tp: that is the forward pass alone."),
+        Mistake(_with(cp_again=True), "`tokens` are those of this rank of cp already: they are not divided once more."),
         Mistake(_with(cp=4), "cp: the backward pass is missing: keys and values come by once more, and their "
                 "gradients with them, in fp32."),
         Mistake(_with(cp=6), "cp: the gradients of keys and values travel in fp32."),
@@ -116,6 +122,9 @@ SENT = Exercise(
                 "those of all."),
         Mistake(_with(without_cp=True), "dp: ranks of cp have the same dense parameters, so their gradients are summed "
                 "over dp * cp ranks."),
+        Mistake(_with(edp=lambda at: at["dp"] * at["cp"] // at["ep"] or 1), "dp: etp is 1, so ranks of tp hold whole "
+                "experts: they are in the experts' ring, too."),
+        Mistake(_alone, "dp: the ring has dp * cp ranks, or those with the same expert: with dp 1, too."),
         Mistake(_with(edp=lambda at: at["dp"] * at["cp"]), "dp: other ranks hold the same experts."),
         Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8}), "dp: an all-reduce is a reduce-scatter and an all-gather; "
                 "what ZeRO-3 sends it sends for every microbatch."),
@@ -125,6 +134,8 @@ SENT = Exercise(
                 "all-gather."),
         Mistake(_with(zero=lambda m: {0: 8, 1: 8, 3: 8 * m}), "dp: after the step ZeRO-1 gathers weights, which have 2 "
                 "bytes."),
+        Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 4 * m + 4}), "dp: ZeRO-3 scatters gradients in every "
+                "microbatch."),
         Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 6 * m}), "dp: ZeRO-3 gathers weights for the forward pass and "
                 "again for the backward pass."),
         Mistake(_with(zero=lambda m: {0: 8, 1: 4, 3: 8 * m}), "dp: after the step ZeRO-1 gathers the updated weights."),

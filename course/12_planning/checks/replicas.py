@@ -36,7 +36,7 @@ def _some(draw: Draw, fits: bool = True) -> dict[str, Any]:
     while True:
         tp, cp, pp, ep = (draw.choice([1, 2, 3, 4, 8]) for _ in range(4))
         world = tp * cp * pp * draw.choice([1, 2, 3, 4, 6, 8])
-        found = _at(world if fits else world + draw.choice([0, 1, pp]), tp, cp, pp, ep, draw.choice([1, tp]))
+        found = _at(world if fits else world + draw.choice([0, 1, pp]), tp, cp, pp, ep, draw.choice([1, 2, tp]))
         if replicas(**found)["refused"] != fits:
             return found
 
@@ -68,7 +68,7 @@ REPLICAS = Exercise(
         Case("8 ranks, tp 2, ep 3: refused with a ValueError", _at(8, 2, ep=3)),
         Case("other layouts", _some, hidden=True, fixed=[
             _at(64, 4, 2, 2, 8, 4), _at(64, 4, 2, 2, 8, 1), _at(24, 3, 1, 2, 4, 1), _at(8, 8, ep=8), _at(8, ep=8),
-            _at(12, cp=3, ep=2), _at(1), _at(16, 4, 4, 1, 16, 1)]),
+            _at(12, cp=3, ep=2), _at(64, 4, 2, 2, 4, 2), _at(8, ep=2, etp=2), _at(1), _at(16, 4, 4, 1, 16, 1)]),
         Case("layouts that do not divide the ranks are refused", lambda draw: _some(draw, False), hidden=True, fixed=[
             _at(12, 2, 2, 2), _at(16, 2, ep=3), _at(8, ep=16), _at(8, 16), _at(24, 2, 1, 2, 8, 2), _at(6, 4, ep=2),
             _at(12, 2, ep=4, etp=2), _at(12, pp=2, ep=4)]),
@@ -76,6 +76,8 @@ REPLICAS = Exercise(
     mistakes=[
         Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]
                           or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
+        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]
+                          or etp not in (1, tp)), "An etp other than 1 or tp gives whole numbers, too."),
         Mistake(_mistaken(_by_ep, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp * ep) != 0), "This is the "
                 "colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
         Mistake(_mistaken(_by_ep), "This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they "
@@ -88,6 +90,8 @@ REPLICAS = Exercise(
                 "its ranks hold different parts."),
         Mistake(_mistaken(_right(lambda world, etp, ep, **i: {"expert": world // (etp * ep)})), "The stages of the "
                 "pipeline hold other layers, and other experts."),
+        Mistake(_mistaken(_right(lambda dp, cp, tp, **i: {"dense": dp * cp * tp})), "Ranks of tp hold different parts "
+                "of a dense matrix."),
         Mistake(_mistaken(_right(lambda dp, **i: {"dense": dp})), "Ranks of cp hold the same dense parameters."),
         Mistake(_mistaken(_counted, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp) != 0), "The experts' "
                 "layout must divide the ranks, too."),

@@ -17,12 +17,12 @@ def step_time(
     model = mistake.get("three", 3) * batch * sample
     forward = batch * sample / (gpus * (1 if mistake.get("whole_batch") else m) * peak * reached)
     backward = mistake.get("three", 3) * forward - forward + forward * full * mistake.get("again", 1)
-    one = forward + backward + (0 if mistake.get("no_waits") else waits)
+    one = forward + backward + mistake.get("times_waited", 1) * waits
     bubble = mistake["bubble"](p, v, m) if "bubble" in mistake else (p - 1) / (v * m)
     passes = m * one * (1 + bubble)
     if mistake.get("bubble_of_work"):
         passes = m * ((forward + backward) * (1 + bubble) + waits)
-    hidden = mistake["hidden"](forward, backward, m) if "hidden" in mistake else backward
+    hidden = mistake["hidden"](forward, backward, m, v) if "hidden" in mistake else backward
     seconds = passes + max(0.0, gradients - hidden)
     if mistake.get("signed"):
         seconds = passes + gradients - hidden
@@ -68,6 +68,12 @@ def _with(**mistake: Any) -> Callable[..., dict[str, float]]:
     return lambda **inputs: step_time(**inputs, **mistake)
 
 
+def _whole_in_time(**inputs: Any) -> dict[str, float]:
+    found, longer = step_time(**inputs), step_time(**inputs, half=1.0)["seconds"]
+    share = found["seconds"] / longer
+    return {"seconds": longer, "mfu": found["mfu"] * share, "hfu": found["hfu"] * share}
+
+
 STEP = Exercise(
     "step_time",
     reference=step_time,
@@ -80,6 +86,7 @@ STEP = Exercise(
     mistakes=[
         Mistake(_with(half=1.0), "That is the whole square of attention. Megatron's convention counts the half that a "
                 "causal mask shows."),
+        Mistake(_whole_in_time, "The time, too, follows from model FLOPs: attention's half square."),
         Mistake(_with(half=0.0), "Attention's scores and values are missing."),
         Mistake(_with(three=2), "A backward pass has twice the products of the forward pass."),
         Mistake(_with(three=1), "The backward pass is missing."),
@@ -97,13 +104,18 @@ STEP = Exercise(
         Mistake(_with(bubble=lambda p, v, m: p / (v * m)), "A pipeline of one rank has no bubble."),
         Mistake(_with(bubble_of_work=True), "While a rank waits for messages in a microbatch, the ranks behind it "
                 "wait, too: the bubble is a share of all of a microbatch's time."),
-        Mistake(_with(no_waits=True), "A microbatch takes `waits` seconds longer."),
+        Mistake(_with(times_waited=0), "A microbatch takes `waits` seconds longer."),
+        Mistake(_with(times_waited=2), "`waits` are the seconds of both passes together."),
         Mistake(_with(whole_batch=True), "That is the time of all microbatches; a rank computes one of m at a time."),
-        Mistake(_with(hidden=lambda forward, backward, m: 0.0), "Gradients travel while the last backward pass still "
+        Mistake(_with(hidden=lambda f, b, m, v: 0.0), "Gradients travel while the last backward pass still "
                 "computes: only what takes longer is waited for."),
-        Mistake(_with(hidden=lambda forward, backward, m: m * backward), "Gradients are complete in the last backward "
+        Mistake(_with(hidden=lambda f, b, m, v: m * b), "Gradients are complete in the last backward "
                 "pass; only that one can hide them."),
-        Mistake(_with(hidden=lambda forward, backward, m: forward + backward), "Gradients hide behind the backward "
+        Mistake(_with(hidden=lambda f, b, m, v: 2 * f), "With full recompute the backward pass is "
+                "longer, and hides more."),
+        Mistake(_with(hidden=lambda f, b, m, v: b / v), "The backward pass of a microbatch is that "
+                "of all its v chunks on the rank."),
+        Mistake(_with(hidden=lambda f, b, m, v: f + b), "Gradients hide behind the backward "
                 "pass alone."),
         Mistake(_with(signed=True), "Gradients that are fast do not make a step shorter."),
     ],

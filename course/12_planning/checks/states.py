@@ -20,6 +20,8 @@ def stage_parameters(
     """Keywords of `mistake` are mistakes."""
     h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
     experts = model["experts"]
+    if mistake.get("d_of_h"):
+        d = h // heads
     if mistake.get("as_many_groups"):
         groups = heads
     kv = 2 * groups * d * h // (1 if mistake.get("whole_kv") else tp)
@@ -30,7 +32,9 @@ def stage_parameters(
     table = h * words // tp
     each = norms + 2 * square + kv + (0 if experts else mlp // tp)
     if experts and not mistake.get("no_router"):
-        each += h * experts // (tp if mistake.get("router_cut") else 1)
+        each += h * experts // (mistake["router"](tp, ep) if "router" in mistake else 1)
+    if experts and mistake.get("mlp_too"):
+        each += mlp // tp
     ends = first * table + last * (h * (not mistake.get("no_final_norm")) + table)
     one = first and last if not mistake.get("tied_everywhere") else last
     ends -= table * (model["tied"] and one and not mistake.get("never_tied"))
@@ -44,8 +48,8 @@ def stage_parameters(
 _TINY: Model = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12, "vocab": 200, "tied": False, "experts": 0}
 _ONE = {"layers": 1, "first": True, "last": True, "tp": 1, "ep": 1, "etp": 1}
 _EXAMPLE = {"model": _TINY, **_ONE}
-_TWO = {"model": {**_TINY, "heads": 4, "groups": 2}, **_ONE, "tp": 2, "first": False}
-_MOE = {"model": {**_TINY, "experts": 4}, **_ONE, "first": False, "last": False, "ep": 2}
+_TWO = {"model": {**_TINY, "heads": 8, "groups": 2}, **_ONE, "tp": 2, "first": False}
+_MOE = {"model": {**_TINY, "experts": 8}, **_ONE, "first": False, "last": False, "ep": 2}
 _LLAMA: Model = {
     "h": 8192,
     "heads": 64,
@@ -87,6 +91,11 @@ def _with(**mistake: Any) -> Callable[..., dict[str, int]]:
     return lambda **inputs: stage_parameters(**inputs, **mistake)
 
 
+def _router_as_expert(**inputs: Any) -> dict[str, int]:
+    found, router = stage_parameters(**inputs), inputs["layers"] * inputs["model"]["h"] * inputs["model"]["experts"]
+    return {"dense": found["dense"] - router, "experts": found["experts"] + router}
+
+
 def _of(model: Model, **place: Any) -> dict[str, Any]:
     return {"model": model, **_ONE, **place}
 
@@ -108,14 +117,15 @@ PARAMETERS = Exercise(
     reference=stage_parameters,
     cases=[
         Case("the example: one layer and both ends, on one rank", _EXAMPLE),
-        Case("the last stage, with 4 heads in 2 groups, on tp = 2", _TWO),
-        Case("a stage between, with 4 experts on ep = 2", _MOE),
+        Case("the last stage, with 8 heads in 2 groups, on tp = 2", _TWO),
+        Case("a stage between, with 8 experts on ep = 2", _MOE),
         Case("other models without experts", _stage, hidden=True, fixed=_PLACES),
         Case("models with experts", lambda draw: _stage(draw, 4 * draw.integer(1, 4)), hidden=True, fixed=_OF_EXPERTS),
     ],
     mistakes=[
         Mistake(_with(as_many_groups=True), "Keys and values have `groups` heads, not as many as queries."),
-        Mistake(_with(whole_kv=True), "Keys and values are not cut over tp here: each rank has its own groups."),
+        Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are: each rank has its own groups."),
+        Mistake(_with(d_of_h=True), "The heads are d wide, which need not be h / heads."),
         Mistake(_with(h_by_h=True), "The queries are heads * d wide, which need not be h."),
         Mistake(_with(norms_cut=True), "Every rank of tp has the norms whole: they are vectors of h numbers."),
         Mistake(_with(no_norms=True), "A layer has two norms."),
@@ -123,7 +133,11 @@ PARAMETERS = Exercise(
         Mistake(_with(by_128=True), "The padding is to a multiple of 128 words on each rank, not of the whole table."),
         Mistake(_with(not_padded=True), "The table is padded, so that each rank has a multiple of 128 words."),
         Mistake(_with(no_router=True), "A layer with experts has a router, outside of the experts."),
-        Mistake(_with(router_cut=True), "Every rank has the router whole."),
+        Mistake(_with(router=lambda tp, ep: tp), "Every rank has the router whole."),
+        Mistake(_with(router=lambda tp, ep: ep), "Every rank has the router whole: its tokens choose among all "
+                "experts, not among those of the rank."),
+        Mistake(_with(mlp_too=True), "The experts stand in place of the MLP: a layer with experts has no other MLP."),
+        Mistake(lambda **i: _router_as_expert(**i), "The router is no part of an expert: it counts as dense."),
         Mistake(_with(no_final_norm=True), "The last stage has one more norm."),
         Mistake(_with(never_tied=True), "A rank that has both ends of a tied model has one table."),
         Mistake(_with(tied_everywhere=True), "The last stage of a tied model has a copy of the table when the first "
@@ -146,6 +160,10 @@ NAMES = ("parameters", "gradients", "main parameters", "moments")
 BYTES = {"bf16": (2, 4, 4, 8), "fp32": (4, 4, 0, 8)}
 
 
+def _from(zero: int, stage: int) -> bool:
+    return zero >= stage
+
+
 def state_bytes(
     dense: int, experts: int, layout: dict[str, int], zero: int, precision: str, **mistake: Any
 ) -> dict[str, int]:
@@ -154,7 +172,10 @@ def state_bytes(
     from_stage = mistake.get("stages", (3, 2, 1, 1))
     found = {}
     for name, nbytes, stage in zip(NAMES, mistake.get("bytes", BYTES)[precision], from_stage, strict=True):
-        parts = (n // (shares[kind] if zero >= stage else 1) for kind, n in (("dense", dense), ("experts", experts)))
+        parts = (
+            n // (shares[kind] if mistake.get("shared", _from)(zero, stage) else 1)
+            for kind, n in (("dense", dense), ("experts", experts))
+        )
         found[name] = nbytes * sum(parts)
     return found
 
@@ -232,6 +253,10 @@ STATES = Exercise(
                 "state: ZeRO-1 shares them out."),
         Mistake(lambda **i: state_bytes(**i, stages=(1, 2, 3, 3)), "The stages of ZeRO stand the other way round: 1 is "
                 "the optimizer's state, 3 the parameters."),
+        Mistake(lambda **i: state_bytes(**i, shared=lambda zero, stage: zero == stage), "Each stage of ZeRO shares out "
+                "what the stages before it do, too."),
+        Mistake(lambda **i: state_bytes(**{**i, "experts": i["experts"] // i["layout"]["ep"]}), "`experts` are the "
+                "parameters of this rank already: ep has divided them."),
         Mistake(instead(state_bytes, **{name: lambda name=name, **i: state_bytes(**{**i, "experts": 0})[name]
                                         for name in NAMES}), "The experts' part is missing."),
     ],
