@@ -16,7 +16,7 @@ published model, or Megatron's flags. And
     --search                   all layouts; what a flag sets stays as it is
     --top N                    how many of them (5)
     --pictures FOLDER          pictures of it too, as PNG
-    --measure FILE.json        time this machine instead, and write the file
+    --measure FILE.json        time this machine instead, with N ranks at once on a CPU, and write the file
 
 Nothing is allocated and nothing is read: no data need be named. Where a run does not fit, the table says what is to
 blame and which three changes, the cheapest first, make it fit; the exit status is then 1.
@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.help or chosen.h:
         print(__doc__)
         return 0
-    if chosen.measure is not None:
-        return _measure(chosen.measure)
     require(chosen.world_size >= 1, f"--world-size {chosen.world_size}", "1 GPU or more")
+    if chosen.measure is not None:
+        return _measure(chosen.measure, chosen.world_size)
 
     from minimegatron.planner.cluster import read_cluster  # torch, which the flags do not need
 
@@ -106,13 +106,13 @@ def _draw(folder: Path | None, *what: Any) -> None:
             figure.savefig(folder / f"{name}.png", bbox_inches="tight")
 
 
-def _measure(file: Path) -> int:
+def _measure(file: Path, ranks: int) -> int:
     import torch
 
     from minimegatron.planner.cluster import write_cluster
     from minimegatron.planner.measure import measure
 
-    cluster = measure(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    cluster = measure(torch.device("cuda" if torch.cuda.is_available() else "cpu"), ranks=ranks)
     write_cluster(cluster, file)
     print(
         f"{cluster.gpu}: {cluster.matmul * cluster.matmul_share / 1e12:.3g} TFLOP/s, "

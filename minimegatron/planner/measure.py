@@ -4,11 +4,11 @@
 |------------|---------------------------------------------------|----------------------------------------------------|
 | copy       | a tensor onto another, larger than any cache      | read and written bytes a second                    |
 | matmul     | a square product in the dtype of training         | its time, less that of the bytes that it touches   |
-| link       | on a CPU: all-reduces, gathers, shifts of 2 ranks | sent bytes a second, and seconds of a step         |
+| link       | on a CPU: all-reduces, gathers, shifts of ranks   | sent bytes a second, and seconds of a step         |
 | operations | on a CPU: those of `planner/operations`           | seconds of a call, a FLOP and bytes                |
 
-On a CPU two ranks measure at once, since a rank of a run has a neighbour that computes too, and one that sends is one
-that does not compute: nothing overlaps.
+On a CPU several ranks measure at once, as many as the run will have here: they take caches and cores from each other.
+One that sends is one that does not compute: nothing overlaps.
 
 Two clocks. `WALL` is a plan's: the fastest of several repetitions counts, since what else runs on the machine can only
 slow one down. `CPU` counts seconds of the processor that a rank and its threads use, the median of the repetitions:
@@ -66,7 +66,7 @@ WALL, CPU = Clock(time.perf_counter, min), Clock(time.process_time, statistics.m
 REPEATS = 7
 SIZES = {"cpu": (1024, 2**25), "cuda": (8192, 2**30)}  # of a product's sides, bytes of a copied tensor
 MESSAGES = (2**14, 2**18, 2**20, 2**23)  # bytes
-RANKS = 2
+RANKS = 2  # at least; messages need them
 BETWEEN = {"cpu": 2**24, "cuda": 2**28}  # bytes that are touched between two repetitions
 
 
@@ -75,13 +75,13 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS) -> Cluster:
-    """Time this device: a CPU, whose products are in fp32, or a GPU, in bf16."""
+def measure(device: torch.device, clock: Clock = WALL, repeats: int = REPEATS, ranks: int = RANKS) -> Cluster:
+    """Time this device: a CPU, whose products are in fp32, with so many ranks at once; or a GPU, in bf16."""
     if device.type == "cuda":
         return _of_gpu(device, *_rates(device, clock, repeats))
     from minimegatron.launch.workers import shared_pool
 
-    found = shared_pool(RANKS).run(on_rank, clock, repeats, timeout=300)
+    found = shared_pool(max(ranks, RANKS)).run(on_rank, clock, repeats, timeout=300)
     computed, copied = map(statistics.mean, zip(*(rates for rates, _ in found), strict=True))
     operations = fits(row for _, rows in found for row in rows)
     step, _, byte = operations["all_reduce"]

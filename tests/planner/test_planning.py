@@ -126,9 +126,10 @@ def test_the_command_measures_and_writes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = H100.replace(device="cpu", overlaps=False, operations={"norm": [1e-6, 0.0, 1e-9]})
-    monkeypatch.setattr("minimegatron.planner.measure.measure", lambda device: found)
+    asked = list[int]()
+    monkeypatch.setattr("minimegatron.planner.measure.measure", lambda device, ranks: asked.append(ranks) or found)
     file = tmp_path / "here.json"
-    status, out = command(f"--measure {file}", capsys)
-    assert status == 0 and str(file) in out and read_cluster(str(file)) == found
+    status, out = command(f"--measure {file} --world-size 4", capsys)
+    assert status == 0 and asked == [4] and str(file) in out and read_cluster(str(file)) == found
     status, out = command(f"--cluster {file} --world-size 1 --preset laptop-10m", capsys)
     assert status == 0 and "fits: " in out
