@@ -226,7 +226,16 @@ def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
     if "RANK" not in os.environ:
         return dist.HashStore(), Ledger(dist.HashStore(), rank, world)
     store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
-    return dist.PrefixStore("default", store), _ledger(rank, world, seconds)
+    return dist.PrefixStore(f"default/{_attempt()}", store), _ledger(rank, world, seconds)
+
+
+def _attempt() -> str:
+    """Whose keys these are. An agent's store outlives its ranks, and addresses of dead ranks are still in it.
+
+    A store of rank 0's own does not, and there the launcher of a host that has come later counts fewer attempts.
+    """
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
 
 
 def _ledger(rank: int, world: int, seconds: float) -> Ledger:
@@ -237,11 +246,7 @@ def _ledger(rank: int, world: int, seconds: float) -> Ledger:
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=seconds),
     )
-    # An agent's store outlives its ranks, which are told apart by the attempt. One of rank 0's own does not, and there
-    # the launcher of a host that has come later counts fewer attempts.
-    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
-    return Ledger(dist.PrefixStore(f"minimegatron/{attempt}", client), rank, world)
+    return Ledger(dist.PrefixStore(f"minimegatron/{_attempt()}", client), rank, world)
 
 
 def _listen_on_loopback() -> None:
