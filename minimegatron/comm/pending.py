@@ -4,9 +4,8 @@ What a rank computes between the two is hidden communication: ZeRO gathers the n
 computes (`parallel/gather_on_use`), a bucket of gradients is summed while backward fills the next one
 (`parallel/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
 
-NCCL and gloo take the same calls, with one exception. gloo's all-gather copies everything once more than it must, and
-its reduce-scatter is an all-reduce of which all but one part is thrown away; so on gloo both are an exchange of parts
-from rank to rank (`_exchange`), with the bytes of a ring: `n (N-1)/N` for each rank.
+NCCL and gloo take the same calls, but gloo's own gather and reduce-scatter are slow ones, and its messages go through
+TCP also on one machine: what it does instead is in `comm/gloo`.
 
 Every call is counted in `minimegatron.trace` when it has been waited for, and in tests and labs compared by
 `minimegatron.comm.fingerprints` with what the other ranks call. Over an axis of one nothing travels.
@@ -15,15 +14,16 @@ Every call is counted in `minimegatron.trace` when it has been waited for, and i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import calls
+from minimegatron.comm import calls, gloo
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.gloo import is_gloo
 from minimegatron.errors import ConfigError
 
 # torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
@@ -54,29 +54,21 @@ class Pending:
         return self.output
 
 
-def is_gloo(axis: Axis) -> bool:
-    """By gloo itself, and not by a group in Python that goes by its name, as a check's does."""
-    return dist.get_backend(axis.group) == "gloo" and type(axis.group) is dist.ProcessGroup
-
-
-def _issue(name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, compare: bool = True) -> Pending:
-    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
+def _issue(
+    name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Callable[[], gloo.Started], compare: bool = True
+) -> Pending:
+    """Start `call` and wrap it; `x` is what the other ranks must agree about."""
     calls.announce(name, axis, x, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
-    works = calls.begin(name, axis, lambda: call(async_op=True))
+
+    def begin() -> list[Any]:
+        works, pending._then = call()
+        return works
+
+    works = calls.begin(name, axis, begin)
     pending._works = works if isinstance(works, list) else [works]
     return pending
-
-
-def _exchange(sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor], axis: Axis) -> list[Any]:
-    """Send `sent[k]` to the k-th rank after this one and fill `received[k]` from the k-th before it, k = 1, 2, ...
-
-    On gloo this is the gather and the reduce-scatter.
-    """
-    before, after = ([axis.ranks[(axis.rank + s * k) % axis.size] for k in range(1, axis.size)] for s in (-1, 1))
-    works = [dist.irecv(x, peer, group=axis.group) for x, peer in zip(received, before, strict=True)]
-    return works + [dist.isend(x, peer, group=axis.group) for x, peer in zip(sent, after, strict=True)]
 
 
 def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Pending:
@@ -84,7 +76,13 @@ def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Pending:
     if axis.size == 1:
         return Pending(x)
     assert x.is_contiguous(), "an in-place all-reduce needs a contiguous tensor"
-    return _issue("all_reduce", axis, x, x, lambda **k: dist.all_reduce(x, op=_OPS[op], group=axis.group, **k))
+
+    def call() -> gloo.Started:
+        if op == "sum" and gloo.carries(axis, x):
+            return gloo.all_reduce(x, axis)
+        return [dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)], None
+
+    return _issue("all_reduce", axis, x, x, call)
 
 
 def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
@@ -99,13 +97,13 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
         return Pending(x)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
-    if not is_gloo(axis):
-        return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
-    parts = result.chunk(axis.size)
-    if parts[axis.rank].data_ptr() != x.data_ptr():
-        parts[axis.rank].copy_(x)
-    others = [parts[(axis.rank - k) % axis.size] for k in range(1, axis.size)]
-    return _issue("all_gather", axis, x, result, lambda **k: _exchange([x] * len(others), others, axis))
+
+    def call() -> gloo.Started:
+        if is_gloo(axis):
+            return gloo.all_gather(x, result, axis)
+        return [_all_gather_single(result, x, group=axis.group, async_op=True)], None
+
+    return _issue("all_gather", axis, x, result, call)
 
 
 def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
@@ -124,24 +122,14 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
             fix=f"make the first dim a multiple of {axis.size}",
         )
     x = x.contiguous()
-    if not is_gloo(axis):
-        result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-        return _issue(
-            "reduce_scatter", axis, x, result, lambda **k: _reduce_scatter_single(result, x, group=axis.group, **k)
-        )
-    parts = x.detach().chunk(axis.size)
-    mine, others = parts[axis.rank], [parts[(axis.rank + k) % axis.size] for k in range(1, axis.size)]
-    terms = [torch.empty_like(mine) for _ in others]
-    result = output if output is not None else terms[0]
+    result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
 
-    def add_up() -> None:
-        torch.add(mine, terms[0], out=result)
-        for term in terms[1:]:
-            result.add_(term)
+    def call() -> gloo.Started:
+        if is_gloo(axis):
+            return gloo.reduce_scatter(x, result, axis)
+        return [_reduce_scatter_single(result, x, group=axis.group, async_op=True)], None
 
-    pending = _issue("reduce_scatter", axis, x, result, lambda **k: _exchange(others, terms, axis))
-    pending._then = add_up
-    return pending
+    return _issue("reduce_scatter", axis, x, result, call)
 
 
 def all_to_all_start(
@@ -153,10 +141,16 @@ def all_to_all_start(
     x = x.contiguous()
     output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
 
-    def call(**k: Any) -> Any:
-        return dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, **k)
+    def call() -> gloo.Started:
+        if gloo.shares_memory(axis, x) and (input_splits or x.shape[0] % axis.size == 0):
+            return gloo.all_to_all(_parts(x.detach(), axis, input_splits), _parts(output, axis, output_splits), axis)
+        return [dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)], None
 
     return _issue("all_to_all", axis, x, output, call, compare=input_splits is None)
+
+
+def _parts(x: torch.Tensor, axis: Axis, splits: list[int] | None) -> tuple[torch.Tensor, ...]:
+    return x.split(splits or [x.shape[0] // axis.size] * axis.size)
 
 
 def broadcast_start(x: torch.Tensor, axis: Axis, src: int = 0) -> Pending:
@@ -164,7 +158,7 @@ def broadcast_start(x: torch.Tensor, axis: Axis, src: int = 0) -> Pending:
     if axis.size == 1:
         return Pending(x)
 
-    def call(**k: Any) -> Any:
-        return dist.broadcast(x, src=axis.ranks[src], group=axis.group, **k)
+    def call() -> gloo.Started:
+        return [dist.broadcast(x, src=axis.ranks[src], group=axis.group, async_op=True)], None
 
     return _issue("broadcast", axis, x, x, call)

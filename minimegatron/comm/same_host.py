@@ -1,0 +1,232 @@
+"""Messages between ranks of one machine through memory that they share.
+
+The problem in a sentence: gloo sends a tensor to a process of the same machine through TCP, which costs the two of them
+eight times as much processor time as one copy into memory that both have mapped and one out of it.
+
+    sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- gloo -->
+    receiver    -- gloo --> envelope                 read the slot where it lies, then mark it as read
+
+Nothing is waited for but gloo's envelope. So the order of messages, a deadline and a neighbour that has died are what
+they are without this file. A sender never waits for a reader: a slot that has not been marked by all of its readers is
+left alone and another one taken, as many as there are messages under way. A slot is a `memfd`: it has no name in a file
+system, is not limited by the size of `/dev/shm`, and ends with its sender, however that ends. It is kept for the next
+message. These bytes are the network's own, as NCCL's buffers on a GPU are: no tensor of the program, and in no table of
+memory by name (`nbytes` says how many there are).
+
+| a message                                       | how it travels                                          |
+|-------------------------------------------------|---------------------------------------------------------|
+| under `MIN_BYTES`                               | TCP: an envelope costs as much                          |
+| in a group that is not all on one Linux machine | TCP: ranks try each other's memory before the first one |
+
+Receivers open a slot as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import mmap
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from minimegatron.comm.axis import Axis
+
+MIN_BYTES = 1 << 17  # of a message
+HEAD = 4096  # bytes of a slot before its tensor: a mark for each reader, and last its number
+_NUMBER = HEAD // 8 - 1  # where that is
+
+_slots: list[_Slot] = []  # of this process
+_seen: dict[int, tuple[int, mmap.mmap]] = {}  # slots of others by number, each with its process
+_agreed: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # by process group
+_members: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Slot:
+    """Memory for one message of this process.
+
+    Attributes:
+        number: no other slot on this machine has it.
+        memory: the head, then the tensor.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.number = secrets.randbits(62)
+        self.fd = os.memfd_create("minimegatron")
+        self.size = HEAD + (1 << math.ceil(math.log2(max(nbytes, MIN_BYTES))))  # pages exist once they are written to
+        os.ftruncate(self.fd, self.size)
+        self.memory = mmap.mmap(self.fd, self.size)
+        self._tensor = _address(self.memory) + HEAD
+        self.marks = memoryview(self.memory)[:HEAD].cast("q")
+        self.marks[_NUMBER] = self.number
+        self._head = [os.getpid(), self.fd, self.size, self.number]
+        self._envelopes: list[torch.Tensor] = []
+        self.readers = 0
+
+    def free(self) -> bool:
+        """Whether all have read it."""
+        return all(self.marks[reader] for reader in range(self.readers))
+
+    def fill(self, x: torch.Tensor, readers: int) -> None:
+        for reader in range(readers):
+            self.marks[reader] = 0
+        self.readers = readers
+        ctypes.memmove(self._tensor, x.data_ptr(), x.nbytes)  # a tensor here would be one that `memory.Tracker` counts
+
+    def envelope(self, reader: int) -> torch.Tensor:
+        while len(self._envelopes) <= reader:
+            self._envelopes.append(torch.tensor([*self._head, len(self._envelopes)]))
+        return self._envelopes[reader]
+
+
+class Letter:
+    """A message that comes from another rank. `wait()`, read `view`, `close()`."""
+
+    def __init__(self, axis: Axis, source: int, tag: int = 0) -> None:
+        self._source = axis.ranks[source]
+        self._envelope = torch.empty(5, dtype=torch.int64)
+        assert axis.group is not None, "an axis of one rank has no letters"
+        self._work = axis.group.recv([self._envelope], _member(axis, source), tag)
+        self._memory: mmap.mmap | None = None
+
+    def wait(self) -> None:
+        """Block until it may be read.
+
+        Raises:
+            RuntimeError: the sender did not send within the deadline, or has ended.
+        """
+        self._work.wait()
+        pid, fd, size, number, self._reader = self._envelope.tolist()
+        if number not in _seen:
+            try:
+                opened = _open(pid, fd, size, number)
+            except OSError as error:
+                raise RuntimeError(f"Connection closed by peer: rank {self._source}, process {pid}: {error}") from error
+            for ended in [known for known, (of, _) in _seen.items() if not Path(f"/proc/{of}").exists()]:
+                del _seen[ended]
+            _seen[number] = pid, opened
+        self._memory = _seen[number][1]
+
+    def view(self, like: torch.Tensor) -> torch.Tensor:
+        """The tensor in the sender's memory, of `like`'s dtype and shape."""
+        assert self._memory is not None, "view() before wait()"
+        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=HEAD)
+        return flat.view(like.shape)
+
+    def copy_to(self, x: torch.Tensor) -> None:
+        """Write the tensor into `x` and close."""
+        assert self._memory is not None, "copy_to() before wait()"
+        assert x.is_contiguous(), "what travels is one piece of memory"
+        ctypes.memmove(x.data_ptr(), _address(self._memory) + HEAD, x.nbytes)
+        self.close()
+
+    def close(self) -> None:
+        """It has been read; the sender may use its slot again."""
+        assert self._memory is not None, "close() before wait()"
+        for _ in range(2):  # a processor may put a write before reads, but not across these
+            with _lock:
+                pass
+        memoryview(self._memory)[8 * self._reader : 8 * self._reader + 8].cast("q")[0] = 1
+
+
+def send(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[Any]:
+    """Put a contiguous tensor where these ranks of the axis can read it, and tell them; works to wait for."""
+    slot = min((slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()), key=_size, default=None)
+    if slot is None:
+        slot = _Slot(x.nbytes)
+        _slots.append(slot)
+    slot.fill(x, len(to))
+    assert axis.group is not None, "an axis of one rank has no letters"
+    return [axis.group.send([slot.envelope(k)], _member(axis, rank), tag) for k, rank in enumerate(to)]
+
+
+def nbytes() -> int:
+    """Shared memory that this process has for its messages."""
+    return sum(slot.size - HEAD for slot in _slots)
+
+
+def _member(axis: Axis, position: int) -> int:
+    """A rank of the axis as its process group counts."""
+    if axis.group not in _members:
+        assert axis.group is not None
+        _members[axis.group] = [dist.get_group_rank(axis.group, rank) for rank in axis.ranks]
+    return _members[axis.group][position]
+
+
+def agreed(axis: Axis) -> bool:
+    """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
+    if axis.group not in _agreed:
+        mine = torch.zeros(6, dtype=torch.int64)
+        if axis.size <= _NUMBER and hasattr(os, "memfd_create") and Path("/proc/self/ns/pid").exists():
+            if not _slots:
+                _slots.append(_Slot(MIN_BYTES))
+            mine = torch.cat([torch.tensor([_machine()]), _slots[0].envelope(0)])
+        everyone = [torch.empty_like(mine) for _ in axis.ranks]
+        dist.all_gather(everyone, mine, group=axis.group)
+        works = torch.tensor([int(all(_readable(*other.tolist()) for other in everyone))])
+        dist.all_reduce(works, dist.ReduceOp.MIN, group=axis.group)
+        _agreed[axis.group] = bool(works)
+    return _agreed[axis.group]
+
+
+def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -> bool:
+    if machine != _machine():
+        return False
+    try:
+        _open(pid, fd, size, number).close()
+    except OSError:
+        return False
+    return True
+
+
+def _machine() -> int:
+    """This machine, as long as it runs, and this namespace of process numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return int.from_bytes(hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).digest()[:7])
+
+
+def _open(pid: int, fd: int, size: int, number: int) -> mmap.mmap:
+    """Map another process's slot.
+
+    Raises:
+        OSError: it is not there, or not ours to read.
+    """
+    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    try:
+        memory = mmap.mmap(opened, size)
+    except ValueError as error:  # shorter than it should be
+        raise OSError(str(error)) from error
+    finally:
+        os.close(opened)
+    if memoryview(memory)[8 * _NUMBER : HEAD].cast("q")[0] != number:
+        raise OSError(f"what process {pid} has open as {fd} is not the slot that was meant")
+    return memory
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _size(slot: _Slot) -> int:
+    return slot.size
+
+
+def _forget() -> None:
+    """In a process that has been forked: the slots are its parent's."""
+    for slot in _slots:
+        os.close(slot.fd)
+    _slots.clear()
+    _seen.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,281 @@
+"""Messages through shared memory are those of TCP, whoever is late, and none is overwritten before it has been read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minimegatron.comm import collectives as c
+from minimegatron.comm import gloo, same_host
+from minimegatron.comm.axis import Axis
+from minimegatron.comm.ring import Shift
+from minimegatron.errors import RankError
+from minimegatron.launch.consequence import is_consequence
+from minimegatron.launch.workers import WarmPool
+from tests.thorough import mostly_thorough
+from tests.twin import Case, compare_with_serial, problems
+
+Rows = list[list[float]]
+NEVER, ALWAYS = 1 << 60, 1
+
+
+def through(min_bytes: int) -> Any:
+    """In the block messages of this many bytes and more go through shared memory."""
+    return mock.patch.object(same_host, "MIN_BYTES", min_bytes)
+
+
+def terms(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    x = 8 * torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    return x.to(dtype)
+
+
+def start(name: str, x: torch.Tensor, axis: Axis) -> Any:
+    """Begin one of the collectives; it may be given a copy of `x` to work in."""
+    if name == "all_gather in place":
+        whole = x.new_zeros(axis.size * x.numel())
+        part = whole.chunk(axis.size)[axis.rank]
+        return c.all_gather_start(part.copy_(x), axis, whole)
+    if name == "reduce_scatter in place":
+        own = x.clone()
+        return c.reduce_scatter_start(own, axis, own.chunk(axis.size)[axis.rank])
+    if name == "shift":
+        return Shift(x.clone(), axis)
+    if name == "uneven all_to_all":  # three elements stay here, all others go to the last rank
+        sent = [0] * axis.size
+        sent[-1] = x.numel() - 3
+        sent[axis.rank] += 3
+        got = [x.numel() - 3 if axis.is_last else 0] * axis.size
+        got[axis.rank] += 3
+        return c.all_to_all_start(x, axis, got, sent)
+    begin: dict[str, Callable[..., Any]] = {
+        "all_reduce": c.all_reduce_start, "all_gather": c.all_gather_start,
+        "reduce_scatter": c.reduce_scatter_start, "all_to_all": c.all_to_all_start,
+    }  # fmt: skip
+    return begin[name](x.clone(), axis)
+
+
+NAMES = [
+    "all_reduce", "all_gather", "all_gather in place", "reduce_scatter", "reduce_scatter in place", "all_to_all",
+    "uneven all_to_all", "shift",
+]  # fmt: skip
+
+
+def both_ways(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Every collective's result through shared memory and through TCP."""
+    axis, found = Axis.world("world"), {}
+    x = terms(rank, 12 * 4096, dtype)
+    for name in NAMES:
+        with through(ALWAYS):
+            shared = start(name, x, axis).wait().clone()
+        with through(NEVER):
+            found[name] = shared, start(name, x, axis).wait().clone()
+    assert same_host.nbytes() >= x.nbytes, "nothing went through shared memory"
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_every_collective_gives_what_it_gives_through_tcp(ranks, world: int, dtype: torch.dtype) -> None:
+    found = ranks(world).run(both_ways, dtype)
+    for of_rank in found:
+        for name, (shared, tcp) in of_rank.items():
+            if name == "all_reduce" and world > 2:  # gloo adds in another order
+                shared, tcp, close = shared.double(), tcp.double(), 8 * world * torch.finfo(torch.float32).eps
+                assert torch.allclose(shared, tcp, rtol=close if dtype != torch.bfloat16 else 0.05, atol=0.3), name
+            else:
+                assert torch.equal(shared, tcp), name
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_sum_over_all_ranks_is_added_in_their_order_and_has_the_same_bits_everywhere(ranks, world: int) -> None:
+    want = terms(0, 12 * 4096, torch.float32)
+    for rank in range(1, world):
+        want = want + terms(rank, 12 * 4096, torch.float32)
+    for found in ranks(world).run(both_ways, torch.float32):
+        assert torch.equal(found["all_reduce"][0], want)
+
+
+def late_reader(rank: int, world: int) -> list[list[float]]:
+    """[first and last of every message]: rank 1 reads none before all have been sent."""
+    axis, found, waiting = Axis.world("world"), [], []
+    with through(ALWAYS):
+        for number in range(6):
+            x = torch.full((50_000,), float(10 * number + rank))
+            waiting.append(c.all_gather_start(x, axis))
+            if rank == 0:
+                found.append(waiting.pop().wait())
+            x.fill_(-1.0)  # it has been taken, or the message is not under way any more
+        time.sleep(0.1 * rank)
+        found += [pending.wait() for pending in waiting]
+    return [[float(y[0]), float(y[49_999]), float(y[50_000]), float(y[-1])] for y in found]
+
+
+def test_a_message_stays_until_a_late_reader_has_read_it(ranks) -> None:
+    want = [[10.0 * n, 10.0 * n, 10.0 * n + 1, 10.0 * n + 1] for n in range(6)]
+    assert ranks(2).run(late_reader) == [want, want]
+
+
+def slots_after(rank: int, world: int) -> int:
+    axis = Axis.world("world")
+    x = torch.zeros(50_000)
+    with through(ALWAYS):
+        for _ in range(40):
+            c.all_gather_start(x, axis).wait()
+            c.barrier(axis)  # 4 bytes, and all have read
+    return len(same_host._slots)
+
+
+def test_a_slot_is_used_again() -> None:
+    with WarmPool(2) as pool:  # processes of its own, which have no slots yet
+        assert max(pool.run(slots_after)) <= 4
+
+
+Program = list[tuple[str, int, int]]  # collective, elements, how many more begin before it is waited for
+
+
+def played(rank: int, world: int, program: Program, min_bytes: int) -> list[torch.Tensor]:
+    axis, found, waiting = Axis.world("world"), [], []
+    with through(min_bytes):
+        for number, (name, numel, lag) in enumerate(program):
+            x = terms(10 * number + rank, world * numel, torch.float64).round()  # sums in any order are equal
+            waiting.append((number + lag, start(name, x, axis)))
+            due = [pending for at, pending in waiting if at <= number]
+            waiting = [(at, pending) for at, pending in waiting if at > number]
+            found += [pending.wait().clone() for pending in due]
+        found += [pending.wait().clone() for _, pending in waiting]
+    return found
+
+
+@settings(max_examples=15)
+@given(
+    program=st.lists(
+        st.tuples(st.sampled_from(NAMES), st.integers(4, 3000), st.integers(0, 3)), min_size=1, max_size=12
+    ),
+    world=st.sampled_from([2, 3]),
+)
+def test_any_program_of_collectives_gives_what_it_gives_through_tcp(ranks, program: Program, world: int) -> None:
+    shared, mixed, tcp = (ranks(world).run(played, program, least) for least in (ALWAYS, 16_384, NEVER))
+    for x, y, z in zip(*(sum(of, []) for of in (shared, mixed, tcp)), strict=True):
+        assert torch.equal(x, z) and torch.equal(y, z)
+
+
+def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]:
+    """A rank that cannot read the others', or is on another machine."""
+    axis = Axis.world("world")
+    cannot: Any = contextlib.nullcontext()
+    if rank == 1 and which == "may not open them":
+        cannot = mock.patch.object(same_host, "_open", side_effect=PermissionError("no"))
+    elif rank == 1 and which == "is elsewhere":
+        cannot = mock.patch.object(same_host, "_machine", return_value=7)
+    elif rank == 1:
+        del same_host.os.memfd_create  # type: ignore[attr-defined]
+    with cannot, through(ALWAYS):
+        total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
+    return gloo.shares_memory(axis, total), len(same_host._slots), float(total[-1])
+
+
+@pytest.mark.parametrize("which", ["may not open them", "is elsewhere", "has no memfd"])
+def test_where_one_rank_cannot_take_part_all_go_through_tcp(which: str) -> None:
+    with WarmPool(3) as pool:
+        for shared, slots, total in pool.run(without_memory, which):
+            assert (shared, total) == (False, 6.0) and slots <= 1  # that which the others tried to read
+
+
+def test_only_the_slot_that_was_meant_is_opened() -> None:
+    slot = same_host._Slot(100)
+    try:
+        same_host._open(os.getpid(), slot.fd, slot.size, slot.number).close()
+        with pytest.raises(OSError, match="not the slot that was meant"):
+            same_host._open(os.getpid(), slot.fd, slot.size, slot.number + 1)
+        with pytest.raises(OSError, match=r"length|size"):
+            same_host._open(os.getpid(), slot.fd, 2 * slot.size, slot.number)
+        with pytest.raises(OSError):
+            same_host._open(2**22 + 1, slot.fd, slot.size, slot.number)  # no process has such a number
+    finally:
+        os.close(slot.fd)
+
+
+def test_a_forked_process_has_no_slots_of_its_parent() -> None:
+    slot = same_host._Slot(100)
+    same_host._slots.append(slot)
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(len(same_host._slots) + (os.path.exists(f"/proc/self/fd/{slot.fd}")))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        same_host._slots.remove(slot)
+        os.close(slot.fd)
+
+
+def sender_is_gone(rank: int, world: int) -> str:
+    """Rank 1 sends an envelope for a slot of a process that has ended, which is how a death looks between two calls."""
+    axis = Axis.world("world")
+    assert gloo.shares_memory(axis, torch.zeros(1))
+    if rank == 1:
+        slot = same_host._Slot(100)
+        slot._head[0] = 2**22 + 1
+        axis.group.send([slot.envelope(0)], 0, 0).wait()
+        return ""
+    try:
+        same_host.Letter(axis, 1).wait()
+    except RuntimeError as error:
+        assert is_consequence(error)
+        return str(error)
+    return "it was read"
+
+
+def test_a_sender_that_has_ended_is_a_lost_connection(ranks) -> None:
+    told = ranks(2).run(sender_is_gone)[0]
+    assert told.startswith("Connection closed by peer: rank 1")
+
+
+def dies(rank: int, world: int) -> float:
+    axis = Axis.world("world")
+    x = torch.ones(50_000)
+    c.all_reduce_start(x, axis).wait()
+    if rank == 1:
+        os._exit(3)
+    return float(c.all_reduce_start(x, axis).wait()[0])
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    with WarmPool(2) as pool, through(ALWAYS), pytest.raises(RankError, match="rank 1"):
+        pool.run(dies, timeout=20)
+
+
+def compared(rank: int, world: int, case: Case) -> dict[str, Any]:
+    with through(ALWAYS):
+        return compare_with_serial(rank, world, case)
+
+
+SP, PP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"pipeline_model_parallel_size": 2}
+ZERO3: dict[str, Any] = {"accumulation": 2, "sharding": "optim_grads_params"}
+MOE = {"num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 32}
+CASES: list[tuple[Case, int]] = [
+    (Case({}, accumulation=2), 2),
+    (Case(SP, accumulation=2), 2),
+    (Case({"tensor_model_parallel_size": 2}), 2),
+    (Case({"context_parallel_size": 2}, accumulation=2), 2),
+    (Case({"context_parallel_size": 2, "cp_comm_type": "a2a"}), 1),
+    (Case(**ZERO3), 4),
+    (Case(PP, **ZERO3), 2),
+    (Case({"expert_model_parallel_size": 2}, MOE, accumulation=2), 2),
+]
+
+
+@pytest.mark.parametrize(("case", "dp"), mostly_thorough(CASES, [1, 3, 6, 7]))
+def test_a_model_trains_through_it_as_in_one_process(ranks, case: Case, dp: int) -> None:
+    sizes = [n for name, n in case.layout.items() if name.endswith("_parallel_size") and not name.startswith("expert")]
+    world = dp * (sizes[0] if sizes else 1)
+    for report in ranks(world).run(compared, case):
+        assert problems(report, 1e-5) == []
