@@ -4,8 +4,8 @@ What a rank computes between the two is hidden communication: ZeRO gathers the n
 computes (`parallel/gather_on_use`), a bucket of gradients is summed while backward fills the next one
 (`parallel/grad_buffer`). On a GPU `wait()` blocks the stream and not the program.
 
-NCCL and gloo take the same calls, but gloo's own gather and reduce-scatter are slow ones, and its messages go through
-TCP also on one machine: what it does instead is in `comm/gloo`.
+NCCL and gloo take the same calls. A carrier may start any of them in place of the backend (`carry_with`): `comm/gloo`
+does for gloo, whose own gather and reduce-scatter are slow ones and whose messages take TCP inside of a machine.
 
 Every call is counted in `minimegatron.trace` when it has been waited for, and in tests and labs compared by
 `minimegatron.comm.fingerprints` with what the other ranks call. Over an axis of one nothing travels.
@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import calls, gloo
+from minimegatron.comm import calls
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.gloo import is_gloo
 from minimegatron.errors import ConfigError
 
 # torch 2.13 renamed the two and warns about the old names; torch 2.11 has only those.
@@ -54,16 +53,30 @@ class Pending:
         return self.output
 
 
+Started = tuple[list[Any], Callable[[], object] | None]  # works to wait for, and what is to be done after that
+_carriers: list[Callable[..., Started | None]] = []
+
+
+def carry_with(carrier: Callable[..., Started | None]) -> None:
+    """From now on `carrier(name, axis, x, output, ...)` may start a collective; where it gives None, torch does."""
+    _carriers[:] = [carrier]
+
+
+def carried(*call: Any) -> Started | None:
+    """What the carrier has started, or None."""
+    return _carriers[0](*call) if _carriers else None
+
+
 def _issue(
-    name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Callable[[], gloo.Started], compare: bool = True
+    name: str, axis: Axis, x: torch.Tensor, output: torch.Tensor, call: Any, *how: Any, compare: bool = True
 ) -> Pending:
-    """Start `call` and wrap it; `x` is what the other ranks must agree about."""
+    """Start `call(async_op=True)` and wrap it; `x` is what the other ranks must agree about."""
     calls.announce(name, axis, x, comparable=compare)
     nbytes = max(x.numel() * x.element_size(), output.numel() * output.element_size())
     pending = Pending(output, name=name, axis=axis.name, nbytes=nbytes, size=axis.size)
 
     def begin() -> list[Any]:
-        works, pending._then = call()
+        works, pending._then = carried(name, axis, x, output, *how) or ([call(async_op=True)], None)
         return works
 
     works = calls.begin(name, axis, begin)
@@ -76,13 +89,7 @@ def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Pending:
     if axis.size == 1:
         return Pending(x)
     assert x.is_contiguous(), "an in-place all-reduce needs a contiguous tensor"
-
-    def call() -> gloo.Started:
-        if op == "sum" and gloo.carries(axis, x):
-            return gloo.all_reduce(x, axis)
-        return [dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)], None
-
-    return _issue("all_reduce", axis, x, x, call)
+    return _issue("all_reduce", axis, x, x, lambda **k: dist.all_reduce(x, op=_OPS[op], group=axis.group, **k), op)
 
 
 def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
@@ -97,13 +104,7 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
         return Pending(x)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] * axis.size, *x.shape[1:]))
-
-    def call() -> gloo.Started:
-        if is_gloo(axis):
-            return gloo.all_gather(x, result, axis)
-        return [_all_gather_single(result, x, group=axis.group, async_op=True)], None
-
-    return _issue("all_gather", axis, x, result, call)
+    return _issue("all_gather", axis, x, result, lambda **k: _all_gather_single(result, x, group=axis.group, **k))
 
 
 def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Pending:
@@ -124,10 +125,8 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
 
-    def call() -> gloo.Started:
-        if is_gloo(axis):
-            return gloo.reduce_scatter(x, result, axis)
-        return [_reduce_scatter_single(result, x, group=axis.group, async_op=True)], None
+    def call(**k: Any) -> Any:
+        return _reduce_scatter_single(result, x, group=axis.group, **k)
 
     return _issue("reduce_scatter", axis, x, result, call)
 
@@ -141,16 +140,10 @@ def all_to_all_start(
     x = x.contiguous()
     output = x.new_empty((x.shape[0] if output_splits is None else sum(output_splits), *x.shape[1:]))
 
-    def call() -> gloo.Started:
-        if gloo.shares_memory(axis, x) and (input_splits or x.shape[0] % axis.size == 0):
-            return gloo.all_to_all(_parts(x.detach(), axis, input_splits), _parts(output, axis, output_splits), axis)
-        return [dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, async_op=True)], None
+    def call(**k: Any) -> Any:
+        return dist.all_to_all_single(output, x, output_splits, input_splits, group=axis.group, **k)
 
-    return _issue("all_to_all", axis, x, output, call, compare=input_splits is None)
-
-
-def _parts(x: torch.Tensor, axis: Axis, splits: list[int] | None) -> tuple[torch.Tensor, ...]:
-    return x.split(splits or [x.shape[0] // axis.size] * axis.size)
+    return _issue("all_to_all", axis, x, output, call, output_splits, input_splits, compare=input_splits is None)
 
 
 def broadcast_start(x: torch.Tensor, axis: Axis, src: int = 0) -> Pending:
@@ -158,7 +151,7 @@ def broadcast_start(x: torch.Tensor, axis: Axis, src: int = 0) -> Pending:
     if axis.size == 1:
         return Pending(x)
 
-    def call() -> gloo.Started:
-        return [dist.broadcast(x, src=axis.ranks[src], group=axis.group, async_op=True)], None
+    def call(**k: Any) -> Any:
+        return dist.broadcast(x, src=axis.ranks[src], group=axis.group, **k)
 
     return _issue("broadcast", axis, x, x, call)

@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from minimegatron import trace
-from minimegatron.comm import calls, gloo
+from minimegatron.comm import calls
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.pending import carried
 
 SHIFT = "ring_shift"
 
@@ -38,15 +39,22 @@ class Shift:
         self._received = torch.empty_like(x)
         self._axis = axis
         self._start = time.monotonic()
+        to, source = axis.ranks[(axis.rank + 1) % axis.size], axis.ranks[axis.rank - 1]
         self._then: Callable[[], object] | None = None
-        if dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
+        if started := carried(SHIFT, axis, x, self._received, tag):
+            self._works, self._then = started
+        elif dist.get_backend(axis.group) == "nccl":  # one kernel for both directions, or two ranks wait for each other
             ops = [
-                dist.P2POp(dist.isend, x, axis.ranks[(axis.rank + 1) % axis.size], axis.group),
-                dist.P2POp(dist.irecv, self._received, axis.ranks[axis.rank - 1], axis.group),
+                dist.P2POp(dist.isend, x, to, axis.group),
+                dist.P2POp(dist.irecv, self._received, source, axis.group),
             ]
             self._works = calls.begin(SHIFT, axis, lambda: dist.batch_isend_irecv(ops))
         else:
-            self._works, self._then = gloo.shift(x, self._received, axis, tag)
+            works = [
+                dist.isend(x, to, group=axis.group, tag=tag),
+                dist.irecv(self._received, source, group=axis.group, tag=tag),
+            ]
+            self._works = [work for work in works if work is not None]
 
     def wait(self) -> torch.Tensor:
         """Block until the tensor is here and ours has left (on a GPU: until the current stream may use it)."""

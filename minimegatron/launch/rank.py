@@ -40,7 +40,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import outstanding
+from minimegatron.comm import gloo, outstanding
+from minimegatron.comm.pending import carry_with
 from minimegatron.errors import ConfigError
 from minimegatron.launch import agreement, blame, hardware, launchers, procs
 from minimegatron.launch.agent import AGENT, RUN_DIR
@@ -219,6 +220,8 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
     timeout = outstanding.group_timeout(seconds, backend)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
     outstanding.listen(backend, seconds)
+    if backend == "gloo":
+        carry_with(gloo.start)
 
 
 def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:

@@ -33,7 +33,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from minimegatron.comm import gloo
 from minimegatron.comm.fingerprints import fingerprints
+from minimegatron.comm.pending import carry_with
 from minimegatron.launch import procs
 from minimegatron.launch.clean import CleanState
 from minimegatron.launch.consequence import is_consequence
@@ -186,6 +188,7 @@ def _join_group(job: Job) -> None:
         world_size=job.world,
         timeout=datetime.timedelta(seconds=job.timeout),
     )
+    carry_with(gloo.start)
     dist.barrier()
 
 

@@ -180,7 +180,7 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
         del same_host.os.memfd_create  # type: ignore[attr-defined]
     with cannot, through(ALWAYS):
         total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
-    return gloo.shares_memory(axis, total), len(same_host._slots), float(total[-1])
+    return gloo._shares_memory(axis, total), len(same_host._slots), float(total[-1])
 
 
 @pytest.mark.parametrize("which", ["may not open them", "is elsewhere", "has no memfd"])
@@ -220,7 +220,7 @@ def test_a_forked_process_has_no_slots_of_its_parent() -> None:
 def sender_is_gone(rank: int, world: int) -> str:
     """Rank 1 sends an envelope for a slot of a process that has ended, which is how a death looks between two calls."""
     axis = Axis.world("world")
-    assert gloo.shares_memory(axis, torch.zeros(1))
+    assert gloo._shares_memory(axis, torch.zeros(1))
     if rank == 1:
         slot = same_host._Slot(100)
         slot._head[0] = 2**22 + 1
