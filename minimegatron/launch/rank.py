@@ -207,6 +207,7 @@ def _set_up_device(choice: hardware.Choice, world: int) -> None:
         _listen_on_loopback()
     if choice.gpu is None:
         procs.as_batch_job()
+        procs.keep_memory()
     else:
         torch.cuda.set_device(choice.gpu)
         warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")  # it is this one

@@ -126,6 +126,7 @@ def live(channel: Connection) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
     torch.set_num_threads(1)
     procs.as_batch_job()
+    procs.keep_memory()
     random.seed(0)  # after the fork, where Python has just reseeded it
     numpy.random.seed(0)
     torch.manual_seed(0)

@@ -48,7 +48,36 @@ def test_nothing_of_linux_is_called_elsewhere(elsewhere: None, monkeypatch: pyte
     procs.die_with_parent(9, os.getppid())
     procs.adopt_orphans()
     procs.as_batch_job()
+    procs.keep_memory()
     assert procs.marked("anything") == {} and procs.zombie_status(2**30) is None
     assert _pidfds({0: os.getpid()}) == {}
     assert procs.usable_cores() >= 1 and len(procs.limits()) == 3
     assert "--workers" in preprocess._parser().format_help()
+
+
+STEPS = """
+import resource, sys, torch
+from minimegatron.launch import procs
+if sys.argv[1:]:
+    procs.keep_memory()
+def step():
+    return [torch.ones(1_500_000) for _ in range(6)]
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="another libc")
+def test_memory_that_was_freed_is_used_again_and_not_given_back() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+
+    def faults(*args: str, **more: str) -> int:
+        command = [sys.executable, "-c", STEPS, *args]
+        return int(subprocess.check_output(command, env=environ | more, timeout=120))
+
+    assert faults("keep") < 500, "36 MB are 8,800 pages"
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 50_000, "the user's own setting counts"
