@@ -48,6 +48,7 @@ WAITS = {
     ("comm/pending.py", "wait"): GROUPS_TIMEOUT,
     ("comm/p2p.py", "wait"): "on NCCL, where it blocks no host: `comm.outstanding` keeps the deadline",
     ("comm/ring.py", "wait"): GROUPS_TIMEOUT,
+    ("comm/same_host.py", "wait"): GROUPS_TIMEOUT,
     ("layers/context.py", "wait"): GROUPS_TIMEOUT,
     ("layers/products.py", "wait"): GROUPS_TIMEOUT,
     ("planner/measure.py", "wait"): GROUPS_TIMEOUT,
@@ -71,6 +72,7 @@ READS_ENVIRONMENT = {
     "commands/jupyter.py": "a command: is there a display, is this a container",
     "commands/doctor.py": "whether CUDA_VISIBLE_DEVICES hides the GPUs that nvidia-smi lists",
     "launch/hardware.py": "the same, and what CUDA itself reads before it begins",
+    "launch/procs.py": "whether the user has set how glibc's malloc works",
     **{
         f"launch/{name}.py": LAUNCHER
         for name in ("agent", "blame", "torchrun", "warm_client", "warm_server", "launchers", "rank", "workers")

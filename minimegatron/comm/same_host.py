@@ -57,6 +57,8 @@ class _Slot:
     Attributes:
         number: no other slot on this machine has it.
         memory: the head, then the tensor.
+        readers: of the last message.
+        used: bytes of the largest.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -70,7 +72,7 @@ class _Slot:
         self.marks[_NUMBER] = self.number
         self._head = [os.getpid(), self.fd, self.size, self.number]
         self._envelopes: list[torch.Tensor] = []
-        self.readers = 0
+        self.readers = self.used = 0
 
     def free(self) -> bool:
         """Whether all have read it."""
@@ -79,7 +81,7 @@ class _Slot:
     def fill(self, x: torch.Tensor, readers: int) -> None:
         for reader in range(readers):
             self.marks[reader] = 0
-        self.readers = readers
+        self.readers, self.used = readers, max(self.used, x.nbytes)
         ctypes.memmove(self._tensor, x.data_ptr(), x.nbytes)  # a tensor here would be one that `memory.Tracker` counts
 
     def envelope(self, reader: int) -> torch.Tensor:
@@ -150,8 +152,8 @@ def send(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[A
 
 
 def nbytes() -> int:
-    """Shared memory that this process has for its messages."""
-    return sum(slot.size - HEAD for slot in _slots)
+    """Shared memory that this process's messages have filled."""
+    return sum(slot.used for slot in _slots)
 
 
 def _member(axis: Axis, position: int) -> int:
