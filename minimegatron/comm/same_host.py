@@ -41,8 +41,8 @@ import torch.distributed as dist
 from minimegatron.comm.axis import Axis
 
 MIN_BYTES = 1 << 17  # of a message
-HEAD = 4096  # bytes of a slot before its tensor: a mark for each reader, and last its number
-_NUMBER = HEAD // 8 - 1  # where that is
+HEAD = 4096  # bytes of a slot before its tensor: a mark for each reader, the tensor's bytes, and the slot's number
+_LENGTH, _NUMBER = HEAD // 8 - 2, HEAD // 8 - 1  # where the last two are
 
 _slots: list[_Slot] = []  # of this process
 _seen: dict[int, tuple[int, mmap.mmap]] = {}  # slots of others by number, each with its process
@@ -68,7 +68,7 @@ class _Slot:
         os.ftruncate(self.fd, self.size)
         self.memory = mmap.mmap(self.fd, self.size)
         self._tensor = _address(self.memory) + HEAD
-        self.marks = memoryview(self.memory)[:HEAD].cast("q")
+        self.marks = _words(self.memory)
         self.marks[_NUMBER] = self.number
         self._head = [os.getpid(), self.fd, self.size, self.number]
         self._envelopes: list[torch.Tensor] = []
@@ -82,6 +82,7 @@ class _Slot:
         for reader in range(readers):
             self.marks[reader] = 0
         self.readers, self.used = readers, max(self.used, x.nbytes)
+        self.marks[_LENGTH] = x.nbytes
         ctypes.memmove(self._tensor, x.data_ptr(), x.nbytes)  # a tensor here would be one that `memory.Tracker` counts
 
     def envelope(self, reader: int) -> torch.Tensor:
@@ -120,15 +121,13 @@ class Letter:
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
         """The tensor in the sender's memory, of `like`'s dtype and shape."""
-        assert self._memory is not None, "view() before wait()"
-        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=HEAD)
-        return flat.view(like.shape)
+        memory = self._checked(like)
+        return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=HEAD).view(like.shape)
 
     def copy_to(self, x: torch.Tensor) -> None:
         """Write the tensor into `x` and close."""
-        assert self._memory is not None, "copy_to() before wait()"
         assert x.is_contiguous(), "what travels is one piece of memory"
-        ctypes.memmove(x.data_ptr(), _address(self._memory) + HEAD, x.nbytes)
+        ctypes.memmove(x.data_ptr(), _address(self._checked(x)) + HEAD, x.nbytes)
         self.close()
 
     def close(self) -> None:
@@ -137,15 +136,30 @@ class Letter:
         for _ in range(2):  # a processor may put a write before reads, but not across these
             with _lock:
                 pass
-        memoryview(self._memory)[8 * self._reader : 8 * self._reader + 8].cast("q")[0] = 1
+        _words(self._memory)[self._reader] = 1
+
+    def _checked(self, x: torch.Tensor) -> mmap.mmap:
+        """The slot.
+
+        Raises:
+            RuntimeError: another tensor was sent than this rank expects.
+        """
+        assert self._memory is not None, "wait() comes first"
+        if (nbytes := _words(self._memory)[_LENGTH]) != x.nbytes:
+            raise RuntimeError(
+                f"rank {self._source} sent {nbytes:,} bytes where this rank expects {x.nbytes:,} ({x.dtype}, "
+                f"{tuple(x.shape)}): the ranks are in different calls"
+            )
+        return self._memory
 
 
 def send(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[Any]:
     """Put a contiguous tensor where these ranks of the axis can read it, and tell them; works to wait for."""
-    slot = min((slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()), key=_size, default=None)
-    if slot is None:
-        slot = _Slot(x.nbytes)
-        _slots.append(slot)
+    fit = [slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()]
+    if not fit:
+        fit = [_Slot(x.nbytes)]
+        _slots.extend(fit)
+    slot = min(fit, key=lambda slot: slot.size)
     slot.fill(x, len(to))
     assert axis.group is not None, "an axis of one rank has no letters"
     return [axis.group.send([slot.envelope(k)], _member(axis, rank), tag) for k, rank in enumerate(to)]
@@ -168,7 +182,7 @@ def agreed(axis: Axis) -> bool:
     """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
     if axis.group not in _agreed:
         mine = torch.zeros(6, dtype=torch.int64)
-        if axis.size <= _NUMBER and hasattr(os, "memfd_create") and Path("/proc/self/ns/pid").exists():
+        if axis.size <= _LENGTH and hasattr(os, "memfd_create") and Path("/proc/self/ns/pid").exists():
             if not _slots:
                 _slots.append(_Slot(MIN_BYTES))
             mine = torch.cat([torch.tensor([_machine()]), _slots[0].envelope(0)])
@@ -209,17 +223,18 @@ def _open(pid: int, fd: int, size: int, number: int) -> mmap.mmap:
         raise OSError(str(error)) from error
     finally:
         os.close(opened)
-    if memoryview(memory)[8 * _NUMBER : HEAD].cast("q")[0] != number:
+    if _words(memory)[_NUMBER] != number:
         raise OSError(f"what process {pid} has open as {fd} is not the slot that was meant")
     return memory
 
 
+def _words(memory: mmap.mmap) -> memoryview:
+    """The head of a slot."""
+    return memoryview(memory)[:HEAD].cast("q")
+
+
 def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _size(slot: _Slot) -> int:
-    return slot.size
 
 
 def _forget() -> None:

@@ -116,7 +116,7 @@ def keep_memory() -> None:
     small model's CPU-seconds. The process stays as large as it has been at its fullest moment. Whoever has set an
     environment variable for malloc knows better.
     """
-    chosen = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    chosen = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]
     if sys.platform == "linux" and not chosen:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

@@ -239,6 +239,24 @@ def test_a_sender_that_has_ended_is_a_lost_connection(ranks) -> None:
     assert told.startswith("Connection closed by peer: rank 1")
 
 
+def other_sizes(rank: int, world: int) -> str:
+    axis = Axis.world("world")
+    with through(ALWAYS):
+        pending = c.all_gather_start(torch.zeros(50_000 - 1000 * rank), axis)
+        try:
+            pending.wait()
+        except RuntimeError as error:
+            return str(error)
+    return "it was read"
+
+
+def test_a_tensor_of_another_size_is_refused() -> None:
+    with WarmPool(2) as pool:
+        first, second = pool.run(other_sizes)
+    assert first.startswith("rank 1 sent 196,000 bytes where this rank expects 200,000 (torch.float32, (50000,))")
+    assert second.startswith("rank 0 sent 200,000 bytes where this rank expects 196,000")
+
+
 def dies(rank: int, world: int) -> float:
     axis = Axis.world("world")
     x = torch.ones(50_000)
