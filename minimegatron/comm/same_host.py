@@ -181,11 +181,7 @@ def _member(axis: Axis, position: int) -> int:
 def agreed(axis: Axis) -> bool:
     """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
     if axis.group not in _agreed:
-        mine = torch.zeros(6, dtype=torch.int64)
-        if axis.size <= _LENGTH and hasattr(os, "memfd_create") and Path("/proc/self/ns/pid").exists():
-            if not _slots:
-                _slots.append(_Slot(MIN_BYTES))
-            mine = torch.cat([torch.tensor([_machine()]), _slots[0].envelope(0)])
+        mine = torch.tensor(_offer(axis))
         everyone = [torch.empty_like(mine) for _ in axis.ranks]
         dist.all_gather(everyone, mine, group=axis.group)
         works = torch.tensor([int(all(_readable(*other.tolist()) for other in everyone))])
@@ -194,10 +190,20 @@ def agreed(axis: Axis) -> bool:
     return _agreed[axis.group]
 
 
-def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -> bool:
-    if machine != _machine():
-        return False
+def _offer(axis: Axis) -> list[int]:
+    """This machine, and a slot for the others to open; zeros where there can be none."""
     try:
+        if not _slots and hasattr(os, "memfd_create") and axis.size <= _LENGTH:
+            _slots.append(_Slot(MIN_BYTES))
+        return [_machine(), *_slots[0].envelope(0).tolist()]
+    except (OSError, IndexError):  # not Linux; or it is forbidden here
+        return [0] * 6
+
+
+def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -> bool:
+    try:
+        if machine != _machine():
+            return False
         _open(pid, fd, size, number).close()
     except OSError:
         return False
@@ -205,9 +211,13 @@ def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -
 
 
 def _machine() -> int:
-    """This machine, as long as it runs, and this namespace of process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    return int.from_bytes(hashlib.sha256(f"{boot} {os.readlink('/proc/self/ns/pid')}".encode()).digest()[:7])
+    """This machine, as long as it runs, and this namespace of process numbers.
+
+    Raises:
+        OSError: there is no such thing here.
+    """
+    boot, processes = Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")
+    return int.from_bytes(hashlib.sha256(f"{boot} {processes}".encode()).digest()[:7])
 
 
 def _open(pid: int, fd: int, size: int, number: int) -> mmap.mmap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -168,6 +168,13 @@ def test_any_program_of_collectives_gives_what_it_gives_through_tcp(ranks, progr
         assert torch.equal(x, z) and torch.equal(y, z)
 
 
+@pytest.fixture(scope="module")
+def three() -> Iterator[WarmPool]:
+    """Processes of these tests alone: they have not sent anything, and the last test takes a function of theirs."""
+    with WarmPool(3) as pool:
+        yield pool
+
+
 def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]:
     """A rank that cannot read the others', or is on another machine."""
     axis = Axis.world("world")
@@ -176,6 +183,10 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
         cannot = mock.patch.object(same_host, "_open", side_effect=PermissionError("no"))
     elif rank == 1 and which == "is elsewhere":
         cannot = mock.patch.object(same_host, "_machine", return_value=7)
+    elif rank == 1 and which == "may not make any":
+        cannot = mock.patch.object(same_host.os, "memfd_create", side_effect=PermissionError("no"))
+    elif rank == 1 and which == "has no /proc":
+        cannot = mock.patch.object(same_host.os, "readlink", side_effect=FileNotFoundError("no"))
     elif rank == 1:
         del same_host.os.memfd_create  # type: ignore[attr-defined]
     with cannot, through(ALWAYS):
@@ -183,11 +194,12 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
     return gloo._shares_memory(axis, total), len(same_host._slots), float(total[-1])
 
 
-@pytest.mark.parametrize("which", ["may not open them", "is elsewhere", "has no memfd"])
-def test_where_one_rank_cannot_take_part_all_go_through_tcp(which: str) -> None:
-    with WarmPool(3) as pool:
-        for shared, slots, total in pool.run(without_memory, which):
-            assert (shared, total) == (False, 6.0) and slots <= 1  # that which the others tried to read
+@pytest.mark.parametrize(
+    "which", ["may not open them", "is elsewhere", "may not make any", "has no /proc", "has no memfd"]
+)
+def test_where_one_rank_cannot_take_part_all_go_through_tcp(three: WarmPool, which: str) -> None:
+    for shared, slots, total in three.run(without_memory, which):
+        assert (shared, total) == (False, 6.0) and slots <= 1  # that which the others tried to read
 
 
 def test_only_the_slot_that_was_meant_is_opened() -> None:
@@ -250,9 +262,8 @@ def other_sizes(rank: int, world: int) -> str:
     return "it was read"
 
 
-def test_a_tensor_of_another_size_is_refused() -> None:
-    with WarmPool(2) as pool:
-        first, second = pool.run(other_sizes)
+def test_a_tensor_of_another_size_is_refused(ranks) -> None:
+    first, second = ranks(2, fingerprints=False).run(other_sizes)
     assert first.startswith("rank 1 sent 196,000 bytes where this rank expects 200,000 (torch.float32, (50000,))")
     assert second.startswith("rank 0 sent 200,000 bytes where this rank expects 196,000")
 
