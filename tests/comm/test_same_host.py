@@ -178,6 +178,7 @@ def three() -> Iterator[WarmPool]:
 def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]:
     """A rank that cannot read the others', or is on another machine."""
     axis = Axis.world("world")
+    same_host._forget()  # those of the cases before
     cannot: Any = contextlib.nullcontext()
     if rank == 1 and which == "may not open them":
         cannot = mock.patch.object(same_host, "_open", side_effect=PermissionError("no"))
