@@ -1,4 +1,4 @@
-"""What the learner's objects hold is found in each form that state may take, once, and nothing that was there before."""
+"""What the learner's objects hold is found in each form that state may take, once, and not what was there before."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def a_view(x):
 def test_the_player_counts_what_a_program_keeps(nursery: Nursery, function: str, bytes_kept: int) -> None:
     job = {
         "sources": {"e": HOLDS}, "exercise": "e", "function": function, "drive": None, "world": 0, "members": [],
-        "trials": [{"x": torch.ones(8)}], "strided": [False], "groups": [], "spoil": [], "seconds": 5, "hidden": "/none",
-        "without": [],
+        "trials": [{"x": torch.ones(8)}], "strided": [False], "groups": [], "spoil": [], "seconds": 5,
+        "hidden": "/none", "without": [],
     }  # fmt: skip
     [reply] = nursery.call(play, [job], Limits(seconds=10))
     table = 250 * holdings.NUMBER  # of the module, before the call
