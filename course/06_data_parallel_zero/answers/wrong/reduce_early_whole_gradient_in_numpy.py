@@ -1,4 +1,4 @@
-# told: after the call; room for its shards and one bucket
+# told: bytes after the call
 from functools import partial
 
 import numpy
