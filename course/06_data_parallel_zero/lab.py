@@ -807,7 +807,8 @@ report(found)
 # Your `GradientShards` on two ranks, eight layers of a matrix 512 × 512 and a bucket for each, above a program that waits
 # for each bucket as soon as it has left. Each is the best of five backward passes. Layer 7 goes back first, and b0 is
 # its bucket. The bar of a bucket begins when it leaves and ends with the wait for it: so much time the network may take
-# without holding anything up, whether it needs it or not. Only the last bucket has no layer to hide behind.
+# without holding anything up, whether it needs it or not. Only the last bucket has no layer to hide behind. Between two
+# CPUs the whole pass may take as long either way: moving bytes takes time from the cores that compute.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs reduce_early --name early --timeout 120 --out early
