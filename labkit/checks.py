@@ -182,7 +182,8 @@ def alive_at_most(what: str, nbytes: Callable[[Any], float]) -> Accept:
         bound = nbytes(answer.inputs)
         for rank, one in enumerate(answer.evidence):
             if one.alive > bound:
-                return f"rank {rank} keeps {one.alive} bytes after the call; {what} is {int(bound)}"
+                kept = f"{one.alive} bytes after the call, in tensors, arrays, bytes or lists"
+                return f"rank {rank} keeps {kept}; {what} is {int(bound)}. Let go of the rest"
         return None
 
     return accept

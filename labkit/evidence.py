@@ -18,7 +18,8 @@ Each message to the broker says how many operations the rank had done, so that p
 and waits. In a notebook, over gloo, the recorder (`Witness`) sees the communications as well.
 
 `peak` counts storages that came to be while it ran, and lets go of those that died; what was given to it is not
-counted. `alive` are those that are still there when it has returned, without what it returned.
+counted. `alive` are those that are still there when it has returned, without what it returned; in a check the player
+adds what the learner's objects hold in numpy arrays, bytes and lists of numbers (`holdings`).
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Evidence:
         order: (what, how much) in order: communications with their bytes, `matmul` with the elements of its result
             times the length of the sum, `wait` for a communication that was started before.
         places: for each step of `order`, how many operations of torch the rank had done.
-        alive: bytes of tensors that came to be on the way and are still there, without what was returned.
+        alive: bytes of tensors that came to be on the way and are still there, without what was returned; in a check
+            those of arrays, bytes and numbers that the learner's objects hold, too.
         marks: (text, number in the order of all ranks) of what a drive has marked.
         launches: of kernels, as the judge's own process counted them (`kernel_service`).
         memory: what was moved, as the judge's own process counted it (`hbm`); None without one.
@@ -266,6 +268,10 @@ class OpRecorder(TorchDispatchMode):
 
     def _release(self, address: int) -> None:
         self._held -= self._storages.pop(address, 0)
+
+    def counts(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it came to be on the way, so that `alive` and `peak` know it."""
+        return self._storages.get(storage._cdata, 0) > 0
 
     def alive(self, *returned: Any) -> int:
         """Bytes of tensors that came to be on the way and are still there, without those that were returned."""

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from labkit import channel, closing, cuda, plain, sandbox, transport_group
+from labkit import channel, closing, cuda, holdings, plain, sandbox, transport_group
 from labkit.evidence import OpRecorder
 from labkit.exercises import GIVEN
 from labkit.nursery import Failed
@@ -113,16 +113,26 @@ def _call(
     transport_group.begin(number, [mine[name] for name in job["spoil"]])
     for name in job.get("services", ()):
         channel.mine().ask({"to": name, "do": "trial"})
+    given = holdings.reached([mine])
     with OpRecorder(place) as recorder:
         transport_group.watch(lambda: recorder.ops)
-        value = plain.settled(_drive(exercise, job, {**mine, **groups}))  # iterators run here, where they are seen
-    alive = recorder.alive(value)
+        said = _drive(exercise, job, {**mine, **groups})
+        returned = holdings.reached([said])
+        value = plain.settled(said)  # iterators run here, where they are seen
+        del said
+    alive = recorder.alive(value) + _held(mine, recorder).beyond(given, returned)
     now = digests(mine)
     changed = [name for name in was if now[name] != was[name]]
     return {
         "value": plain.loads(plain.dumps(value)), "changed": changed,
         "evidence": recorder.evidence(alive).to_plain(),
     }  # fmt: skip
+
+
+def _held(inputs: dict[str, Any], recorder: OpRecorder) -> holdings.Holdings:
+    """What the learner's modules and the inputs reach, without tensors that the recorder counts."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("exercises.")]
+    return holdings.reached([*modules, inputs], recorder.counts)
 
 
 def _install(sources: dict[str, str]) -> None:

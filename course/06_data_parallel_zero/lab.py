@@ -443,8 +443,9 @@ check("reduce_early")
 # moves by 0.1 against the sign of its gradient: [0.95 - 0.1, 2 + 0.1] = [0.85, 2.1].
 #
 # **Exercise.** `weights` is the flat buffer; change it in place. `step` gets this rank's part of the summed gradient, and
-# leaves it as it is. State of other ranks' parts must not exist here: the check counts the bytes that stay. (Here and in
-# all exercises with tensors the dtype stays what it is; float64 is tried too.)
+# leaves it as it is. State of other ranks' parts must not exist here: the check counts the bytes that stay, in tensors,
+# numpy arrays, bytes or lists of numbers. (Here and in all exercises with tensors the dtype stays what it is; float64 is
+# tried too.)
 
 # %%
 # %%exercise sharded_adamw
@@ -500,9 +501,10 @@ check("sharded_adamw")
 #                gather 2 | gather 1         | gather 0         |
 #                                            | reduce-scatter 2 | reduce-scatter 1 | reduce-scatter 0
 #
-# While a unit runs, its weights and those of the next one are whole. (The check allows one more, that of the unit before:
-# a program with two fixed buffers writes the next weights over it.) The last unit of the forward pass is the first of the
-# backward pass. Its weights may stay, or be gathered a second time.
+# While a unit runs, the weights of at most two units are whole or on their way: its own, and those of the next one. The
+# weights of the unit before have been let go of. (Two fixed buffers that take turns are as good: the next weights are
+# written over them.) The last unit of the forward pass is the first of the backward pass. Its weights may stay, or be
+# gathered a second time.
 #
 # Autograd would keep each weight for the backward pass, so a real implementation must take the memory away under
 # autograd's hands: FSDP resizes the storage to 0 bytes and back. Here the two passes are functions that you call, and
@@ -800,6 +802,104 @@ report(found)
 # With two microbatches stage 2 sends one more reduce-scatter, and stage 3 sends everything twice. FSDP2 sends what stage 3
 # sends: it is the same algorithm.
 #
+# ### Reduce-scatters beside the backward pass
+#
+# Your `GradientShards` on two ranks, eight layers of a matrix 512 × 512 and a bucket for each, above a program that waits
+# for each bucket as soon as it has left. Each is the best of five backward passes. Layer 7 goes back first, and b0 is
+# its bucket. The bar of a bucket begins when it leaves and ends with the wait for it: so much time the network may take
+# without holding anything up, whether it needs it or not. Only the last bucket has no layer to hide behind. Between two
+# CPUs the whole pass may take as long either way: moving bytes takes time from the cores that compute.
+
+# %% jupyter={"source_hidden": true}
+# %%ranks 2 --needs reduce_early --name early --timeout 120 --out early
+import time
+
+import torch
+import torch.distributed as dist
+from exercises.reduce_early import GradientShards
+
+from labkit.watched import travels
+from minimegatron import trace
+
+LAYERS, WIDTH, ROWS = 8, 512, 1024
+torch.set_num_threads(1)
+x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(99))
+places = [WIDTH * WIDTH * (LAYERS - 1 - i) for i in range(LAYERS)]  # the last layer comes first
+buckets = [[WIDTH * WIDTH * n, WIDTH * WIDTH * (n + 1)] for n in range(LAYERS)]
+
+
+class Layer(torch.autograd.Function):
+    """h @ w, whose backward is on the timeline."""
+
+    @staticmethod
+    def forward(ctx, h, w, name):
+        ctx.save_for_backward(h, w)
+        ctx.name = name
+        return h @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        h, w = ctx.saved_tensors
+        with trace.span(ctx.name, "compute"):
+            return grad @ w.mT, h.mT @ grad, None
+
+
+class AtOnce:
+    """No bucket travels while a layer is computed."""
+
+    def __init__(self, params, places, buckets):
+        self.shards = {}
+        for p, place in zip(params, places):
+            p.register_post_accumulate_grad_hook(lambda p, n=place // (WIDTH * WIDTH): self.arrived(n, p))
+
+    def arrived(self, n, p):
+        self.shards[n] = torch.empty(p.numel() // world)
+        dist.reduce_scatter_tensor(self.shards[n], p.grad.flatten())
+        p.grad = None
+
+    def finish(self):
+        return [self.shards[n] for n in range(LAYERS)]
+
+
+def timed_backward(kind):
+    """([(name, kind, start, end)] of a backward pass, its shards)."""
+    draw = torch.Generator().manual_seed(0)
+    weights = [(torch.randn(WIDTH, WIDTH, generator=draw) / WIDTH**0.5).requires_grad_() for _ in range(LAYERS)]
+    reducer, h = kind(weights, places, buckets), x
+    for i, w in enumerate(weights):
+        h = Layer.apply(h, w, f"layer {i}")
+    dist.barrier()
+    with trace.record(rank) as log, travels(rank, "dp") as messages:
+        h.sum().backward()
+        shards = reducer.finish()
+    sent = sorted(messages, key=lambda e: e.start)
+    layers = [(e.name, e.kind, e.start, e.end) for e in log.events if e.kind == "compute"]
+    return layers + [(f"b{n}", "comm", e.start, e.end) for n, e in enumerate(sent)], shards
+
+
+ways = {"your GradientShards": GradientShards, "waits at once": AtOnce}
+runs = [{name: timed_backward(kind) for name, kind in ways.items()} for _ in range(6)][1:]
+best = {}
+for name in ways:
+    passes = [run[name][0] for run in runs]
+    lasted = torch.tensor([max(end for *_, end in one) - min(start for *_, start, _ in one) for one in passes])
+    dist.all_reduce(lasted, op=dist.ReduceOp.MAX)
+    best[name] = passes[int(lasted.argmin())]
+same = all(torch.allclose(*shards) for shards in zip(*(run[1] for run in runs[0].values())))
+print("both ways give the same shards:", same)
+report(best)
+
+# %%
+# %%needs reduce_early
+from minimegatron.trace import Event
+from minimegatron.viz.timeline import beside, hidden_share
+
+passes = {way: [Event(name, kind, 0, *when) for name, kind, *when in events] for way, events in early[0].items()}
+print("yours hides some of its communication:", hidden_share(passes["your GradientShards"]) > 0)
+print("waiting at once hides nothing:", hidden_share(passes["waits at once"]) == 0)
+display(beside(passes, title="One backward pass of eight layers, rank 0"))
+
+# %% [markdown]
 # ### Gathers beside computation
 #
 # Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, above a program that asks for a unit's weights

@@ -120,11 +120,29 @@ def test_the_timeline_shows_gathers_in_whatever_form_a_right_answer_has_them(cel
     assert gather_timelines(reported[0], axes=("dp",)).axes
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["reduce_early_1", "reduce_early_2", "reduce_early_3"])
+def test_the_timeline_shows_buckets_in_whatever_form_a_right_answer_has_them(cells: Path, name: str) -> None:
+    cell, exercise = cells / "early.py", cells / "exercises" / "reduce_early.py"
+    solution, other = exercise.read_text(), next(one for one in MARKED.answers if one.name == name and one.right)
+    exercise.write_text(other.source)
+    try:
+        reported, printed = run(cells, cell.stem, 2)
+    finally:
+        exercise.write_text(solution)
+    assert "both ways give the same shards: True" in printed
+    for events in reported[0].values():
+        assert [name for name, kind, *_ in events if kind == "comm"] == [f"b{n}" for n in range(8)]
+
+
 PRETENDERS = [
     ("sharded_adamw edit 1", "as much as the moments of all weights"),
     ("sharded_adamw_state_of_all_weights", "as much as the moments of all weights"),
+    ("sharded_adamw_state_in_numpy", "as much as the moments of all weights"),
+    ("sharded_adamw_state_in_bytearrays", "as much as the moments of all weights"),
     ("gather_on_use edit 3", "weights that were let go of"),
     ("gather_on_use edit 4", "still alive"),
+    ("gather_on_use_keeps_the_unit_before", "weights of 3 units are still alive"),
     ("gather_on_use edit 5", "one is enough"),
     ("reduce_early edit 1", "calls all_reduce"),
     ("reduce_early edit 2", "inside backward()"),

@@ -9,7 +9,7 @@ the broker's one order:
 | a unit's weights come before it runs    | values; there is no other way to get them                          |
 | the next unit's travel meanwhile        | started before this unit's number is given, waited for after it    |
 | not all of them at once                 | of later units only the next one's have started                    |
-| weights are let go of                   | when a unit runs, at most one other unit's whole weights are alive |
+| weights are let go of                   | when a unit runs, at most its own and the next one's are alive     |
 | gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
 | and do not pile up                      | when a unit goes back, at most one is still on its way             |
 | no whole model, of weights or gradients | bytes alive at once                                                |
@@ -17,6 +17,7 @@ the broker's one order:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,38 +27,54 @@ from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake
 
 Inputs = list[dict[str, Any]]
-ALIVE = "other units are whole"
+WHOLE = "whole"  # the mark: step, how many, their bytes, bytes of the next unit's if they lie apart
+MOST = 2
 
 
 def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool, group: Any = None) -> Any:
+    import gc
     import weakref
 
     import torch as t
 
-    seen: dict[int, Any] = {}
+    seen: dict[int, Any] = {}  # memory of weights: a weak reference, by address
+    whole_then: dict[int, Any] = {}  # of it what lived when the unit before ran
+    seen_bytes: dict[int, int] = {}
     inputs: dict[int, Any] = {}
     units = len(shards)
 
-    def begins(unit: int, whole: Any, number: int, way: str) -> float:
+    def look() -> dict[int, Any]:
+        return {key: one for key, one in seen.items() if one() is not None}
+
+    def say(step: int, after: Any = None) -> None:
+        """What was whole at a step, and, when the next unit runs, whether its weights lie in other memory."""
+        apart = after is not None and not any(one() is after for one in whole_then.values())
+        nbytes = sum(seen_bytes[key] for key in whole_then), after.nbytes() if apart else 0
+        mark(f"whole {step} {len(whole_then)} {nbytes[0]} {nbytes[1]}")  # type: ignore[name-defined]  # noqa: F821
+
+    def begins(unit: int, whole: Any, step: int) -> float:
         storage = whole.untyped_storage()
-        seen[storage._cdata] = weakref.ref(storage)
-        others = sum(one() is not None for key, one in seen.items() if key != storage._cdata)
-        if others > 1:
-            mark(f"{way} {unit}: {others} other units are whole")  # type: ignore[name-defined]  # noqa: F821
-        return float(late(number))  # type: ignore[name-defined]  # noqa: F821
+        if step:
+            say(step - 1, storage)
+        seen[storage._cdata], seen_bytes[storage._cdata] = weakref.ref(storage), storage.nbytes()
+        if len(look()) > 1:
+            gc.collect()  # what only a cycle holds is not kept by the program
+        whole_then.clear()
+        whole_then.update(look())
+        return float(late(step))  # type: ignore[name-defined]  # noqa: F821
 
     def weight_of(unit: int, whole: Any) -> Any:
         rows, columns = shapes[unit]
         return whole.reshape(-1)[: rows * columns].view(rows, columns)
 
     def forward(unit: int, whole: Any, h: Any) -> Any:
-        factor = begins(unit, whole, unit, "forward")
+        factor = begins(unit, whole, unit)
         z = h @ weight_of(unit, whole)
         inputs[unit] = h, z, factor
         return factor * (z if tiny else z.tanh())
 
     def backward(unit: int, whole: Any, grad: Any) -> Any:
-        turned = begins(unit, whole, 2 * units - 1 - unit, "backward")
+        turned = begins(unit, whole, 2 * units - 1 - unit)
         h, z, factor = inputs.pop(unit)
         dz = turned * factor * grad * (1 if tiny else 1 - z.tanh() ** 2)
         flat = t.zeros_like(whole)
@@ -66,6 +83,7 @@ def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool,
 
     shards = [shard.contiguous() for shard in shards]  # as flat buffers are
     y, grads = exercise.forward_backward(shards, forward, backward, x, lambda out: dy * out, group)
+    say(2 * units - 1)
     return {"y": y, "gradients": grads}
 
 
@@ -124,11 +142,24 @@ def _as_often_as_units_run(answer: Answer) -> str | None:
 
 
 def _let_go(answer: Answer) -> str | None:
-    for rank, one in enumerate(answer.evidence):
-        if said := next((text for text, _ in one.marks if ALIVE in text), None):
-            where, _, many = said.partition(": ")
-            return (f"rank {rank}, {where}: the whole weights of {many.split()[0]} other units are still alive. A "
-                    "unit's weights are let go of when it has run")  # fmt: skip
+    """The memory of a unit that has run may be the next one's: two fixed buffers take turns."""
+    for rank, (one, inputs) in enumerate(zip(answer.evidence, answer.inputs, strict=True)):
+        units, item = len(inputs["shards"]), inputs["x"].itemsize
+        largest = item * max(len(answer.inputs) * shard.numel() for shard in inputs["shards"])
+        gathers, moments = [c for c in one.calls if c.name == "all_gather"], _moments(one)
+        kept = 2 * units - len(gathers)  # 1 where the last unit's weights stay
+        for text, _ in one.marks:
+            if not text.startswith(f"{WHOLE} "):
+                continue
+            at, alive, nbytes, apart = map(int, text.split()[1:])
+            mine = at if at < units else at - kept  # number of the gather of its weights
+            if apart and sum(call.started < moments[at] for call in gathers) > mine + 1:
+                alive, nbytes = alive + 1, nbytes + apart
+            if (many := max(alive, math.ceil(nbytes / largest))) > MOST:
+                unit = f"{'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
+                return (f"rank {rank}, {unit}: the whole weights of {many} units are still alive or on their way; "
+                        f"{MOST} is the limit, its own and the next one's. Let go of a unit's weights when it has run, "
+                        "before you ask for others")  # fmt: skip
     return None
 
 
@@ -170,7 +201,7 @@ def _gradients_leave(answer: Answer) -> str | None:
 
 
 def _a_few_units(ranks: Inputs) -> float:
-    """Weights of two units and of one on its way, gradients of two, products; and the shards of all gradients."""
+    """Weights of two units, gradients of two, products, and room; and the shards of all gradients."""
     item, r = ranks[0]["x"].itemsize, ranks[0]
     unit = max(len(ranks) * shard.numel() for shard in r["shards"])
     return float(item * (8.5 * unit + sum(shard.numel() for shard in r["shards"])))

@@ -119,13 +119,14 @@ def _one_gather_a_step(answer: Answer) -> str | None:
 
 
 def _own_state(answer: Answer) -> str | None:
-    """Two moments, a shard each; room for a program that keeps a copy of its shard."""
+    """Two moments, a shard each, in whatever form; room for a program that keeps a copy of its shard."""
     part = int(_bytes(answer.inputs)) // len(answer.inputs)
     for rank, one in enumerate(answer.evidence):
         if one.alive > 3.5 * part:
             every = ", as much as the moments of all weights" if one.alive >= 2 * _bytes(answer.inputs) else ""
-            return (f"rank {rank} keeps {one.alive} bytes{every}. Its part of the weights has {part}, its two moments "
-                    f"{2 * part}; a copy of the part may lie beside them")  # fmt: skip
+            return (f"rank {rank} keeps {one.alive} bytes{every}, in tensors, arrays, bytes or lists. Its part of the "
+                    f"weights has {part}, its two moments {2 * part}; a copy of the part may lie beside "
+                    "them")  # fmt: skip
     return None
 
 
