@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.transport_log import Entry
 from minimegatron import trace
+from minimegatron.comm import same_host
 
 # The names of c10d's operators, as users of torch.distributed know them.
 _NAMES = {
@@ -235,6 +236,8 @@ class OpRecorder(TorchDispatchMode):
         elif talk and len(self.calls) < _MAX_CALLS:
             nbytes = max([_nbytes(arg) for arg in args] + [_nbytes(result) if namespace != "c10d" else 0])
             peer = args[2] if name in ("send", "recv_") else -1
+            if name == "send":  # an envelope stands for what it announces
+                nbytes = same_host.bytes_of(args[0][0])
             self.calls.append(Call(_NAMES.get(name, name), nbytes, peer, self.ops))
             self._note(_NAMES.get(name, name), nbytes)
         if not talk:

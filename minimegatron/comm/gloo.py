@@ -115,8 +115,13 @@ def _all_to_all(
     sent, received = x.split(sizes or even), output.split(places or even)
     received[axis.rank].copy_(sent[axis.rank])
     before, after = _others(axis)
-    letters = {source: Letter(axis, source) for source in before if received[source].numel()}
-    works = [work for to in after if sent[to].numel() for work in same_host.send(sent[to], axis, [to])]
+    letters = {source: Letter(axis, source) for source in before if received[source].nbytes >= same_host.MIN_BYTES}
+    works = [_receive(received[i], axis, i) for i in before if i not in letters and received[i].numel()]
+    for to in after:
+        if sent[to].nbytes >= same_host.MIN_BYTES:
+            works += same_host.send(sent[to], axis, [to])
+        elif sent[to].numel():
+            works.append(_send(sent[to], axis, to))
     return [*letters.values(), *works], lambda: _put(letters.values(), [received[source] for source in letters])
 
 

@@ -165,6 +165,12 @@ def send(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[A
     return [axis.group.send([slot.envelope(k)], _member(axis, rank), tag) for k, rank in enumerate(to)]
 
 
+def bytes_of(message: torch.Tensor) -> int:
+    """Bytes that travel with a message of gloo's: its own, or of an envelope those of the tensor."""
+    slot = next((slot for slot in _slots if any(message is envelope for envelope in slot._envelopes)), None)
+    return slot.marks[_LENGTH] if slot is not None else message.nbytes
+
+
 def nbytes() -> int:
     """Shared memory that this process's messages have filled."""
     return sum(slot.used for slot in _slots)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.evidence import Witness
 from minimegatron.comm import collectives as c
 from minimegatron.comm import gloo, same_host
 from minimegatron.comm.axis import Axis
@@ -250,6 +251,20 @@ def sender_is_gone(rank: int, world: int) -> str:
 def test_a_sender_that_has_ended_is_a_lost_connection(ranks) -> None:
     told = ranks(2).run(sender_is_gone)[0]
     assert told.startswith("Connection closed by peer: rank 1")
+
+
+def witnessed(rank: int, world: int) -> int:
+    axis = Axis.world("world")
+    x = torch.zeros(60_000)
+    with through(ALWAYS), Witness(rank) as witness:
+        for name in ("all_gather", "reduce_scatter", "all_to_all"):
+            start(name, x, axis).wait()
+    assert same_host.bytes_of(x) == x.nbytes
+    return witness.evidence().nbytes("send")
+
+
+def test_who_counts_messages_counts_the_tensors_and_not_the_envelopes(ranks) -> None:
+    assert ranks(3, fingerprints=False).run(witnessed) == [240_000 * 2 + 160_000 + 160_000] * 3
 
 
 def other_sizes(rank: int, world: int) -> str:
