@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from minimegatron.comm.axis import Axis
 
@@ -187,12 +188,13 @@ def _member(axis: Axis, position: int) -> int:
 def agreed(axis: Axis) -> bool:
     """Whether all ranks of the axis can read each other's slots: they try it, together, when it is first asked."""
     if axis.group not in _agreed:
-        mine = torch.tensor(_offer(axis))
-        everyone = [torch.empty_like(mine) for _ in axis.ranks]
-        dist.all_gather(everyone, mine, group=axis.group)
-        works = torch.tensor([int(all(_readable(*other.tolist()) for other in everyone))])
-        dist.all_reduce(works, dist.ReduceOp.MIN, group=axis.group)
-        _agreed[axis.group] = bool(works)
+        with _disable_current_modes():  # as connecting is: nothing that somebody who counts messages has asked for
+            mine = torch.tensor(_offer(axis))
+            everyone = [torch.empty_like(mine) for _ in axis.ranks]
+            dist.all_gather(everyone, mine, group=axis.group)
+            works = torch.tensor([int(all(_readable(*other.tolist()) for other in everyone))])
+            dist.all_reduce(works, dist.ReduceOp.MIN, group=axis.group)
+            _agreed[axis.group] = bool(works)
     return _agreed[axis.group]
 
 
