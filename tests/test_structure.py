@@ -35,7 +35,7 @@ CLOSURES = {
 }
 # Lines of Python that minimegatron may have when all of it is built; docs/architecture.md says which package how many.
 # The drawings of the labs, `viz`, which no other package imports, have a budget of their own beside it.
-FINISHED, DRAWINGS = 36_080, 4_500
+FINISHED, DRAWINGS = 36_110, 4_500
 
 
 def modules() -> dict[str, Path]:
