@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.train            all comparisons, a few minutes
     OMP_NUM_THREADS=1 python -m benchmarks.train --smoke    the same code on tiny sizes, seconds
+    ... --only "dp2 zero3" --against apart                  against two processes that send nothing
 
 | comparison | A                                | B                                     | reported            |
 |------------|----------------------------------|---------------------------------------|---------------------|
@@ -13,8 +14,8 @@ Every contender trains the same model on the same number of tokens in fp32: forw
 cost is CPU-seconds of whole steps after a warm-up step (`benchmarks/paired.py`). A step has 16 samples of 256 tokens in
 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
 
-`apart` sends nothing: what it loses is two processes sharing caches and memory, and one more optimizer step. No layout
-of two replicas can be expected above it. ZeRO-2 and -3 communicate once a microbatch: `--micro-batch 8` is the same
+`apart` sends nothing: what it loses is two processes sharing caches, memory and maybe one physical core, and one more
+optimizer step. `--against apart` says what a layout of two replicas costs beyond that. ZeRO-2 and -3 communicate once a microbatch: `--micro-batch 8` is the same
 batch in two microbatches, one on each replica.
 """
 
@@ -50,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def compare(name: str, work: Workload, pairs: int, warmups: int) -> str:
+def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = False) -> str:
     """Run one comparison; a line for `RECORDS.md`."""
     if name == "hf":
         ours, theirs = our_step(work, Mesh.serial()), hugging_face_step(work)
@@ -58,14 +59,15 @@ def compare(name: str, work: Workload, pairs: int, warmups: int) -> str:
         what = "tokens per CPU-second against the Hugging Face loop"
     else:
         layout = LAYOUTS[name]
-        with WarmPool(2) as two, WarmPool(1) as one:
+        baseline = None if apart else {}
+        with WarmPool(2) as two, WarmPool(2 if apart else 1) as other:
             ratio = paired(
                 lambda: sum(two.run(on_rank, work, layout, timeout=300)),
-                lambda: sum(one.run(on_rank, work, {}, timeout=300)),
+                lambda: sum(other.run(on_rank, work, baseline, timeout=300)),
                 pairs,
                 warmups,
             )
-        what = f"{name}: efficiency against one process"
+        what = f"{name}: efficiency against {'two processes that send nothing' if apart else 'one process'}"
     per_second = work.batch * work.seq_length * work.steps
     return f"{what}: {ratio}; {per_second / ratio.a:.0f} against {per_second / ratio.b:.0f} tokens per CPU-second"
 
@@ -74,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--only", nargs="*", choices=["hf", *LAYOUTS], default=["hf", *LAYOUTS])
+    parser.add_argument("--against", choices=["one", "apart"], default="one", help="apart: two that send nothing")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--micro-batch", type=int, help="samples of a forward pass, 2 if not given")
     args = parser.parse_args()
@@ -90,7 +93,7 @@ def main() -> None:
     )
     for name in args.only:
         of = LONG if name.startswith("cp") and not args.smoke else work
-        print(compare(name, of, pairs, warmups), flush=True)
+        print(compare(name, of, pairs, warmups, args.against == "apart"), flush=True)
 
 
 if __name__ == "__main__":
