@@ -6,8 +6,8 @@ taken one after the other compare the neighbours and not the programs.
 Runs alternate as A B B A: a slow drift of the machine hits both alike. CPU-seconds (`time.process_time`, summed over
 ranks) do not count the time in which somebody else had the core. What is reported is the median of the per-pair ratios
 and their quartiles: if the quartiles lie on both sides of 1, nothing has been shown. Beside it stands the ratio of the
-cheapest runs: a neighbour on the same physical core makes two processes dearer and one not, for minutes, and then half of
-all pairs compare the neighbour after all.
+cheapest runs: a virtual machine whose cores come to share a physical one makes two processes dearer and one not, for
+minutes.
 """
 
 from __future__ import annotations

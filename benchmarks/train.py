@@ -15,8 +15,8 @@ cost is CPU-seconds of whole steps after a warm-up step (`benchmarks/paired.py`)
 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
 
 `apart` sends nothing: what it loses is two processes sharing caches, memory and maybe one physical core, and one more
-optimizer step. `--against apart` says what a layout of two replicas costs beyond that. ZeRO-2 and -3 communicate once a microbatch: `--micro-batch 8` is the same
-batch in two microbatches, one on each replica.
+optimizer step. `--against apart` says what a layout of two replicas costs beyond that. ZeRO-2 and -3 communicate once a
+microbatch: `--micro-batch 8` is the same batch in two microbatches, one on each replica.
 """
 
 from __future__ import annotations
