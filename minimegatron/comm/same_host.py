@@ -1,7 +1,7 @@
 """Messages between ranks of one machine through memory that they share.
 
 The problem in a sentence: gloo sends a tensor to a process of the same machine through TCP, which costs the two of them
-eight times as much processor time as one copy into memory that both have mapped and one out of it.
+three times as much processor time as one copy into memory that both have mapped and one out of it.
 
     sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- gloo -->
     receiver    -- gloo --> envelope                 read the slot where it lies, then mark it as read
@@ -10,8 +10,8 @@ Nothing is waited for but gloo's envelope. So the order of messages, a deadline 
 they are without this file. A sender never waits for a reader: a slot that has not been marked by all of its readers is
 left alone and another one taken, as many as there are messages under way. A slot is a `memfd`: it has no name in a file
 system, is not limited by the size of `/dev/shm`, and ends with its sender, however that ends. It is kept for the next
-message. These bytes are the network's own, as NCCL's buffers on a GPU are: no tensor of the program, and in no table of
-memory by name (`nbytes` says how many there are).
+message. These bytes are the network's own, as NCCL's buffers on a GPU are: no tensor of the program, and a row of their
+own in the table of memory by name (`nbytes`).
 
 | a message                                       | how it travels                                          |
 |-------------------------------------------------|---------------------------------------------------------|
