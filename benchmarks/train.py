@@ -11,8 +11,8 @@
 | `apart`    | two processes, half of them each | one process, the same tokens          | efficiency, B / A   |
 
 Every contender trains the same model on the same number of tokens in fp32: forward, backward, clip to 1, AdamW. The
-cost is CPU-seconds of whole steps after two warm-up steps (`benchmarks/paired.py`). A step has 16 samples of 256 tokens in
-8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
+cost is CPU-seconds of whole steps after two warm-up steps (`benchmarks/paired.py`). A step has 16 samples of 256 tokens
+in 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
 
 `apart` sends nothing: what it loses is two processes sharing caches, memory and maybe one physical core, and one more
 optimizer step. `--against apart` says what a layout of two replicas costs beyond that. ZeRO-2 and -3 communicate once a

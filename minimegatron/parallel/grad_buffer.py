@@ -141,11 +141,16 @@ class Sharded(Replicated):
 
 
 class Fleeting(Bucket):
-    """Only the shard lasts; the bucket exists from its first gradient of a pass to the end of its message."""
+    """Only the shard lasts; the bucket exists from its first gradient of a pass to the end of its message.
+
+    Attributes:
+        empty: nothing has come since `GradBuffer.zero`, so the first sum is written to the shard and not added to it.
+    """
 
     def __init__(self, shard: torch.Tensor, *where: object) -> None:
         super().__init__(*where)  # type: ignore[arg-type]
         self._owned = shard
+        self.empty = True
         self.data: torch.Tensor | None = None
         self._written: dict[str, Span] = {}
 
@@ -172,11 +177,14 @@ class Fleeting(Bucket):
         data = self._opened()
         for gap in gaps(self._written.values(), self.span):
             data[gap.shifted(-self.span.start).slice].zero_()
-        return reduce_scatter_start(data, self.axis, data[self.shard.slice])
+        return reduce_scatter_start(data, self.axis, self._owned if self.empty else data[self.shard.slice])
 
     def _end(self, result: torch.Tensor) -> None:
-        self._owned += result
-        self.data, self._written = None, {}
+        if not self.empty:
+            self._owned += result
+        elif result is not self._owned:  # an axis of one rank
+            self._owned.copy_(result)
+        self.data, self._written, self.empty = None, {}, False
 
 
 class GradBuffer:
@@ -258,6 +266,9 @@ class GradBuffer:
             )
         self._flush()
         if self.fleeting:
+            for bucket in self.buckets:
+                if isinstance(bucket, Fleeting) and bucket.empty:  # no pass had gradients of it
+                    bucket.owned.zero_()
             all_reduce(self.data, self.instances)
         self._turn = [] if self.fleeting else list(self.buckets)
 
@@ -281,7 +292,11 @@ class GradBuffer:
 
     def zero(self) -> None:
         """Forget every gradient; for the start of a step."""
-        self.data.zero_()
+        if not self.fleeting:
+            self.data.zero_()
+        for bucket in self.buckets:
+            if isinstance(bucket, Fleeting):
+                bucket.empty = True
 
     def divide(self, divisor: torch.Tensor) -> None:
         """Divide what this rank owns."""
