@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minimegatron.comm import same_host
 from minimegatron.commands import memory
 from minimegatron.errors import ConfigError
 from minimegatron.memory import Tracker
@@ -55,6 +56,16 @@ def test_every_nth_step_has_a_table_whose_rows_agree() -> None:
         assert told[:3] == found[:3], "parameters, gradients and moments, exactly"
         assert told[-2] == found[-2] and found[-1] == pytest.approx(told[-1], rel=0.03)
         assert re.search(r"(forward|backward).*: aten\.", counted), "the moment has a name"
+
+
+def test_shared_memory_of_messages_has_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_host, "nbytes", lambda: 3 * 2**20)
+    run, said = trainer("--train-iters 1 --micro-batch-size 2 --log-memory-interval 1"), list[str]()
+    run.metrics.say = said.append  # type: ignore[method-assign]
+    run.train()
+    rows = next(text for text in said if text.startswith("memory of step")).splitlines()
+    assert rows[-1].startswith("messages") and rows[-1].endswith("shared memory, in no tensor")
+    assert numbers(rows[-1])[-2] == 3.0, "between steps"
 
 
 def test_a_step_that_is_not_watched_is_left_alone() -> None:
