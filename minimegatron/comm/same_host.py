@@ -149,7 +149,9 @@ class Letter:
         if (nbytes := _words(self._memory)[_LENGTH]) != x.nbytes:
             raise RuntimeError(
                 f"rank {self._source} sent {nbytes:,} bytes where this rank expects {x.nbytes:,} ({x.dtype}, "
-                f"{tuple(x.shape)}): the ranks are in different calls"
+                f"{tuple(x.shape)}): the ranks are in different calls\n"
+                "fix: make the same calls with the same sizes on every rank of the group; fingerprints name the first "
+                "that differs (minimegatron.comm.fingerprints)"
             )
         return self._memory
 
