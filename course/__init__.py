@@ -24,12 +24,19 @@ CLOSED = (
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Called by IPython at `%load_ext course`: a notebook's magics, once a kernel, which find labs here."""
+    """Called by IPython at `%load_ext course`: a notebook's magics, once a kernel, which find labs here.
+
+    The kernel computes with one thread, as each of its ranks does. Where something else runs, small products on several
+    threads wait for each other longer than they compute: a cell of 19 s took 9 minutes.
+    """
     gc.disable()  # it would take a fifth of the time that torch and all the rest need, and find nothing
     try:
+        import torch
+
         from labkit.magics import LabMagics
     finally:
         gc.enable()
 
+    torch.set_num_threads(1)
     if LabMagics.__name__ not in shell.magics_manager.registry:
         shell.register_magics(LabMagics(shell, __name__))

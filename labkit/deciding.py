@@ -9,8 +9,9 @@ that is wrong is the case's note. It is looked at in this order: is there an ans
 what the reference gives, do the judges (`accept`) agree.
 
 What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
-that is wrong, without numbers; the mistake, where the answer is what one of the exercise's mistakes gives. Two
-mistakes may give the same on small inputs: of those that fit the first wrong case, told is the one that fits most.
+that is wrong, without numbers; the mistake, where *every* wrong answer is what one of the exercise's mistakes gives. On
+small inputs two mistakes give the same number by chance, so one wrong answer that a mistake does not give rules it out
+(`Suspects`).
 """
 
 from __future__ import annotations
@@ -67,32 +68,31 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
         other = [name for name in todo if name != asked.name]
         note = f"it waits for exercise {other[0]}" if other else ""
         return {"verdict": Verdict(asked.name, "todo", asked.points, note=note).to_plain(), "again": {}}
-    rows, known, again = list[Row](), list[tuple[str, ...]](), dict[int, Trial]()
+    rows, suspects, again = list[Row](), Suspects(asked), dict[int, Trial]()
     only_settings = True  # as far as it is seen, nothing is wrong where nothing is special
     answered = False  # with something wrong: beside an error the idea waits for the second failure
     for index, (case, of_case, tried) in enumerate(zip(asked.cases, drawn, outcomes, strict=True)):
-        wrong, said, trial = _first_wrong(asked, case, of_case, tried)
-        answered = answered or bool(wrong) and said is not None
-        if wrong and said is None:
+        wrong, how, trial = _first_wrong(asked, case, of_case, tried, suspects)
+        answered = answered or how in (VALUE, REFUSED)
+        if wrong and how is None:
             first = all(not row.note for row in rows)
             words = {**asked.errors, **(case.errors if first else {})}
-            said = next(((mistake,) for text, mistake in words.items() if text in wrong), None)
+            suspects.named(next((mistake for text, mistake in words.items() if text in wrong), ""))
         if wrong and trial and trial.setting != PLAIN:
             again[index] = place(asked, trial.given, PLAIN, "")
             plain = job.get("again", {}).get(index)
-            if plain and _wrong(asked, case, again[index], plain)[0] is None:
+            if plain and _wrong(asked, case, again[index], plain, Suspects(asked))[0] is None:
                 wrong = f"{trial.setting.said}: {wrong}"
         elif wrong and trial:
             only_settings = False
         rows.append(Row(case.what, 0 if wrong else case.points, case.points, wrong or ""))
-        known.append(said or ())
     passed = all(not row.note for row in rows)
     notes = {row.note for row in rows}
     everywhere = rows[0].note if len(notes) == 1 and "error" in outcomes[0][-1] else ""
     if passed:
         verdict = Verdict(asked.name, "passed", asked.points, tuple(rows))
     else:
-        texts = everywhere, explains_most(known), asked.idea, asked.hint
+        texts = everywhere, suspects.told(), asked.idea, asked.hint
         verdict = Verdict(asked.name, "wrong", asked.points, tuple(rows), *texts, answered=answered)
     asks = only_settings and "again" not in job
     return {
@@ -101,31 +101,69 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
     }
 
 
-def explains_most(known: Sequence[tuple[str, ...]]) -> str:
-    """Of the mistakes that the first case with any knows, the one that most cases know; of equals the first."""
-    first = next(filter(None, known), ())
-    return max(first, key=lambda hint: sum(hint in of_case for of_case in known), default="")
+class Suspects:
+    """The mistakes of an exercise that give what the learner's answers are, in every wrong trial that was looked at.
+
+    A mistake is known by its hint; several ways of making it may share one. Where none of them can say what it gives
+    (`NotImplemented`), the trial counts for nothing.
+    """
+
+    def __init__(self, asked: Exercise) -> None:
+        self._ways = dict[str, list[Mistake]]()
+        for mistake in asked.mistakes:
+            self._ways.setdefault(mistake.hint, []).append(mistake)
+        self._fits = dict[str, int]()
+
+    def __bool__(self) -> bool:
+        return bool(self._ways)
+
+    def named(self, hint: str) -> None:
+        """The words of an error have named this mistake."""
+        if hint:
+            self._fits[hint] = self._fits.get(hint, 0) + 1
+
+    def seen(self, gives_it: Callable[[Mistake], bool | None]) -> None:
+        """A wrong trial: `gives_it` says whether a mistake gives the learner's answer; None: it does not apply."""
+        for hint, ways in list(self._ways.items()):
+            found = {gives_it(way) for way in ways}
+            if True in found:
+                self.named(hint)
+            elif False in found:
+                del self._ways[hint]
+                self._fits.pop(hint, None)
+
+    def told(self) -> str:
+        """The mistake that most trials show; of equals the one that was seen first. "" where none is left."""
+        return max(self._fits, key=lambda hint: self._fits[hint], default="")
+
+
+# How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
+VALUE = "it is not what the reference gives"
+REFUSED = "its value is right, and a judge refuses it"
 
 
 def _first_wrong(
-    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]]
-) -> tuple[str | None, tuple[str, ...] | None, Trial | None]:
-    """(what is wrong in the first trial that is, what `_wrong` says beside it, that trial or None: not tried)."""
+    asked: Exercise, case: Case, drawn: list[Trial], tried: list[dict[str, Any]], suspects: Suspects
+) -> tuple[str | None, str | None, Trial | None]:
+    """(what is wrong in the first trial that is, how, that trial or None: not tried); the suspects see all trials."""
+    first: tuple[str | None, str | None, Trial | None] | None = None
     for trial, outcome in zip(drawn, tried, strict=False):
-        wrong, said = _wrong(asked, case, trial, outcome)
-        if wrong and said is not None and not case.hidden and len(drawn) > 1:
-            wrong = f"{_with(trial.given)}{wrong}"
-        if wrong:
-            return wrong, said, None if outcome.get("error") == NOT_TRIED else trial
-    if len(tried) < len(drawn):
+        if first and not suspects:
+            break
+        wrong, how = _wrong(asked, case, trial, outcome, suspects)
+        if wrong and first is None:
+            if how is not None and not case.hidden and len(drawn) > 1:
+                wrong = f"{_with(trial.given)}{wrong}"
+            first = wrong, how, None if outcome.get("error") == NOT_TRIED else trial
+    if first is None and len(tried) < len(drawn):
         return "what it sent cannot be read", None, None
-    return None, None, None
+    return first or (None, None, None)
 
 
 def _wrong(
-    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any]
-) -> tuple[str | None, tuple[str, ...] | None]:
-    """(what is wrong or None; the mistakes that give the same, None where an idea would say nothing)."""
+    asked: Exercise, case: Case, trial: Trial, outcome: dict[str, Any], suspects: Suspects
+) -> tuple[str | None, str | None]:
+    """(what is wrong or None, how); the suspects see it."""
     if "todo" in outcome:
         return "not done yet", None
     if "error" in outcome:
@@ -145,6 +183,8 @@ def _wrong(
     def apart(function: Any, hidden: bool) -> str | None:
         inputs = trial.inputs  # anew each time: the code that gets them may change them
         want = function(inputs) if isinstance(inputs, list) else function(**inputs)
+        if want is NotImplemented:
+            raise NotImplementedError
         pairs = zip(value, want, strict=True) if on_ranks else [(value, want)]
         for rank, (one, other) in enumerate(pairs):
             try:
@@ -155,28 +195,31 @@ def _wrong(
                 return f"rank {rank}: {phrase}" if on_ranks else phrase
         return None
 
-    def made(mistake: Mistake) -> bool:
+    def gives_it(mistake: Mistake) -> bool | None:
         try:
             return apart(mistake.answer, hidden=False) is None
+        except NotImplementedError:
+            return None
         except RuntimeError:
             if trial.setting.double:  # a mistake need not compute in float64
-                return False
+                return None
             raise
 
-    reference = case.reference or asked.reference
-    phrase = apart(reference, case.hidden) if reference else None
-    known = tuple(mistake.hint for mistake in asked.mistakes if made(mistake)) if phrase else ()
     if changed:
-        return f"it changes its input `{min(changed)}`: compute on a copy", known or None
-    if phrase:
-        return phrase, known
+        return f"it changes its input `{min(changed)}`: compute on a copy", None
+    reference = case.reference or asked.reference
+    if reference and (phrase := apart(reference, case.hidden)):
+        suspects.seen(gives_it)
+        return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
         try:
             sentence = accept(Answer(value, trial.inputs, evidence))
         except Exception as error:  # an answer of a form that the judge did not expect is a wrong answer
             sentence = f"the answer has not the form that was asked for ({type(error).__name__})"
         if sentence:
-            return sentence, () if _compares(asked) else tuple(m.hint for m in asked.mistakes if made(m))
+            if not _compares(asked):  # else the answer is right in value, and no mistake
+                suspects.seen(gives_it)
+            return sentence, REFUSED
     return None, None
 
 

@@ -173,5 +173,7 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
     if isinstance(error, cuda.LaunchError):
         line = error.line or line  # of the CUDA statement
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
+    if type(error) is NameError:  # the notebook may have the name
+        first += ": the cell of an exercise sees only what it imports or defines itself"
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
             "line": line, "peer": is_consequence(error)}  # fmt: skip

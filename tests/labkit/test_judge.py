@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from labkit.deciding import explains_most
-from labkit.exercises import load_lab
+from labkit.deciding import Suspects
+from labkit.exercises import Case, Exercise, Mistake, load_lab
 from labkit.fresh import Nursery
 from labkit.judge import CourseError, judge
 from labkit.verdict import Verdict
@@ -139,18 +139,43 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
 
 
-@pytest.mark.parametrize(
-    ("known", "told"),
-    [
-        ([], ""),
-        ([(), ()], ""),
-        ([("a", "b"), ("b",)], "b"),  # both give the same on the small example; only one on the large one
-        ([("a", "b"), ()], "a"),
-        ([(), ("a", "b"), ("c",), ("c",)], "a"),  # the first wrong case that knows any leads
-    ],
-)
-def test_of_two_mistakes_that_look_alike_the_one_that_explains_more_is_told(known, told):
-    assert explains_most(known) == told
+def test_a_mistake_is_told_only_where_every_wrong_trial_gives_it() -> None:
+    # hint -> trial -> whether the mistake gives the learner's answer there; None: it does not apply
+    ways = {"a": {1: True, 2: True}, "b": {1: True, 2: False}, "c": {1: False, 2: True}, "d": {1: True, 2: None}}
+    asked = Exercise("f", [Case("one", {})], lambda: 0, mistakes=[Mistake(lambda: 0, hint) for hint in ways])
+
+    def told(*trials: int) -> str:
+        suspects = Suspects(asked)
+        for trial in trials:
+            suspects.seen(lambda mistake, trial=trial: ways[mistake.hint].get(trial, False))  # type: ignore[misc]
+        return suspects.told()
+
+    assert told() == ""
+    assert told(1) == "a" and told(2) == "a" and told(1, 2) == "a"
+    assert told(1, 2, 3) == "", "the third trial is wrong in another way"
+    ways["a"][2] = False
+    assert told(1, 2) == "d", "b fits the first alone, c the second alone; d says nothing of the second"
+    ways["d"][2] = False
+    assert told(1, 2) == ""
+
+
+def test_two_ways_of_one_mistake_share_its_hint() -> None:
+    ways = [Mistake(lambda: 0, "a"), Mistake(lambda: 1, "a"), Mistake(lambda: 2, "b")]
+    suspects = Suspects(Exercise("f", [Case("one", {})], lambda: 0, mistakes=ways))
+    suspects.seen(lambda mistake: mistake is ways[0])
+    suspects.seen(lambda mistake: mistake is ways[1])
+    assert suspects.told() == "a"
+    suspects.seen(lambda mistake: False)
+    assert suspects.told() == "" and not suspects
+    suspects.named("words of an error")
+    assert suspects.told() == "words of an error"
+
+
+def test_a_mistake_that_fits_the_small_case_by_chance_is_not_told(nursery: Nursery) -> None:
+    """(4, 8): 3/8 is idle over busy time. For other sizes a constant is not."""
+    verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 3 / 8")
+    assert notes(verdict)[0] == "got 0.375, expected 0.272727"
+    assert (verdict.points, verdict.mistake) == (0, "")
 
 
 def test_an_error_may_name_its_mistake(nursery: Nursery) -> None:
@@ -193,7 +218,11 @@ def test_hidden_inputs_are_new_each_time_unless_seeded(nursery: Nursery) -> None
         ("def bubble(p, m):\n    return p +", "SyntaxError"),
         ("def buble(p, m):\n    return 1", "AttributeError: module 'exercises.bubble' has no attribute 'bubble'"),
         ("def bubble(p):\n    return 1", "TypeError"),
-        ("def bubble(p, m):\n    return torch.ones(1)", "NameError: name 'torch' is not defined (line 2: return torch"),
+        (
+            "def bubble(p, m):\n    return torch.ones(1)",
+            "NameError: name 'torch' is not defined: the cell of an exercise sees only what it "
+            "imports or defines itself (line 2: return torch",
+        ),
         ("def bubble(p, m):\n    return {1, 2}", "DataError: answer is a set, which a check cannot read"),
         ("def bubble(p, m):\n    import sys; sys.exit(0)", "SystemExit: 0"),
         ("def bubble(p, m):\n    while True:\n        p += 1", "no answer within 2 s; stuck at line"),

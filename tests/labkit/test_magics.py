@@ -24,6 +24,7 @@ rank, world = init()
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with Kernel(tmp_path_factory.mktemp("notebook")) as running:
+        running.run("import torch; torch.set_num_threads(2)")
         assert running.run(OPEN) == ("lab 00_mini: 0 of 12 points; next: bubble", "")
         yield running
 
@@ -33,6 +34,10 @@ def wait_until(done: object, what: str, seconds: float = 20.0) -> None:
     while not done():  # type: ignore[operator]
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def test_the_kernel_computes_with_one_thread(kernel: Kernel) -> None:
+    assert kernel.run("torch.get_num_threads()").text == "1"
 
 
 # ---------------------------------------------------------------------------------------------------- exercises
