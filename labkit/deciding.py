@@ -9,15 +9,15 @@ that is wrong is the case's note. It is looked at in this order: is there an ans
 what the reference gives, do the judges (`accept`) agree.
 
 What a learner is told of a wrong answer: of a visible case what he got and what was expected; of a hidden case the part
-that is wrong, without numbers; the mistake, where *every* wrong answer is what one of the exercise's mistakes gives. On
-small inputs two mistakes give the same number by chance, so one wrong answer that a mistake does not give rules it out
-(`Suspects`).
+that is wrong, without numbers; the mistake, where most wrong answers are what one of the exercise's mistakes gives: on
+small inputs two mistakes give the same number by chance (`Suspects`).
 """
 
 from __future__ import annotations
 
 import socket
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,39 +102,35 @@ def _decide(asked: Exercise, job: dict[str, Any], drawn: list[list[Trial]]) -> d
 
 
 class Suspects:
-    """The mistakes of an exercise that give what the learner's answers are, in every wrong trial that was looked at.
+    """The mistakes of an exercise that give what the learner's answers are.
 
-    A mistake is known by its hint; several ways of making it may share one. Where none of them can say what it gives
-    (`NotImplemented`), the trial counts for nothing.
+    A mistake that gives the answer of one trial may do so by chance, so told is one that gives the answers of more than
+    half of the wrong trials. Not of all: at the edges (an empty rank, scores in the hundreds) two programs with one
+    mistake differ. A mistake is known by its hint; several ways of making it may share one. Where none of them can say
+    what it gives (`NotImplemented`), the trial counts for nothing.
     """
 
     def __init__(self, asked: Exercise) -> None:
         self._ways = dict[str, list[Mistake]]()
         for mistake in asked.mistakes:
             self._ways.setdefault(mistake.hint, []).append(mistake)
-        self._fits = dict[str, int]()
-
-    def __bool__(self) -> bool:
-        return bool(self._ways)
+        self._fits, self._misses = Counter[str](), Counter[str]()
 
     def named(self, hint: str) -> None:
         """The words of an error have named this mistake."""
-        if hint:
-            self._fits[hint] = self._fits.get(hint, 0) + 1
+        self._fits[hint] += bool(hint)
 
     def seen(self, gives_it: Callable[[Mistake], bool | None]) -> None:
         """A wrong trial: `gives_it` says whether a mistake gives the learner's answer; None: it does not apply."""
-        for hint, ways in list(self._ways.items()):
+        for hint, ways in self._ways.items():
             found = {gives_it(way) for way in ways}
-            if True in found:
-                self.named(hint)
-            elif False in found:
-                del self._ways[hint]
-                self._fits.pop(hint, None)
+            self._fits[hint] += True in found
+            self._misses[hint] += True not in found and False in found
 
     def told(self) -> str:
-        """The mistake that most trials show; of equals the one that was seen first. "" where none is left."""
-        return max(self._fits, key=lambda hint: self._fits[hint], default="")
+        """The mistake that most trials show; of equals the first. "" where none explains enough of them."""
+        enough = {hint: fits for hint, fits in self._fits.items() if fits > self._misses[hint]}
+        return max(enough, key=lambda hint: enough[hint], default="")
 
 
 # How a trial is wrong; None: there is no answer, or one that was computed by destroying its inputs.
@@ -148,8 +144,6 @@ def _first_wrong(
     """(what is wrong in the first trial that is, how, that trial or None: not tried); the suspects see all trials."""
     first: tuple[str | None, str | None, Trial | None] | None = None
     for trial, outcome in zip(drawn, tried, strict=False):
-        if first and not suspects:
-            break
         wrong, how = _wrong(asked, case, trial, outcome, suspects)
         if wrong and first is None:
             if how is not None and not case.hidden and len(drawn) > 1:

@@ -176,8 +176,8 @@ class Case:
 class Mistake:
     """A mistake that many make: the answer it leads to (called as `reference` is), and what the mistake is.
 
-    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where every
-    wrong trial gave this answer; `answer` returns `NotImplemented` for inputs on which the mistake says nothing.
+    `hint` is shown at the first failure already, so it says what was done, never the recipe. It is shown where most
+    wrong trials gave this answer; `answer` returns `NotImplemented` for inputs on which the mistake says nothing.
     """
 
     answer: Callable[..., Any]
@@ -200,8 +200,8 @@ class Exercise:
         function: name of the learner's function; by default the exercise's name.
         drive: calls the learner's module in another way than `function(**inputs)`.
         accept: judges of every case, after the comparison with the reference.
-        mistakes: compared with every wrong answer; told is the one that gives the same in all of them, of several the
-            one that more trials show. Where no case has a reference, with those that `accept` refuses.
+        mistakes: compared with every wrong answer; told is the one that gives the same in most of them
+            (`deciding.Suspects`). Where no case has a reference, with those that `accept` refuses.
         errors: {words of an error: what the mistake is}, where an error comes in place of an answer.
         idea: one sentence that points the way, without code: shown at the first two failures where no mistake is
             recognised; beside an error at the second.

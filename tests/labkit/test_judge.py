@@ -139,7 +139,7 @@ def test_a_known_mistake_is_named(nursery: Nursery) -> None:
     assert notes(verdict)[0] == "rank 0: got tensor([2.0, 3.0]), expected tensor([4.0, 6.0])"
 
 
-def test_a_mistake_is_told_only_where_every_wrong_trial_gives_it() -> None:
+def test_a_mistake_is_told_where_most_wrong_trials_show_it() -> None:
     # hint -> trial -> whether the mistake gives the learner's answer there; None: it does not apply
     ways = {"a": {1: True, 2: True}, "b": {1: True, 2: False}, "c": {1: False, 2: True}, "d": {1: True, 2: None}}
     asked = Exercise("f", [Case("one", {})], lambda: 0, mistakes=[Mistake(lambda: 0, hint) for hint in ways])
@@ -152,7 +152,8 @@ def test_a_mistake_is_told_only_where_every_wrong_trial_gives_it() -> None:
 
     assert told() == ""
     assert told(1) == "a" and told(2) == "a" and told(1, 2) == "a"
-    assert told(1, 2, 3) == "", "the third trial is wrong in another way"
+    assert told(1, 2, 3) == "a", "an edge"
+    assert told(1, 2, 3, 4) == "", "half of the trials are wrong in another way"
     ways["a"][2] = False
     assert told(1, 2) == "d", "b fits the first alone, c the second alone; d says nothing of the second"
     ways["d"][2] = False
@@ -166,7 +167,8 @@ def test_two_ways_of_one_mistake_share_its_hint() -> None:
     suspects.seen(lambda mistake: mistake is ways[1])
     assert suspects.told() == "a"
     suspects.seen(lambda mistake: False)
-    assert suspects.told() == "" and not suspects
+    suspects.seen(lambda mistake: False)
+    assert suspects.told() == ""
     suspects.named("words of an error")
     assert suspects.told() == "words of an error"
 
