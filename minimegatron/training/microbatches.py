@@ -121,6 +121,14 @@ class NumMicrobatches:
         """Microbatches that each rank runs in the next step."""
         return self.global_batch_size_at(consumed_samples) // (self.micro_batch_size * self.data_parallel_size)
 
+    def samples_of(self, iterations: int) -> int:
+        """How many samples the first `iterations` steps of a run read; those of a ramp-up read fewer."""
+        ramp, consumed, steps = self.rampup.samples if self.rampup else 0, 0, 0
+        while consumed < ramp and steps < iterations:
+            consumed += self.global_batch_size_at(consumed)
+            steps += 1
+        return consumed + (iterations - steps) * self.global_batch_size_at(max(consumed, ramp))
+
 
 def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int:
     """Steps of the run: `train_iters`, or as many as `train_samples` fill."""
@@ -136,14 +144,3 @@ def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int
         size = batch_sizes.global_batch_size
         raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
     return steps
-
-
-def samples_of(training: TrainingConfig, batch_sizes: NumMicrobatches, train_iters: int) -> int:
-    """Length of the run in samples: `train_samples`, or those of its steps, of which the first may be smaller."""
-    if training.train_samples is not None:
-        return training.train_samples
-    ramp, consumed, steps = batch_sizes.rampup.samples if batch_sizes.rampup else 0, 0, 0
-    while consumed < ramp and steps < train_iters:
-        consumed += batch_sizes.global_batch_size_at(consumed)
-        steps += 1
-    return consumed + (train_iters - steps) * batch_sizes.global_batch_size_at(max(consumed, ramp))

@@ -25,6 +25,7 @@ Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections import Counter
@@ -56,7 +57,7 @@ from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.metrics import Metrics
-from minimegatron.training.microbatches import iterations_of, samples_of
+from minimegatron.training.microbatches import iterations_of
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.profile import Profile
 from minimegatron.training.reports import StepReport
@@ -133,13 +134,15 @@ class Trainer:
             kernels=run.model.kernels,
             publish=self.model.start_param_gather,
         )
-        schedule = Schedule.from_config(
+        schedule = functools.partial(
+            Schedule.from_config,
             run.optimizer,
             global_batch_size=self.batch_sizes.global_batch_size,
             train_iters=self.train_iters,
-            train_samples=samples_of(run.training, self.batch_sizes, self.train_iters),
+            train_samples=run.training.train_samples or self.batch_sizes.samples_of(self.train_iters),
         )
-        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
+        counted = schedule(samples_of=self.batch_sizes.samples_of)
+        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, counted, before=schedule)
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
