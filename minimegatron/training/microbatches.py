@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config import TrainingConfig
+from minimegatron.config import OptimizerConfig, TrainingConfig
 from minimegatron.errors import ConfigError, require
+from minimegatron.optim.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,3 +145,24 @@ def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int
         size = batch_sizes.global_batch_size
         raise ConfigError(f"train_samples ({samples}) do not fill a global batch of {size}", fix=f"at least {size}")
     return steps
+
+
+def rates_of(
+    optimizer: OptimizerConfig, training: TrainingConfig, batch_sizes: NumMicrobatches, *, counted: bool = True
+) -> Schedule:
+    """The learning rate and weight decay of a run, over its samples.
+
+    Args:
+        counted: lengths in iterations are those of the ramp-up; else of the final batch size, as older versions had it.
+
+    Raises:
+        ConfigError: lengths that do not fit together.
+    """
+    iterations = iterations_of(training, batch_sizes)
+    return Schedule.from_config(
+        optimizer,
+        global_batch_size=batch_sizes.global_batch_size,
+        train_iters=iterations,
+        train_samples=training.train_samples or batch_sizes.samples_of(iterations),
+        samples_of=batch_sizes.samples_of if counted else None,
+    )
