@@ -107,13 +107,16 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
 
 
 def _record(error: BaseException) -> None:
-    """For the launcher, in the place and the format in which torch's launcher looks for it."""
+    """For the launcher, in the place and the format in which torch's launcher looks for it.
+
+    Plain torchrun prints `py_callstack` at the end of its own report: the error once more, and not its traceback.
+    """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        trace = "".join(traceback.format_exception(error))
-        extra = {"py_callstack": trace, "timestamp": str(int(time.time()))}
-        Path(path).write_text(
-            json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
-        )
+        trace, text = "".join(traceback.format_exception(error)), f"{type(error).__name__}: {error}"
+        again = text if isinstance(error, MinimegatronError) else f"{text} (its traceback is above)"
+        stack = trace if AGENT in os.environ else again
+        extra = {"py_callstack": stack, "timestamp": str(int(time.time())), "traceback": trace}
+        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
 
 
 def _described(error: BaseException) -> str:

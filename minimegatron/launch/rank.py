@@ -22,17 +22,20 @@ Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's (`la
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import faulthandler
+import hashlib
 import json
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -42,12 +45,14 @@ import torch.distributed as dist
 
 from minimegatron.comm import gloo, outstanding
 from minimegatron.comm.pending import carry_with
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, named
 from minimegatron.launch import agreement, blame, hardware, launchers, procs
 from minimegatron.launch.agent import AGENT, RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.patience import Starting
 from minimegatron.launch.watch import Overdue, Watch
+
+SOON_SECONDS = 3.0  # until a rank that no launcher has started says whom it waits for
 
 
 @dataclasses.dataclass
@@ -95,16 +100,18 @@ def init(
     place = launchers.adopt()
     _end_with_the_launcher()
     _here.seconds = timeout_seconds
-    _here.store, ledger = _stores(place.rank, place.world, timeout_seconds)
-    _here.ledger = ledger
     sys.excepthook = _excepthook
-    looks = _meet(ledger, hardware.look(backend), timeout_seconds)
+    with _who_is_waited_for(place):
+        _here.store, ledger = _stores(place, timeout_seconds)
+        _here.ledger = ledger
+        looks = _meet(ledger, hardware.look(backend), timeout_seconds)
     if facts is not None:
         agreement.agree(ledger, facts, timeout_seconds)
     _here.choice = hardware.choose(backend, place.rank, looks)
     _set_up_device(_here.choice, place.world)
     _join_group(_here.choice.backend, _here.store, place, timeout_seconds)
     if place.world > 1:
+        _warn_once(ledger)
         _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
         _here.watch.start()
     if folder := os.environ.get(RUN_DIR):
@@ -225,12 +232,55 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
         carry_with(gloo.start)
 
 
-def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
+def _stores(place: launchers.Place, seconds: float) -> tuple[dist.Store, Ledger]:
     """The store for the process group, and a ledger on a connection of its own."""
-    if "RANK" not in os.environ:
-        return dist.HashStore(), Ledger(dist.HashStore(), rank, world)
+    if not place.launcher:
+        return dist.HashStore(), Ledger(dist.HashStore(), place.rank, place.world)
     store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
-    return dist.PrefixStore(f"default/{_attempt()}", store), _ledger(rank, world, seconds)
+    return dist.PrefixStore(f"default/{_attempt()}", store), _ledger(place.rank, place.world, seconds)
+
+
+@contextlib.contextmanager
+def _who_is_waited_for(place: launchers.Place) -> Iterator[None]:
+    """Where no launcher has started the ranks, variables may have been left in a shell: say soon who is waited for."""
+    if place.launcher != "torchrun" or place.world == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        yield
+        return
+
+    def say() -> None:
+        others = [r for r in range(place.world) if r != place.rank]
+        with contextlib.suppress(dist.DistError):
+            if _here.ledger is not None:
+                others = [r for r in others if not _here.ledger.store.check([f"met/start/{r}"])]
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        blame.say(
+            f"rank {place.rank} of {place.world} waits for {named(others)} at {address}, because RANK and WORLD_SIZE "
+            "are set; `unset RANK WORLD_SIZE` runs alone"
+        )
+
+    timer = threading.Timer(SOON_SECONDS, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _warn_once(ledger: Ledger) -> None:
+    """A warning that several ranks have is printed by the first of them (a notebook puts those of all together)."""
+    show = warnings.showwarning
+    if AGENT in os.environ:
+        return
+
+    def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        mine, key = str(ledger.rank), hashlib.blake2b(f"{category} {message}".encode(), digest_size=8).hexdigest()
+        with contextlib.suppress(dist.DistError):
+            if _here.ledger is ledger and ledger.store.compare_set(f"warned/{key}", "", mine).decode() != mine:
+                return
+        show(message, category, *args, **kwargs)
+
+    warnings.showwarning = show_once
 
 
 def _attempt() -> str:
