@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import faulthandler
 import hashlib
 import json
@@ -33,9 +32,8 @@ import os
 import signal
 import socket
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -45,14 +43,13 @@ import torch.distributed as dist
 
 from minimegatron.comm import gloo, outstanding
 from minimegatron.comm.pending import carry_with
-from minimegatron.errors import ConfigError, named
+from minimegatron.errors import ConfigError
 from minimegatron.launch import agreement, blame, hardware, launchers, procs
 from minimegatron.launch.agent import AGENT, RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.patience import Starting
+from minimegatron.launch.stores import ledger_of, stores, who_is_waited_for
 from minimegatron.launch.watch import Overdue, Watch
-
-SOON_SECONDS = 3.0  # until a rank that no launcher has started says whom it waits for
 
 
 @dataclasses.dataclass
@@ -101,8 +98,8 @@ def init(
     _end_with_the_launcher()
     _here.seconds = timeout_seconds
     sys.excepthook = _excepthook
-    with _who_is_waited_for(place):
-        _here.store, ledger = _stores(place, timeout_seconds)
+    with who_is_waited_for(place, lambda: _here.ledger):
+        _here.store, ledger = stores(place, timeout_seconds)
         _here.ledger = ledger
         looks = _meet(ledger, hardware.look(backend), timeout_seconds)
     if facts is not None:
@@ -232,41 +229,6 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
         carry_with(gloo.start)
 
 
-def _stores(place: launchers.Place, seconds: float) -> tuple[dist.Store, Ledger]:
-    """The store for the process group, and a ledger on a connection of its own."""
-    if not place.launcher:
-        return dist.HashStore(), Ledger(dist.HashStore(), place.rank, place.world)
-    store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
-    return dist.PrefixStore(f"default/{_attempt()}", store), _ledger(place.rank, place.world, seconds)
-
-
-@contextlib.contextmanager
-def _who_is_waited_for(place: launchers.Place) -> Iterator[None]:
-    """Where no launcher has started the ranks, variables may have been left in a shell: say soon who is waited for."""
-    if place.launcher != "torchrun" or place.world == 1 or "TORCHELASTIC_RUN_ID" in os.environ:
-        yield
-        return
-
-    def say() -> None:
-        others = [r for r in range(place.world) if r != place.rank]
-        with contextlib.suppress(dist.DistError):
-            if _here.ledger is not None:
-                others = [r for r in others if not _here.ledger.store.check([f"met/start/{r}"])]
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        blame.say(
-            f"rank {place.rank} of {place.world} waits for {named(others)} at {address}, because RANK and WORLD_SIZE "
-            "are set; `unset RANK WORLD_SIZE` runs alone"
-        )
-
-    timer = threading.Timer(SOON_SECONDS, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _warn_once(ledger: Ledger) -> None:
     """A warning that several ranks have is printed by the first of them (a notebook puts those of all together)."""
     show = warnings.showwarning
@@ -281,26 +243,6 @@ def _warn_once(ledger: Ledger) -> None:
         show(message, category, *args, **kwargs)
 
     warnings.showwarning = show_once
-
-
-def _attempt() -> str:
-    """Whose keys these are. An agent's store outlives its ranks, and addresses of dead ranks are still in it.
-
-    A store of rank 0's own does not, and there the launcher of a host that has come later counts fewer attempts.
-    """
-    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
-
-
-def _ledger(rank: int, world: int, seconds: float) -> Ledger:
-    client = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=seconds),
-    )
-    return Ledger(dist.PrefixStore(f"minimegatron/{_attempt()}", client), rank, world)
 
 
 def _listen_on_loopback() -> None:
@@ -347,8 +289,7 @@ def _ledger_of_a_launcher() -> Ledger | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        place = launchers.place()
-        return _ledger(place.rank, place.world, blame.CAUSE_SECONDS)
+        return ledger_of(launchers.place(), blame.CAUSE_SECONDS)
     except (dist.DistError, ConfigError):
         return None
 

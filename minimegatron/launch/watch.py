@@ -142,7 +142,11 @@ class Watch(threading.Thread):
             self.left.add(rank)
             return
         how = "ended without a word" if status is None else procs.how_it_ended(status)
-        cause = self._ledger.claim(rank, how)
+        try:
+            cause = self._ledger.claim(rank, how)
+        except dist.DistError:  # it has served the store
+            self._say(f"rank {rank} {how}")
+            raise
         # SIGTERM is how a launcher ends all ranks: nothing to report.
         if cause.author == self._ledger.rank and status != -signal.SIGTERM:
             self._say(f"rank {rank} {how}")
