@@ -11,6 +11,7 @@ import pytest
 import minimegatron
 from minimegatron import cli, errors
 from minimegatron.cli import COMMANDS, main
+from minimegatron.training.arguments import parse_args
 
 EXIT_STATUSES = {
     "ConfigError": 2,
@@ -159,3 +160,33 @@ def test_every_flag_that_is_named_is_one_that_a_command_takes(capsys):
                 for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-]|\*)", path.read_text(errors="replace")):
                     named.setdefault(flag, f"{path.relative_to(root)} names {flag}")
     assert len(named) > 300 and not [where for flag, where in named.items() if flag not in known]
+
+
+MISTAKES = [
+    "plan --world-size x",
+    "generate --prompt x",
+    "preprocess",
+    "experts",
+    "memory --device tpu",
+    "doctor --foo",
+    "lab --foo",
+    "progress --foo",
+    "grade",
+    "convert --to huggingface",
+    "checkpoint verify",
+    "train --lr",
+    "train --mock-data --tensor-model-parallel-size 3",
+]
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_on_the_command_line_is_told_in_a_few_lines_with_its_fix(line, capsys):
+    name, *words = line.split()
+    if name == "train":  # its `main` is the whole life of a rank
+        with pytest.raises(errors.ConfigError) as caught:
+            parse_args(words)
+        said = str(caught.value)
+    else:
+        assert main([name, *words]) == 2
+        said = capsys.readouterr().err
+    assert len(said.splitlines()) <= 6 and "fix: " in said and "Traceback" not in said

@@ -91,7 +91,7 @@ class Schedule:
         require(
             0 <= self.lr_warmup_steps < self.lr_decay_steps,
             f"the warm-up ({self.lr_warmup_steps} steps) does not end before the decay ({self.lr_decay_steps} steps)",
-            "shorten the warm-up or lengthen the decay",
+            "a shorter --lr-warmup-iters, or a longer --lr-decay-iters or --train-iters; a run's steps are its samples",
         )
         for name, choices in (("lr_decay_style", DECAY_STYLES), ("wd_incr_style", WD_INCR_STYLES)):
             value = getattr(self, name)
