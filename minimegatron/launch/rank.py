@@ -232,7 +232,7 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
 def _warn_once(ledger: Ledger) -> None:
     """A warning that several ranks have is printed by the first of them (a notebook puts those of all together)."""
     show = warnings.showwarning
-    if AGENT in os.environ:
+    if RUN_DIR in os.environ:
         return
 
     def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:

@@ -39,7 +39,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError
+from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import saving
 from minimegatron.training.published import load_published
 from minimegatron.training.state import TrainState
@@ -178,7 +178,7 @@ class Checkpoints:
             try:
                 self._read(trainer, root, step, self.config)
                 return True
-            except CheckpointError:
+            except (CheckpointError, RankError):  # the second on ranks that were told the first
                 steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
                 if step in steps or not steps:
                     raise

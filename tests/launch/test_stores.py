@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from minimegatron.errors import ConfigError, DeadlineError
 from minimegatron.launch import blame, launchers, rank, stores
-from minimegatron.launch.agent import AGENT
+from minimegatron.launch.agent import RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from tests.faults.helpers import wait_for
 
@@ -77,7 +77,7 @@ def test_where_nobody_waits_or_a_launcher_started_the_ranks_nothing_is_said(
 
 def test_a_warning_of_several_ranks_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store, shown = dist.HashStore(), list[tuple[int, str]]()
-    monkeypatch.delenv(AGENT, raising=False)
+    monkeypatch.delenv(RUN_DIR, raising=False)
     for number in (1, 0):
         ledger = Ledger(store, number, 2)
         monkeypatch.setattr(rank._here, "ledger", ledger)

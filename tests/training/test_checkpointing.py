@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.checkpoint import storage
+from minimegatron.checkpoint import commit, storage
 from minimegatron.checkpoint.commit import Keep, complete, published, retire
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import NAME
@@ -281,6 +281,29 @@ def test_a_load_of_what_another_run_removes_takes_its_next(root, saved):
         found.add(trainer.state.iteration)
         assert trainer.scheduler.num_steps == 2 * trainer.state.iteration
     assert found == {4, 6} and at > 10
+
+
+def removed_when_rank_zero_looks(rank: int, world: int, root: str, newer: str) -> int:
+    """Load; where rank 0 is about to list the files, another run has removed the newest and published the next."""
+    trainer, real = trainer_of(LINE, world), commit.verify_names
+
+    def verify_names(folder, manifest):
+        if folder.name == "iter_0000004":
+            shutil.copytree(newer, folder.with_name("iter_0000006"))
+            shutil.rmtree(folder)
+        real(folder, manifest)
+
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "verify_names", verify_names)
+        Checkpoints(CheckpointConfig(load=root), trainer.mesh, shown.append).load(trainer)
+    assert shown[0] == "another run has removed the checkpoint of iteration 4 while it was read"
+    return trainer.state.iteration
+
+
+def test_all_ranks_take_the_next_together(ranks, root, saved):
+    shutil.rmtree(root / "iter_0000006")
+    assert ranks(2).run(removed_when_rank_zero_looks, str(root), str(saved / "iter_0000006"), timeout=60) == [6, 6]
 
 
 def test_what_is_removed_and_was_asked_for_or_has_no_next(root):
