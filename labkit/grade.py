@@ -46,6 +46,7 @@ from labkit.handed_in import passed_over
 from labkit.shown import clean
 from labkit.submissions import collect
 from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.flags import Parser
 
 _WIDEST = 40  # of a column of names; one that is longer moves its own line only
 _EPILOG = """
@@ -153,7 +154,7 @@ def _as_before(options: argparse.Namespace) -> regrade.Earlier:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "minimegatron grade", description="Grade a folder of submissions.", epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -6,7 +6,6 @@ check counts as not checked. Who has worked in `my-labs/` and in `labs/` gets, f
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from labkit.record import NAME, Newer, Unusable, course_digest, read, valid
 from labkit.verdict import SIGNS, Verdict
 from minimegatron.commands.my_labs import FOLDER
 from minimegatron.errors import ConfigError
+from minimegatron.flags import Parser
 
 _PLACES = (Path(FOLDER), Path("labs"))
 _HERE = f"{FOLDER}/ and labs/, or this folder"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError: there is no such folder.
     """
-    parser = argparse.ArgumentParser("minimegatron progress", description="Your points in each lab.")
+    parser = Parser("minimegatron progress", description="Your points in each lab.")
     parser.add_argument("folder", nargs="?", type=Path, help=f"where the notebooks are (default: {_HERE})")
     parser.add_argument("--course", default="course", metavar="PACKAGE", help="where labs are declared (course)")
     options = parser.parse_args(argv)

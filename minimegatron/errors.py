@@ -79,9 +79,14 @@ class DataError(MinimegatronError):
 
 
 class RankError(MinimegatronError):
-    """A rank raised, died or disagreed with its peers."""
+    """A rank raised, died or disagreed with its peers.
+
+    Attributes:
+        of_another: another rank has failed and told this one; that rank's error is the one to read.
+    """
 
     exit_code = 5
+    of_another = False
 
 
 class NumericsError(MinimegatronError):

@@ -1,13 +1,17 @@
+import contextlib
 import importlib
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 import minimegatron
 from minimegatron import cli, errors
 from minimegatron.cli import COMMANDS, main
+from minimegatron.training.arguments import parse_args
 
 EXIT_STATUSES = {
     "ConfigError": 2,
@@ -125,3 +129,64 @@ def test_the_module_is_the_command():
         [sys.executable, "-m", "minimegatron", "nothing-like-it"], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "") and "no such command" in done.stderr
+
+
+# Programs that messages, docs and examples also name, and flags of theirs.
+FOREIGN = {
+    "torchrun": "nproc-per-node nnodes standalone rdzv-id rdzv-backend rdzv-endpoint max-restarts log-dir redirects "
+    "shutdown-timeout signal",
+    "sbatch, srun": "job-name nodes ntasks-per-node gpus gpus-per-node gpus-per-task gpu-bind gres cpus-per-task mem "
+    "time exclusive requeue output open-mode kill-on-bad-exit wrap signal",
+    "docker": "rm gpus ipc network ulimit shm-size security-opt",
+    "pip": "constraint only-binary no-compile no-build-isolation",
+    "nvcc, nvidia-smi": "cudart version query-gpu format",
+    "Megatron-LM": "check-for-spiky-loss dist-ckpt-optim-fully-reshardable split-sentences megatron-path "
+    "target-pipeline-parallel-size target-expert-parallel-size",
+    "scripts of our own": "constraints pulse stamp steps text write",
+}
+FOLDERS = {"minimegatron": "*.py", "docs": "*.md", "examples": "*", ".": "README.md"}
+
+
+def test_every_flag_that_is_named_is_one_that_a_command_takes(capsys):
+    known = {f"--{flag}" for flags in FOREIGN.values() for flag in flags.split()} | {"--version"}
+    for name, action in [*((name, "") for name in COMMANDS), *(("checkpoint", a) for a in ("inspect", "diff"))]:
+        with contextlib.suppress(SystemExit):
+            main([name, *filter(None, [action]), "--help"])
+        known |= set(re.findall(r"--[A-Za-z][\w-]*", capsys.readouterr().out))
+    root, named = Path(minimegatron.__file__).parents[1], {}
+    for folder, pattern in FOLDERS.items():
+        for path in root.joinpath(folder).glob(pattern if folder == "." else f"**/{pattern}"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-]|\*)", path.read_text(errors="replace")):
+                    named.setdefault(flag, f"{path.relative_to(root)} names {flag}")
+    assert len(named) > 300 and not [where for flag, where in named.items() if flag not in known]
+
+
+MISTAKES = [
+    "plan --world-size x",
+    "generate --prompt x",
+    "preprocess",
+    "experts",
+    "memory --device tpu",
+    "doctor --foo",
+    "lab --foo",
+    "progress --foo",
+    "grade",
+    "convert --to huggingface",
+    "checkpoint verify",
+    "train --lr",
+    "train --mock-data --tensor-model-parallel-size 3",
+]
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_on_the_command_line_is_told_in_a_few_lines_with_its_fix(line, capsys):
+    name, *words = line.split()
+    if name == "train":  # its `main` is the whole life of a rank
+        with pytest.raises(errors.ConfigError) as caught:
+            parse_args(words)
+        said = str(caught.value)
+    else:
+        assert main([name, *words]) == 2
+        said = capsys.readouterr().err
+    assert len(said.splitlines()) <= 6 and "fix: " in said and "Traceback" not in said

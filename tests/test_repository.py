@@ -75,7 +75,17 @@ READS_ENVIRONMENT = {
     "launch/procs.py": "whether the user has set how glibc's malloc works",
     **{
         f"launch/{name}.py": LAUNCHER
-        for name in ("agent", "blame", "torchrun", "warm_client", "warm_server", "launchers", "rank", "workers")
+        for name in (
+            "agent",
+            "blame",
+            "torchrun",
+            "warm_client",
+            "warm_server",
+            "launchers",
+            "rank",
+            "stores",
+            "workers",
+        )
     },
     "kernels/build.py": "where compiled libraries are kept",
     "kernels/gpu_setup.py": "a command: what the builds it starts inherit",

@@ -8,7 +8,8 @@ checkpoint before or the new one, never a mixture.
     3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
-    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, then remove
+    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, then remove; a run that was
+                  reading one takes the newest that is there then (`training/checkpointing`)
 
 There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
 largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
@@ -26,7 +27,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
+from minimegatron.checkpoint.disk import UNREADABLE, disk, sync_folder, write_durable
 from minimegatron.checkpoint.manifest import NAME, Manifest
 from minimegatron.checkpoint.shard_file import read_header, sha256_of
 from minimegatron.errors import CheckpointError
@@ -117,8 +118,20 @@ def _evaluated(manifest: Manifest) -> bool:
 
 
 def published(root: Path) -> list[int]:
-    """Steps of the folders that have the name of a checkpoint, ascending."""
-    found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
+    """Steps of the folders that have the name of a checkpoint, ascending.
+
+    A list that is made while another run publishes one and removes the one before may have neither, so it is made until
+    two are equal.
+    """
+    found = _listed(root)
+    while (again := _listed(root)) != found:
+        found = again
+    return found
+
+
+def _listed(root: Path) -> list[int]:
+    with disk(root, UNREADABLE):
+        found = [(path, match) for path in (root.iterdir() if root.is_dir() else ()) if (match := _match(path))]
     return sorted(int(match[1]) for path, match in found if path == folder_of(root, int(match[1])))
 
 
@@ -128,10 +141,12 @@ def _match(path: Path) -> re.Match[str] | None:
 
 def complete(root: Path) -> dict[int, Manifest]:
     """Those of them whose manifest is whole, ascending by step."""
-    found = {}
-    for step in published(root):
-        with contextlib.suppress(CheckpointError):
-            found[step] = read_manifest(root, step)
+    steps, found = None, dict[int, Manifest]()
+    while steps != (steps := published(root)):
+        found = {}
+        for step in steps:
+            with contextlib.suppress(CheckpointError):
+                found[step] = read_manifest(root, step)
     return found
 
 
@@ -155,7 +170,8 @@ def verify_names(folder: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: names those that there are.
     """
-    extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
+    with disk(folder, UNREADABLE):
+        extra = {path.name for path in folder.iterdir()} - manifest.files.keys() - {NAME}
     if extra:
         raise CheckpointError(
             f"not part of the checkpoint: {', '.join(sorted(extra))}",
@@ -175,7 +191,7 @@ def verify(folder: Path, manifest: Manifest, files: Iterable[str] | None = None)
     """
     for name in manifest.files if files is None else files:
         verify_header(folder, manifest, name)
-        with disk(folder / name, "cannot be read"):
+        with disk(folder / name, UNREADABLE):
             verify_hash(folder, manifest, name, sha256_of(folder / name))
 
 
@@ -188,7 +204,9 @@ def verify_header(folder: Path, manifest: Manifest, name: str) -> None:
     path = folder / name
     if path.is_symlink() or not path.is_file():
         raise CheckpointError("a file of the checkpoint is missing", where=str(path), fix=OLDER)
-    if (now := path.stat().st_size) != (size := manifest.files[name][0]):
+    with disk(path, UNREADABLE):
+        now = path.stat().st_size
+    if now != (size := manifest.files[name][0]):
         raise CheckpointError(f"has {now} bytes, was written with {size}", where=str(path), fix=OLDER)
     said = read_header(path)[1]
     if (said.get("step"), said.get("run_id")) != (str(manifest.step), manifest.run_id):

@@ -12,6 +12,7 @@ from typing import BinaryIO, TypeVar
 from minimegatron.errors import CheckpointError
 
 T = TypeVar("T")
+UNREADABLE = "cannot be read"
 
 
 @contextlib.contextmanager
@@ -20,8 +21,11 @@ def disk(path: Path, what: str = "cannot be written") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        fix = f"see to {_state(path)}"
+        if what == UNREADABLE and isinstance(error, FileNotFoundError):
+            fix = "it was there a moment ago: start again, if another run has removed it (--save-keep-last)"
         raise CheckpointError(
-            f"{what}: {error.strerror or error}", where=str(error.filename or path), fix=f"see to {_state(path)}"
+            f"{what}: {error.strerror or error}", where=str(error.filename or path), fix=fix
         ) from error
 
 

@@ -35,6 +35,14 @@ class RootLock:
     """
 
     def __init__(self, root: Path, run_id: str) -> None:
+        if root.is_symlink() and not root.exists():
+            raise CheckpointError(
+                f"it is a link to {os.readlink(root)}, which is not there",
+                where=str(root),
+                fix="make that folder, or give --save another one",
+            )
+        if root.exists() and not root.is_dir():
+            raise CheckpointError("it is a file, not a folder", where=str(root), fix="give --save another folder")
         with disk(root):
             root.mkdir(parents=True, exist_ok=True)
             self._file = (root / NAME).open("a+b")

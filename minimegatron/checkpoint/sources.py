@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from minimegatron.checkpoint.disk import UNREADABLE, disk
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import Entry, read_header, read_tensor
 from minimegatron.errors import CheckpointError
@@ -37,6 +38,9 @@ class Described(NamedTuple):
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} of shape {list(self.shape)}"
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +161,7 @@ class Together:
 
 def read_box(path: Path, entry: Entry, box: Box | None) -> torch.Tensor:
     """A box of a tensor of a safetensors file; of the file only the rows that the box needs are read."""
-    with path.open("rb") as file:
+    with disk(path, UNREADABLE), path.open("rb") as file:
         if box is None or not box:
             return read_tensor(file, entry)
         (first, last), *rest = box

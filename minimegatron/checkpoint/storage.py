@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from minimegatron.checkpoint.commit import OLDER, publish, verify_hash, verify_header
-from minimegatron.checkpoint.disk import disk, write_durable
+from minimegatron.checkpoint.disk import UNREADABLE, disk, write_durable
 from minimegatron.checkpoint.manifest import Manifest, Stored, StoredTensor
 from minimegatron.checkpoint.shard_file import (
     DTYPES,
@@ -183,7 +183,7 @@ class ShardReader(StorageReader):
         path, hashed = self.folder / name, name in self.hashed
         if hashed:
             verify_header(self.folder, self.manifest, name)
-        with disk(path, "cannot be read"), path.open("rb") as opened:
+        with disk(path, UNREADABLE), path.open("rb") as opened:
             file = HashedFile(opened) if hashed else opened
             for entry, items in sorted(((self._entry(*of[0]), of) for of in wanted), key=lambda pair: pair[0].start):
                 self._fill(file, entry, items, planner)
@@ -213,7 +213,7 @@ class ShardReader(StorageReader):
         found = torch.empty(described.shape, dtype=DTYPES[described.dtype])
         for stored in described.regions:
             path = self.folder / stored.file
-            with disk(path, "cannot be read"), path.open("rb") as file:
+            with disk(path, UNREADABLE), path.open("rb") as file:
                 where = tuple(slice(o, o + n) for o, n in zip(stored.offsets, stored.sizes, strict=True))
                 found[where] = self._region(file, self._entry_of(name, stored))
         return found

@@ -46,7 +46,7 @@ def on_all_ranks(fn: Callable[[], T], axis: Axis) -> T:
     if axis.size > 1:
         texts = gather_objects(None if error is None else _text(error), axis)
         if error is None and (failed := [(r, t) for r, t in zip(axis.ranks, texts, strict=True) if t]):
-            raise RankError(f"rank {failed[0][0]} failed: {failed[0][1]}", where=f"axis {axis.name}")
+            raise _told(*failed[0], axis)
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
@@ -68,7 +68,7 @@ def on_rank_zero(fn: Callable[[], T], axis: Axis) -> T:
             dist.broadcast_object_list(box, src=axis.ranks[0], group=axis.group)
         result, text = box[0]
         if text is not None and error is None:
-            raise RankError(f"rank {axis.ranks[0]} failed: {text}", where=f"axis {axis.name}")
+            raise _told(axis.ranks[0], text, axis)
     if error is not None:
         raise error
     return result  # type: ignore[return-value]
@@ -79,6 +79,12 @@ def _outcome(fn: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return fn(), None
     except Exception as error:  # not swallowed: every caller raises it after telling the others
         return None, error
+
+
+def _told(rank: int, text: str, axis: Axis) -> RankError:
+    error = RankError(f"rank {rank} failed: {text}", where=f"axis {axis.name}")
+    error.of_another = True
+    return error
 
 
 def _text(error: BaseException) -> str:

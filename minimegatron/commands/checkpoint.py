@@ -25,7 +25,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -33,19 +32,15 @@ from minimegatron.checkpoint.commit import folder_of, published, read_manifest, 
 from minimegatron.checkpoint.manifest import VERSION, Manifest
 from minimegatron.checkpoint.shard_file import DTYPES
 from minimegatron.checkpoint.storage import ShardReader
-from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.errors import CheckpointError
+from minimegatron.flags import Parser
 
 USAGE = "minimegatron checkpoint inspect|verify|diff FOLDER ... [--step N]"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, fix=USAGE)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = _Parser(
+    parser = Parser(
         prog="minimegatron checkpoint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(dest="action", metavar="inspect|verify|diff", required=True)

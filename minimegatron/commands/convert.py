@@ -27,9 +27,10 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.flags import Parser
 
 LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
 SAVERS = {"core": "ours", "mcore": "ours", "hf": "hf"}
@@ -47,18 +48,13 @@ ALREADY: dict[str, tuple[tuple[str, ...], str]] = {
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, fix="see minimegatron convert --help")
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line.
 
     Raises:
         ConfigError: an unknown flag or value.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="minimegatron convert",
         description=__doc__,
         allow_abbrev=False,

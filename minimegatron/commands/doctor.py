@@ -10,7 +10,6 @@ gloo group of one is made and used, which fails where the machine cannot resolve
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.metadata
 import importlib.util
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import minimegatron
+from minimegatron.flags import Parser
 from minimegatron.kernels import toolkit
 from minimegatron.launch.drivers import nvidia_smi, obstacle
 from minimegatron.launch.output import output_of
@@ -37,7 +37,7 @@ WIDTH = 80
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns 0 when the core works."""
-    parser = argparse.ArgumentParser("minimegatron doctor", description="what this machine can do")
+    parser = Parser("minimegatron doctor", description="what this machine can do")
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     args = parser.parse_args(argv)
     facts = examine()

@@ -7,12 +7,12 @@ training had.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minimegatron.errors import ConfigError, DataError
+from minimegatron.flags import Parser
 from minimegatron.parallel.balance import LayerLoad
 from minimegatron.training.experts import WINDOW, summarise, table
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError, DataError: no such file, no experts in it, or numbers that cannot be.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "minimegatron experts",
         description="How evenly the experts of a training were loaded, and a placement that would balance its ranks.",
         epilog="example: minimegatron train ... --num-experts 8 --log-file run.jsonl; minimegatron experts run.jsonl "

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minimegatron.flags import Parser
+
 if TYPE_CHECKING:
     from minimegatron.checkpoint.conversion import Model
     from minimegatron.comm.mesh import Mesh
@@ -42,7 +44,7 @@ def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="minimegatron generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)

@@ -9,7 +9,6 @@ refuses to run as root outside a container, where every cell of a notebook could
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 import minimegatron
 from minimegatron.commands import my_labs
 from minimegatron.errors import ConfigError
+from minimegatron.flags import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ConfigError: the folder does not exist or cannot be written, JupyterLab is not installed, or we are root on a
             real machine.
     """
-    parser = argparse.ArgumentParser("minimegatron lab", description="open JupyterLab on the labs")
+    parser = Parser("minimegatron lab", description="open JupyterLab on the labs")
     parser.add_argument("folder", nargs="?", type=Path, help="default: my-labs/, with your copies of labs/")
     parser.add_argument("--port", type=int, default=8888, help="the first free one from here on (default 8888)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

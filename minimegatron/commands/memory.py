@@ -16,10 +16,10 @@ the same, up to the padding of a buffer. Under the table stands what fills the f
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from minimegatron.errors import ConfigError
+from minimegatron.flags import Parser
 from minimegatron.training.arguments import parse_args
 
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError: flags that do not fit together, or this number of ranks.
     """
-    own = argparse.ArgumentParser(prog="minimegatron memory", add_help=False, allow_abbrev=False)
+    own = Parser(prog="minimegatron memory", add_help=False, allow_abbrev=False)
     own.add_argument("--world-size", type=int, default=1)
     own.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     own.add_argument("-h", "--help", action="store_true")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.errors import require
+from minimegatron.flags import Parser
 from minimegatron.training.arguments import parse_args
 
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError: flags that do not fit together, this number of GPUs, or a cluster that does not exist.
     """
-    own = argparse.ArgumentParser(prog="minimegatron plan", add_help=False, allow_abbrev=False)
+    own = Parser(prog="minimegatron plan", add_help=False, allow_abbrev=False)
     own.add_argument("--cluster", default="h100")
     own.add_argument("--world-size", type=int, default=1)
     own.add_argument("--tokens", type=float)

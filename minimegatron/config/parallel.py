@@ -201,17 +201,17 @@ class ParallelConfig(Config):
         Raises:
             ConfigError: the world is not a multiple of the model's ranks, or cannot hold the expert layout.
         """
-        model = self.tensor_model_parallel_size * self.context_parallel_size * self.pipeline_model_parallel_size
+        sizes = (self.tensor_model_parallel_size, self.context_parallel_size, self.pipeline_model_parallel_size)
+        model, ranks = math.prod(sizes), f"{world_size} rank{'s'[: world_size != 1]}"
         require(
             world_size % model == 0 and world_size > 0,
-            f"{world_size} ranks cannot be divided into groups of tp*cp*pp = {self.tensor_model_parallel_size}*"
-            f"{self.context_parallel_size}*{self.pipeline_model_parallel_size} = {model}",
+            f"{ranks} cannot be divided into groups of tp*cp*pp = {'*'.join(map(str, sizes))} = {model}",
             f"start {max(1, world_size // model) * model} ranks, or change the layout",
         )
         expert = self.expert_tensor_parallel_size * self.expert_model_parallel_size * self.pipeline_model_parallel_size
         require(
             world_size % expert == 0,
-            f"{world_size} ranks cannot be divided into expert groups of etp*ep*pp = "
+            f"{ranks} cannot be divided into expert groups of etp*ep*pp = "
             f"{self.expert_tensor_parallel_size}*"
             f"{self.expert_model_parallel_size}*{self.pipeline_model_parallel_size} = {expert}",
             "choose ep so that etp*ep*pp divides the number of ranks",

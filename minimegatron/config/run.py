@@ -192,7 +192,9 @@ class TrainingConfig(Config):
     wandb_exp_name: str | None = opt(None, "name of the run there")
     wandb_entity: str | None = opt(None, "team or user there")
     wandb_save_dir: str | None = opt(None, "folder for its local files")
-    log_file: str | None = opt(None, "also write one JSON object a step to this file")
+    log_file: str | None = opt(
+        None, "also write one JSON object a step to this file; another run that is there is kept as FILE.1"
+    )
     check_replicas_interval: int | None = opt(None, "steps between bitwise comparisons of replicated weights", least=1)
     bad_step: str = opt(
         "stop", "at a loss or gradient that is not finite, or a spike", choices=("stop", "skip", "rollback")

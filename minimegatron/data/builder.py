@@ -186,9 +186,16 @@ def parse_data_path(words: Sequence[str]) -> Blend:
 
 
 def read_data_args(path: str | os.PathLike[str]) -> list[str]:
-    """`--data-args-path`: a file whose words are what `--data-path` would be given."""
-    with open(path, encoding="utf-8") as file:
-        return file.read().split()
+    """`--data-args-path`: a file whose words are what `--data-path` would be given.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().split()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--data-args-path {path}: {error}", fix="give a text file of prefixes") from error
 
 
 def _number(word: str) -> float | None:

@@ -34,6 +34,7 @@ from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype
 from minimegatron.data.jsonl import MAX_LINE_BYTES, JsonlReader, Line
 from minimegatron.data.tokenizer import TOKENIZERS
 from minimegatron.errors import ConfigError, DataError, MinimegatronError, did_you_mean
+from minimegatron.flags import Parser
 from minimegatron.launch.procs import usable_cores
 
 BATCH_LINES, BATCH_BYTES = 256, 1 << 20
@@ -183,7 +184,7 @@ class _Log:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("minimegatron preprocess", description="JSONL to .bin/.idx", allow_abbrev=False)
+    parser = Parser("minimegatron preprocess", description="JSONL to .bin/.idx", allow_abbrev=False)
     add = parser.add_argument
     add(
         "--input",

@@ -1,6 +1,6 @@
 """The real `torchrun`, in a process that dies with its launcher, listens on loopback, and ends quietly.
 
-    python -m minimegatron.launch.agent --standalone --nproc-per-node=4 script.py
+    minimegatron torchrun --standalone --nproc-per-node=4 script.py
 
 takes the arguments of `torchrun`, calls the function behind `torchrun`, and differs in what is around it:
 

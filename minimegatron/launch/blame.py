@@ -3,13 +3,15 @@
 The problem in a sentence: when rank 1 raises, ranks 0, 2 and 3 raise as well, half a millisecond later and with longer
 tracebacks, because their connections broke.
 
-An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`). A rank that
-fails writes the cause into the ledger, and the first to write stands. Then:
+An error is a *consequence* if it only says that talking to another rank failed (`launch/consequence`), or that another
+rank has failed and told this one (`comm/agree`). A rank that fails writes the cause into the ledger, and the first to
+write stands. Then:
 
 | my error                                     | what I print                                | exit status       |
 |----------------------------------------------|---------------------------------------------|-------------------|
 | is the cause                                 | the traceback; of our own errors their text | its class's, or 5 |
-| is a consequence                             | rank 0 ends because rank 1 failed: ...      | 5                 |
+| is a consequence                             | rank 0 ends because rank 1 failed: ...,     | 5                 |
+|                                              | by one rank of a machine                    |                   |
 | is a wait that ran out, with no known cause  | an error naming the missing ranks and lines | 7                 |
 | is what the cause says too (a config error)  | nothing                                     | its class's, or 5 |
 | is another one                               | one line                                    | 5                 |
@@ -75,7 +77,7 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
         ledger.claim(ledger.rank, INTERRUPTED)
         return 128 + signal.SIGINT
     silent: list[int] = []
-    consequence = is_consequence(error)
+    consequence = is_consequence(error) or getattr(error, "of_another", False)
     if consequence and ledger.cause() is None:
         if timed_out(error):
             error, silent = _missing(error, ledger, seconds)
@@ -99,7 +101,7 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
         ledger.come("failure")
     elif not consequence:
         _write(f"rank {ledger.rank} failed too: {type(error).__name__}: {error}\n")
-    elif AGENT not in os.environ:
+    elif AGENT not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         _write(f"rank {ledger.rank} ends because rank {cause.rank} {cause.text.splitlines()[0]}\n")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         time.sleep(LINGER_SECONDS)
@@ -107,13 +109,16 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
 
 
 def _record(error: BaseException) -> None:
-    """For the launcher, in the place and the format in which torch's launcher looks for it."""
+    """For the launcher, in the place and the format in which torch's launcher looks for it.
+
+    Plain torchrun prints `py_callstack` at the end of its own report: the error once more, and not its traceback.
+    """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        trace = "".join(traceback.format_exception(error))
-        extra = {"py_callstack": trace, "timestamp": str(int(time.time()))}
-        Path(path).write_text(
-            json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
-        )
+        trace, text = "".join(traceback.format_exception(error)), f"{type(error).__name__}: {error}"
+        again = text if isinstance(error, MinimegatronError) else f"{text} (its traceback is above)"
+        stack = trace if AGENT in os.environ else again
+        extra = {"py_callstack": stack, "timestamp": str(int(time.time())), "traceback": trace}
+        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
 
 
 def _described(error: BaseException) -> str:

@@ -49,13 +49,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Place:
         ConfigError: the environment contradicts itself, or is of a launcher that is not supported.
     """
     if "RANK" in environ:
-        try:
-            return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]), "torchrun")
-        except (KeyError, ValueError) as error:
-            raise ConfigError(
-                f"RANK is set, but the rest of a launcher's environment is not usable: {error}",
-                fix="start with `torchrun --standalone --nproc-per-node=N script.py`, or unset RANK",
-            ) from None
+        return _by_variables(environ)
     _refuse(environ, MPI)
     if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:
         return _step(environ)
@@ -92,6 +86,25 @@ def tasks_per_node(text: str) -> list[int]:
     if not all(found):
         raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}", fix="set LOCAL_WORLD_SIZE, RANK and WORLD_SIZE")
     return [count for part in found if part for count in [int(part[1])] * int(part[2] or 1)]
+
+
+def _by_variables(environ: Mapping[str, str]) -> Place:
+    """By torchrun's variables; those of a world of one, without a place to meet, are as good as none."""
+    try:
+        rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        if not 0 <= rank < world:
+            raise ValueError(f"RANK {rank} of WORLD_SIZE {world}")
+        if "MASTER_ADDR" not in environ and world == 1:
+            return Place(0, 1, "")
+        int(environ["MASTER_PORT"])
+        _ = environ["MASTER_ADDR"]
+        return Place(rank, world, "torchrun")
+    except (KeyError, ValueError) as error:
+        missing = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
+        raise ConfigError(
+            f"RANK is set, but the rest of a launcher's environment is not usable: {missing}",
+            fix="start with `torchrun --standalone --nproc-per-node=N script.py`, or unset RANK and WORLD_SIZE",
+        ) from None
 
 
 def _step(environ: Mapping[str, str]) -> Place:

@@ -22,9 +22,10 @@ Environment: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` ...) or srun's (`la
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
 import faulthandler
+import hashlib
 import json
 import multiprocessing
 import os
@@ -47,6 +48,7 @@ from minimegatron.launch import agreement, blame, hardware, launchers, procs
 from minimegatron.launch.agent import AGENT, RUN_DIR
 from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.patience import Starting
+from minimegatron.launch.stores import ledger_of, stores, who_is_waited_for
 from minimegatron.launch.watch import Overdue, Watch
 
 
@@ -95,16 +97,18 @@ def init(
     place = launchers.adopt()
     _end_with_the_launcher()
     _here.seconds = timeout_seconds
-    _here.store, ledger = _stores(place.rank, place.world, timeout_seconds)
-    _here.ledger = ledger
     sys.excepthook = _excepthook
-    looks = _meet(ledger, hardware.look(backend), timeout_seconds)
+    with who_is_waited_for(place, lambda: _here.ledger):
+        _here.store, ledger = stores(place, timeout_seconds)
+        _here.ledger = ledger
+        looks = _meet(ledger, hardware.look(backend), timeout_seconds)
     if facts is not None:
         agreement.agree(ledger, facts, timeout_seconds)
     _here.choice = hardware.choose(backend, place.rank, looks)
     _set_up_device(_here.choice, place.world)
     _join_group(_here.choice.backend, _here.store, place, timeout_seconds)
     if place.world > 1:
+        _warn_once(ledger)
         _here.watch = Watch(ledger, _siblings(ledger), blame.say, _overdue)
         _here.watch.start()
     if folder := os.environ.get(RUN_DIR):
@@ -225,32 +229,20 @@ def _join_group(backend: str, store: dist.Store, place: launchers.Place, seconds
         carry_with(gloo.start)
 
 
-def _stores(rank: int, world: int, seconds: float) -> tuple[dist.Store, Ledger]:
-    """The store for the process group, and a ledger on a connection of its own."""
-    if "RANK" not in os.environ:
-        return dist.HashStore(), Ledger(dist.HashStore(), rank, world)
-    store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=seconds)))
-    return dist.PrefixStore(f"default/{_attempt()}", store), _ledger(rank, world, seconds)
+def _warn_once(ledger: Ledger) -> None:
+    """A warning that several ranks have is printed by the first of them (a notebook puts those of all together)."""
+    show = warnings.showwarning
+    if RUN_DIR in os.environ:
+        return
 
+    def show_once(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        mine, key = str(ledger.rank), hashlib.blake2b(f"{category} {message}".encode(), digest_size=8).hexdigest()
+        with contextlib.suppress(dist.DistError):
+            if _here.ledger is ledger and ledger.store.compare_set(f"warned/{key}", "", mine).decode() != mine:
+                return
+        show(message, category, *args, **kwargs)
 
-def _attempt() -> str:
-    """Whose keys these are. An agent's store outlives its ranks, and addresses of dead ranks are still in it.
-
-    A store of rank 0's own does not, and there the launcher of a host that has come later counts fewer attempts.
-    """
-    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
-
-
-def _ledger(rank: int, world: int, seconds: float) -> Ledger:
-    client = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=seconds),
-    )
-    return Ledger(dist.PrefixStore(f"minimegatron/{_attempt()}", client), rank, world)
+    warnings.showwarning = show_once
 
 
 def _listen_on_loopback() -> None:
@@ -297,8 +289,7 @@ def _ledger_of_a_launcher() -> Ledger | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        place = launchers.place()
-        return _ledger(place.rank, place.world, blame.CAUSE_SECONDS)
+        return ledger_of(launchers.place(), blame.CAUSE_SECONDS)
     except (dist.DistError, ConfigError):
         return None
 

@@ -12,6 +12,8 @@ and every half second looks into the ledger: has the job failed, does a rank ask
 |-----------------------------------|-----------------------------------------------------------------------------|
 | a sibling ended, not with 0       | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
 | the job has failed                | the rank has 10 s to leave by itself, then it is ended with status 5        |
+| no store any more: rank 0, or the | the same                                                                    |
+| launcher, served it               |                                                                             |
 | Ctrl-C                            | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
 | a rank asks                       | answers with the line, and the collective, that the main thread is in       |
 | a communication that takes longer | asks the others, and leaves with an error that names the missing ranks      |
@@ -112,8 +114,18 @@ class Watch(threading.Thread):
                         poll.unregister(fd)
                         self._on_end(rank_of[fd])
                 self._look()
-        except dist.DistError:  # the store has gone, and with it the launcher
-            return
+        except dist.DistError:
+            self._end_alone()
+
+    def _end_alone(self) -> None:
+        """The store has gone, and with it the process that serves it: nobody can be asked, and the job has failed."""
+        until = time.monotonic() + FAILED_SECONDS
+        while not self._done and time.monotonic() < until:
+            time.sleep(TICK_SECONDS)
+        if not self._done:
+            self._say(f"rank {self._ledger.rank} ends because the store of the job is gone: rank 0 or the launcher, "
+                      "which serves it, has ended")  # fmt: skip
+            os._exit(RANK_FAILED)
 
     def _on_signals(self, numbers: bytes) -> None:
         for _ in range(numbers.count(signal.SIGINT)):
@@ -130,7 +142,11 @@ class Watch(threading.Thread):
             self.left.add(rank)
             return
         how = "ended without a word" if status is None else procs.how_it_ended(status)
-        cause = self._ledger.claim(rank, how)
+        try:
+            cause = self._ledger.claim(rank, how)
+        except dist.DistError:  # it has served the store
+            self._say(f"rank {rank} {how}")
+            raise
         # SIGTERM is how a launcher ends all ranks: nothing to report.
         if cause.author == self._ledger.rank and status != -signal.SIGTERM:
             self._say(f"rank {rank} {how}")

@@ -6,7 +6,7 @@ else chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -41,39 +41,37 @@ def build_optimizer(
         kernels: `config.kernels` of the model.
         publish: see `MixedPrecisionOptimizer`.
     """
-    chunks = [model] if isinstance(model, nn.Module) else model
-    named = [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]
-    fp16 = any(param.dtype == torch.float16 for _, param in named)
+    named = _trained(model)
     if config.optimizer == "dist_muon":
-        return _layer_wise(config, named, mesh, shards, kernels, fp16)
-    params = [
-        MainParam.of(name, param, mesh, config, None if shards is None else shards[name])
-        for name, param in named
-        if shards is None or name in shards
-    ]
-    return _with_update(params, config, mesh, kernels, fp16, publish)
-
-
-def _layer_wise(
-    config: OptimizerConfig,
-    named: NamedParams,
-    mesh: Mesh,
-    shards: Mapping[str, Shard] | None,
-    kernels: str,
-    fp16: bool,
-) -> MixedPrecisionOptimizer:
-    """Over the parameters that this replica owns."""
-    whole = LayerWise(named, mesh)
-    params = [
-        MainParam.of(name, param, mesh, config, None if shards is None else shards.get(name), owned=True)
-        for name, param in named
-        if name in whole.owned
-    ]
-    return _with_update(params, config, mesh, kernels, fp16, whole.publish)
-
-
-def _with_update(
-    params: list[MainParam], config: OptimizerConfig, mesh: Mesh, kernels: str, fp16: bool, publish: Callable[[], None]
-) -> MixedPrecisionOptimizer:
+        publish = LayerWise(named, mesh).publish
+    params = main_params(config, model, mesh, shards)
+    fp16 = any(param.dtype == torch.float16 for _, param in named)
     move, scaler = build_update(params, config, mesh, kernels), build_grad_scaler(config, fp16)
     return MixedPrecisionOptimizer(params, config, mesh, move, scaler, NormReader(kernels), publish)
+
+
+def main_params(
+    config: OptimizerConfig,
+    model: nn.Module | Sequence[nn.Module],
+    mesh: Mesh,
+    shards: Mapping[str, Shard] | None = None,
+) -> list[MainParam]:
+    """What this rank updates of a model: each parameter, or the part of it, as the optimizer sees it.
+
+    Args:
+        config, model, mesh, shards: see `build_optimizer`.
+    """
+    named, whole = _trained(model), config.optimizer == "dist_muon"
+    mine: Collection[str] = (
+        LayerWise(named, mesh).owned if whole else {n for n, _ in named} if shards is None else shards
+    )
+    return [
+        MainParam.of(name, param, mesh, config, None if shards is None else shards.get(name), owned=whole)
+        for name, param in named
+        if name in mine
+    ]
+
+
+def _trained(model: nn.Module | Sequence[nn.Module]) -> NamedParams:
+    chunks = [model] if isinstance(model, nn.Module) else model
+    return [(n, p) for chunk in chunks for n, p in logical_parameters(chunk) if p.requires_grad]

@@ -40,12 +40,12 @@ from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig
 from minimegatron.errors import BadStep, CheckpointError, did_you_mean
-from minimegatron.optim.clip import GradReader, clip_coefficient, grad_stats
+from minimegatron.optim.clip import GradReader, GradStats, clip_coefficient, grad_stats
 from minimegatron.optim.scaler import GradScaler
 
 if TYPE_CHECKING:
     from minimegatron.optim.main_params import MainParam
-    from minimegatron.optim.update import Update
+    from minimegatron.optim.update import Ready, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +129,7 @@ class MixedPrecisionOptimizer:
         with trace.span("optimizer_step"):
             ready = [(p, grad) for p in self.params if (grad := p.read_grad()) is not None]
             log_zeros = self.config.log_num_zeros_in_grad
-            stats = grad_stats(
-                [(grad, p.counts_here) for p, grad in ready],
-                self.mesh.world,
-                count_zeros=log_zeros,
-                device=self.mesh.device,
-                reader=self._norms,
-            )
-            norm, num_zeros, nonfinite = stats.to_host()
+            norm, num_zeros, nonfinite = look(ready, self.mesh, count_zeros=log_zeros, reader=self._norms).to_host()
             scale = self.loss_scale
             if self.scaler:
                 self.scaler.update(nonfinite > 0)
@@ -208,6 +201,12 @@ class MixedPrecisionOptimizer:
         for p in self.params:
             self._move.load(p, saved[p.name])
         self._publish()
+
+
+def look(ready: Ready, mesh: Mesh, *, count_zeros: bool = False, reader: GradReader | None = None) -> GradStats:
+    """Step 2: what the ranks of the world know together of their gradients; all must call."""
+    counted = [(grad, p.counts_here) for p, grad in ready]
+    return grad_stats(counted, mesh.world, count_zeros=count_zeros, device=mesh.device, reader=reader)
 
 
 def _check_same(saved: Mapping[str, dict[str, torch.Size]], mine: Mapping[str, dict[str, torch.Size]]) -> None:

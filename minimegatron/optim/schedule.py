@@ -23,23 +23,42 @@ be known beforehand. d(s): linear 1 - s, cosine (1 + cos(pi s)) / 2, exponential
 
 Weight decay may grow: from start_wd to end_wd over wd_incr_steps, linearly or along a half cosine.
 
-A *step* is whatever the caller counts. Megatron counts samples (every length times the global batch size), so that a
-batch size that ramps up does not distort the schedule. Megatron-LM: `megatron/core/optimizer_param_scheduler.py`.
+A *step* is whatever the caller counts. Megatron counts samples, and so does `from_config`: a length in iterations
+becomes the samples that those iterations read, also where the batch size ramps up and the first ones read fewer.
+(Megatron multiplies by the final batch size, and refuses a ramp-up beside lengths in iterations.)
+Megatron-LM: `megatron/core/optimizer_param_scheduler.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from minimegatron.config import OptimizerConfig
-from minimegatron.errors import CheckpointError, require
+from minimegatron.errors import CheckpointError, ConfigError, require
 
 DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root", "WSD")
 WSD_DECAY_STYLES = ("exponential", "linear", "cosine", "minus_sqrt")
 WD_INCR_STYLES = ("constant", "linear", "cosine")
+
+# What a user has given, of each field.
+_DECAY = "the samples until the decay ends (--lr-decay-iters, -samples; else the length of the run, --train-iters)"
+SAID_BY = {
+    "max_lr": "--lr",
+    "min_lr": "--min-lr",
+    "init_lr": "--lr-warmup-init",
+    "lr_warmup_steps": "the samples of the warm-up (--lr-warmup-iters, -samples, -fraction)",
+    "lr_decay_steps": _DECAY,
+    "lr_decay_style": "--lr-decay-style",
+    "start_wd": "the first weight decay (--start-weight-decay, --weight-decay)",
+    "end_wd": "the last weight decay (--end-weight-decay, --weight-decay)",
+    "wd_incr_steps": "the samples over which weight decay grows (the length of the run, --train-iters)",
+    "wd_incr_style": "--weight-decay-incr-style",
+    "wsd_decay_steps": "the samples of WSD's decay (--lr-wsd-decay-iters)",
+    "lr_wsd_decay_style": "--lr-wsd-decay-style",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +91,7 @@ class Schedule:
         require(
             0 <= self.lr_warmup_steps < self.lr_decay_steps,
             f"the warm-up ({self.lr_warmup_steps} steps) does not end before the decay ({self.lr_decay_steps} steps)",
-            "shorten the warm-up or lengthen the decay",
+            "a shorter --lr-warmup-iters, or a longer --lr-decay-iters or --train-iters; a run's steps are its samples",
         )
         for name, choices in (("lr_decay_style", DECAY_STYLES), ("wd_incr_style", WD_INCR_STYLES)):
             value = getattr(self, name)
@@ -97,20 +116,29 @@ class Schedule:
 
     @classmethod
     def from_config(
-        cls, config: OptimizerConfig, *, global_batch_size: int, train_iters: int, train_samples: int | None = None
+        cls,
+        config: OptimizerConfig,
+        *,
+        global_batch_size: int,
+        train_iters: int,
+        train_samples: int | None = None,
+        samples_of: Callable[[int], int] | None = None,
     ) -> Schedule:
         """The schedule of a run, its steps being samples: call `step(samples of this iteration)`.
 
         Args:
             config: lengths in iterations or in samples.
-            global_batch_size: samples of an iteration; of the last ones where the batch size ramps up.
+            global_batch_size: samples of an iteration.
             train_iters: length of the run, and the default of its decay.
             train_samples: length of the run in samples, instead of train_iters.
+            samples_of: the samples of the first n iterations, where they are not n times the global batch size.
         """
-        length = train_iters * global_batch_size if train_samples is None else train_samples
-        decay = config.lr_decay_samples or (config.lr_decay_iters or 0) * global_batch_size or length
-        warmup: float = config.lr_warmup_samples or config.lr_warmup_iters * global_batch_size
+        samples_of = samples_of or (lambda iterations: iterations * global_batch_size)
+        length = samples_of(train_iters) if train_samples is None else train_samples
+        decay = config.lr_decay_samples or samples_of(config.lr_decay_iters or 0) or length
+        warmup: float = config.lr_warmup_samples or samples_of(config.lr_warmup_iters)
         start, end, wsd = config.start_weight_decay, config.end_weight_decay, config.lr_wsd_decay_iters
+        last = max(config.lr_decay_iters or train_iters, wsd or 0)
         return cls(
             max_lr=config.lr,
             min_lr=config.min_lr,
@@ -122,9 +150,20 @@ class Schedule:
             end_wd=config.weight_decay if end is None else end,
             wd_incr_steps=length,
             wd_incr_style=config.weight_decay_incr_style,
-            wsd_decay_steps=None if wsd is None else wsd * global_batch_size,
+            wsd_decay_steps=None if wsd is None else samples_of(last) - samples_of(last - wsd),
             lr_wsd_decay_style=config.lr_wsd_decay_style,
         )
+
+    def acting(self) -> dict[str, Any]:
+        """The fields that decide a value at some step: no length of a decay that is constant, no parts of a WSD."""
+        idle = set[str]()
+        if self.lr_decay_style == "constant":
+            idle |= {"lr_decay_steps", "min_lr"}
+        if self.lr_decay_style != "WSD":
+            idle |= {"wsd_decay_steps", "lr_wsd_decay_style"}
+        if self.wd_incr_style == "constant":
+            idle |= {"wd_incr_steps"}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in idle}
 
     def lr_at(self, step: int, max_lr: float | None = None, min_lr: float | None = None) -> float:
         """Learning rate at `step` (0 is before the first); a parameter group may have its own peak and floor."""
@@ -181,11 +220,19 @@ class OptimizerParamScheduler:
     Args:
         param_groups: of a torch optimizer; their `lr` and `weight_decay` are overwritten, at once and at every step.
         schedule: the closed form.
+        before: what older versions make of the same configuration; a run of theirs goes on with it.
     """
 
-    def __init__(self, param_groups: Sequence[MutableMapping[str, Any]], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        param_groups: Sequence[MutableMapping[str, Any]],
+        schedule: Schedule,
+        before: Callable[[], Schedule] | None = None,
+    ) -> None:
         self.param_groups = param_groups
         self.schedule = schedule
+        self._before = before
+        self._counted = True  # lengths in iterations are those of the ramp-up
         self.num_steps = 0
         self.step(0)
 
@@ -203,7 +250,8 @@ class OptimizerParamScheduler:
         return self.schedule.lr_at(self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"num_steps": self.num_steps, **dataclasses.asdict(self.schedule)}
+        counted = {"counts_ramp_up": True} if self._counted else {}
+        return {"num_steps": self.num_steps, **counted, **dataclasses.asdict(self.schedule)}
 
     def load_state_dict(
         self,
@@ -228,21 +276,34 @@ class OptimizerParamScheduler:
             "both override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are given",
             "give one of them",
         )
-        current = dataclasses.asdict(self.schedule)
-        missing = {"num_steps", *current} - state.keys()
+        names = dataclasses.asdict(self.schedule).keys()
+        missing = {"num_steps", *names} - state.keys()
         if missing:
             raise CheckpointError(
                 f"the scheduler's state lacks {', '.join(sorted(missing))}", fix="load a checkpoint of this version"
             )
+        saved = Schedule(**{name: state[name] for name in names})
+        acting = self.schedule.acting()
         differs = [
-            f"{name}: now {ours}, checkpoint {state[name]}" for name, ours in current.items() if ours != state[name]
+            f"{SAID_BY[name]}: {ours} now, {getattr(saved, name)} in the checkpoint"
+            for name, ours in acting.items()
+            if ours != getattr(saved, name)
         ]
-        if differs and use_checkpoint_opt_param_scheduler:
-            self.schedule = Schedule(**{name: state[name] for name in current})
+        if differs and (use_checkpoint_opt_param_scheduler or self._began_before(saved, state)):
+            self.schedule, self._counted = saved, "counts_ramp_up" in state
         elif differs and not override_opt_param_scheduler:
             raise CheckpointError(
-                "the schedule is not the checkpoint's: " + "; ".join(differs),
-                fix="--use-checkpoint-opt_param-scheduler keeps the checkpoint's, --override-opt_param-scheduler ours",
+                "the schedule is not the checkpoint's; " + "; ".join(differs),
+                fix="--override-opt_param-scheduler takes the new one, --use-checkpoint-opt_param-scheduler the old",
             )
         self.num_steps = 0
         self.step(state["num_steps"])
+
+    def _began_before(self, saved: Schedule, state: Mapping[str, Any]) -> bool:
+        """Whether it is the same configuration, of a version that took every iteration to read the final batch size."""
+        if self._before is None or "counts_ramp_up" in state:
+            return False
+        try:
+            return self._before() == saved
+        except ConfigError:
+            return False

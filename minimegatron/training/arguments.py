@@ -34,6 +34,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.flags import Parser
 from minimegatron.models.zoo import PRESETS, preset
 from minimegatron.training.megatron_flags import ALREADY, RENAMED, SWITCHED_OFF_BY, SWITCHES, VALUES, refused_subject
 from minimegatron.training.run import SECTIONS, RunConfig
@@ -203,11 +204,6 @@ def _refuse_unknown(rest: Sequence[str], parser: argparse.ArgumentParser) -> Non
 # ------------------------------------------------------------------------------------------------ the parser
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
-        raise ConfigError(message, fix="see --help")
-
-
 class _Set(argparse.Action):
     """Set a field; refuse when another flag has set it to something else."""
 
@@ -252,7 +248,7 @@ class _AlreadySo(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with a group for each configuration; `--help` prints all of it."""
-    parser = _Parser(
+    parser = Parser(
         prog="pretrain_gpt",
         usage="[torchrun --nproc-per-node N] -m minimegatron.commands.pretrain_gpt [flags]",
         allow_abbrev=False,

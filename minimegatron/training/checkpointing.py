@@ -39,7 +39,7 @@ from minimegatron.comm.collectives import all_reduce
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
-from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError
+from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import saving
 from minimegatron.training.published import load_published
 from minimegatron.training.state import TrainState
@@ -174,12 +174,17 @@ class Checkpoints:
             self.say(load_published(trainer, root))
             return True
         steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
-        step = self._chosen(root, steps)
-        if step is None:
-            self.say(f"no checkpoint in {root}: the run begins at its beginning")
-            return False
-        self._read(trainer, root, step, self.config)
-        return True
+        while (step := self._chosen(root, steps)) is not None:
+            try:
+                self._read(trainer, root, step, self.config)
+                return True
+            except (CheckpointError, RankError):  # the second on ranks that were told the first
+                steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
+                if step in steps or not steps:
+                    raise
+                self.say(f"another run has removed the checkpoint of iteration {step} while it was read")
+        self.say(f"no checkpoint in {root}: the run begins at its beginning")
+        return False
 
     def go_back(self, trainer: Trainer, error: BadStep) -> int:
         """Make the run that of the newest checkpoint of `config.save` again; returns its step.

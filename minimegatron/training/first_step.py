@@ -10,7 +10,7 @@ are visible: roundings are near 1e-15, the limit is 1e-7 of a tensor's largest e
 
     every rank    model, backward, reductions in fp64        g of its own part
     rank 0        serial twin, the same samples              G of the logical tensor, broadcast one by one
-    every rank    gathers g, compares: max |g - G| / max |G|
+    every rank    gathers g, compares: max |g - G| / max |G|; its norm of the gradient, by which it clips, as well
 
 | what travels, besides the step's own | axis            | bytes               |
 |--------------------------------------|-----------------|---------------------|
@@ -34,13 +34,16 @@ from minimegatron.comm.agree import gather_objects, on_rank_zero
 from minimegatron.comm.collectives import all_reduce, broadcast
 from minimegatron.comm.mesh import Mesh
 from minimegatron.data.builder import Dataset
-from minimegatron.errors import RankError, ranges
+from minimegatron.errors import RankError, named, ranges
 from minimegatron.layers.logical import draw_part, gather_logical
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.spec import spec_from_name
+from minimegatron.optim.build import main_params
+from minimegatron.optim.clip import clip_coefficient
 from minimegatron.optim.groups import freeze
+from minimegatron.optim.optimizer import look
 from minimegatron.parallel.data_parallel import DataParallel
 from minimegatron.parallel.finalize import finalize_model_grads
 from minimegatron.parallel.wrapping import data_parallel
@@ -58,10 +61,11 @@ SHAKE = 0.1  # standard deviation of what is added to norms and biases
 
 
 class Gradients(NamedTuple):
-    """What a batch gives: mean losses by name, and the model that has its gradients."""
+    """What a batch gives: mean losses by name, the model that has its gradients, and the norm that clips them here."""
 
     losses: dict[str, float]
     model: DataParallel
+    norm: float
 
 
 def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> str:
@@ -82,23 +86,28 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
     """
     twins: list[Gradients] = []
 
-    def serial() -> tuple[dict[str, float], list[tuple[str, tuple[int, ...]]], float]:
+    def serial() -> tuple[dict[str, float], list[tuple[str, tuple[int, ...]]], float, float]:
         twins.append(gradients(run, Mesh.serial(device=mesh.device), dataset, batch_size, forward_step))
         model = twins[0].model
         largest = max(grad.abs().max().item() for grad in model.whole_gradients().values())
-        return twins[0].losses, [(n, tuple(_logical_shape(p))) for n, p in model.params.items()], largest
+        shapes = [(n, tuple(_logical_shape(p))) for n, p in model.params.items()]
+        return twins[0].losses, shapes, largest, twins[0].norm
 
-    want_losses, logical, largest = on_rank_zero(serial, mesh.world)
-    losses, model = gradients(run, mesh, dataset, batch_size, forward_step)
+    want_losses, logical, largest, want_norm = on_rank_zero(serial, mesh.world)
+    losses, model, norm = gradients(run, mesh, dataset, batch_size, forward_step)
+    norms = gather_objects(norm, mesh.world)
     mine = distances(model, twins[0].model if twins else None, logical, max(FLOOR * largest, 1e-300))
     everywhere = all_reduce(mine.clone(), mesh.world, "max").tolist()
     names = [name for name, _ in logical]
     lost = {n: abs(losses[n] - want) / max(abs(want), 1e-300) for n, want in want_losses.items()}
-    worst = max([*everywhere, *lost.values()])
+    wrong = [abs(of_rank - want_norm) / max(want_norm, 1e-300) for of_rank in norms]
+    worst = max([*everywhere, *lost.values(), *wrong])
     if worst <= TOLERANCE:
-        count = f"{len(names)} gradients and the loss of the first step are those of one process"
+        count = f"{len(names)} gradients, their norm and the loss of the first step are those of one process"
         return f"{count} (largest difference {worst:.0e}, in fp64)"
     bad = [k for k, distance in enumerate(everywhere) if distance > TOLERANCE]
+    if not bad and max(lost.values(), default=0.0) <= TOLERANCE:
+        raise _of_norm(norms, want_norm, run.optimizer.clip_grad)
     held = gather_objects([bool(mine[k] > TOLERANCE) for k in bad], mesh.world)
     raise _refusal(names, bad, everywhere, held, {n: (losses[n], want_losses[n]) for n in lost if lost[n] > TOLERANCE})
 
@@ -121,7 +130,9 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
     with hooks.passes(1.0):
         tokens, reports = forward_backward_fn(forward_step, batches, ddp, count, lambda loss: loss)
     finalize_model_grads(ddp, mesh, tokens)
-    return Gradients(reduce_reports(reports | hooks.reports(), mesh).means, ddp)
+    params = main_params(run.optimizer, ddp, mesh, ddp.shards())
+    norm, _, _ = look([(p, grad) for p in params if (grad := p.read_grad()) is not None], mesh).to_host()
+    return Gradients(reduce_reports(reports | hooks.reports(), mesh).means, ddp, norm)
 
 
 def distances(
@@ -166,6 +177,20 @@ def shake(model: torch.nn.Module, seed: int) -> None:
 def _logical_shape(param: torch.Tensor) -> tuple[int, ...]:
     layout = layout_of(param)
     return layout.shape if layout.rows is None else (layout.rows, *layout.shape[1:])
+
+
+def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
+    """Every gradient is right, and a rank takes another norm for theirs."""
+    held: dict[str, list[int]] = {}
+    for rank, norm in enumerate(norms):
+        held.setdefault(f"{norm:.9g}", []).append(rank)
+    factor = f": {clip_coefficient(twin, clip_grad):.6g} clips it" if clip_grad > 0 else ""
+    return RankError(
+        "the first step: the norm of the gradient is "
+        + ", ".join(f"{norm} on {named(ranks)}" for norm, ranks in held.items())
+        + f", and {twin:.9g} in one process{factor}; the gradients are those of one process",
+        fix="look for an element that no rank counts or several do, or for a sum over other ranks than the world",
+    )
 
 
 def _refusal(

@@ -36,6 +36,8 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "--enable-cuda-graph": ("cuda_graph_impl", "local"),
     "--fp8-wgrad": ("fp8_wgrad", True),
     "--recompute-activations": ("recompute_granularity", "selective"),
+    "--override-opt_param-scheduler": ("override_opt_param_scheduler", True),
+    "--use-checkpoint-opt_param-scheduler": ("use_checkpoint_opt_param_scheduler", True),
 }
 
 

@@ -74,7 +74,7 @@ class Metrics:
         self.speaks = mesh.rank == 0 and not quiet
         peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         self.peak = peak if run.model.params_dtype != "fp32" else None
-        self.sinks = open_sinks(run) if self.speaks else []
+        self.sinks = open_sinks(run, self.say) if self.speaks else []
         self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
         self._forget()
 

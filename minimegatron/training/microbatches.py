@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from minimegatron.config import TrainingConfig
+from minimegatron.config import OptimizerConfig, TrainingConfig
 from minimegatron.errors import ConfigError, require
+from minimegatron.optim.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,14 @@ class NumMicrobatches:
         """Microbatches that each rank runs in the next step."""
         return self.global_batch_size_at(consumed_samples) // (self.micro_batch_size * self.data_parallel_size)
 
+    def samples_of(self, iterations: int) -> int:
+        """How many samples the first `iterations` steps of a run read; those of a ramp-up read fewer."""
+        ramp, consumed, steps = self.rampup.samples if self.rampup else 0, 0, 0
+        while consumed < ramp and steps < iterations:
+            consumed += self.global_batch_size_at(consumed)
+            steps += 1
+        return consumed + (iterations - steps) * self.global_batch_size_at(max(consumed, ramp))
+
 
 def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int:
     """Steps of the run: `train_iters`, or as many as `train_samples` fill."""
@@ -138,12 +147,22 @@ def iterations_of(training: TrainingConfig, batch_sizes: NumMicrobatches) -> int
     return steps
 
 
-def samples_of(training: TrainingConfig, batch_sizes: NumMicrobatches, train_iters: int) -> int:
-    """Length of the run in samples: `train_samples`, or those of its steps, of which the first may be smaller."""
-    if training.train_samples is not None:
-        return training.train_samples
-    ramp, consumed, steps = batch_sizes.rampup.samples if batch_sizes.rampup else 0, 0, 0
-    while consumed < ramp and steps < train_iters:
-        consumed += batch_sizes.global_batch_size_at(consumed)
-        steps += 1
-    return consumed + (train_iters - steps) * batch_sizes.global_batch_size_at(max(consumed, ramp))
+def rates_of(
+    optimizer: OptimizerConfig, training: TrainingConfig, batch_sizes: NumMicrobatches, *, counted: bool = True
+) -> Schedule:
+    """The learning rate and weight decay of a run, over its samples.
+
+    Args:
+        counted: lengths in iterations are those of the ramp-up; else of the final batch size, as older versions had it.
+
+    Raises:
+        ConfigError: lengths that do not fit together.
+    """
+    iterations = iterations_of(training, batch_sizes)
+    return Schedule.from_config(
+        optimizer,
+        global_batch_size=batch_sizes.global_batch_size,
+        train_iters=iterations,
+        train_samples=training.train_samples or batch_sizes.samples_of(iterations),
+        samples_of=batch_sizes.samples_of if counted else None,
+    )

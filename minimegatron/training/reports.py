@@ -82,6 +82,11 @@ class StepReport:
             **more,
         )
 
+    def decided(self) -> dict[str, float]:
+        """By which numbers each rank has moved its own part of the weights; equal on all ranks, or the parts differ."""
+        norm = math.nan if self.grad_norm is None else self.grad_norm
+        return {"gradient norm": norm, "learning rate": self.learning_rate, "loss scale": self.loss_scale}
+
 
 class Totals(NamedTuple):
     """What `reduce_reports` has read; equal on all ranks.

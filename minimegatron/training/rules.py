@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import importlib.util
 
-from minimegatron.config import ParallelConfig, TrainingConfig
+from minimegatron.comm.mesh import check_grids_agree
+from minimegatron.config import DataConfig, ParallelConfig, TrainingConfig
 from minimegatron.config.fits import check_model_fits
 from minimegatron.config.precision import check_fp8_dims
 from minimegatron.config.stages import plan_stages
+from minimegatron.data.builder import parse_data_path, parse_split
 from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention_choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
 from minimegatron.models.chunks import schedule_of
 from minimegatron.training.flops import step_flops
-from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches
+from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches, rates_of
 from minimegatron.training.run import RunConfig
 
 TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
@@ -34,6 +36,7 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
         ConfigError: the first rule that is broken.
     """
     dp = run.parallel.data_parallel_size(world_size)
+    check_grids_agree(run.parallel, world_size)
     check_model_fits(run.model, run.parallel, run.data.seq_length)
     check_backend(run.model.attention_backend)
     check_transformer_engine(run.model, run.parallel)
@@ -41,7 +44,9 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
         tokens = run.data.seq_length // run.parallel.context_parallel_size * run.training.micro_batch_size
         check_fp8_dims(run.model.fp8_recipe, "a microbatch", tokens=tokens)
     check_optimizer(run)
-    check_schedules(run, batch_sizes(run.training, dp))
+    sizes = batch_sizes(run.training, dp)
+    check_schedules(run, sizes)
+    rates_of(run.optimizer, run.training, sizes)
     check_profile(run.training, world_size)
     check_graphs(run)
     require(
@@ -63,6 +68,20 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool = True) -> None:
     data = run.data
     if reads and not any((data.data_path, data.train_data_path, data.data_args_path, data.mock_data, data.corpus)):
         raise ConfigError("no data is given", fix="--data-path PREFIX, --corpus stdlib (no file needed) or --mock-data")
+    if reads:
+        check_data(data)
+
+
+def check_data(data: DataConfig) -> None:
+    """What can be said of the words of the data before a file is opened.
+
+    Raises:
+        ConfigError: shares or weights that are none.
+    """
+    paths = [data.data_path, data.train_data_path, data.valid_data_path, data.test_data_path]
+    parse_split(data.split)
+    for words in filter(None, paths):
+        parse_data_path(words)
 
 
 def check_profile(training: TrainingConfig, world_size: int) -> None:

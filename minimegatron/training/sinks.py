@@ -6,12 +6,15 @@
 | TensorBoard | `--tensorboard-dir` | Megatron's tags                                                    |
 | W&B         | `--wandb-project`   | the same tags; the `wandb` package must be installed               |
 
-Each package is imported when it is asked for and not before.
+Each package is imported when it is asked for and not before. A log file has one run: one that is there already is kept
+under another name, unless the run goes on with `--load` and in the same file.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,8 +87,22 @@ class WeightsAndBiases:
         self.run.finish()
 
 
-def open_sinks(run: RunConfig) -> list[Sink]:
+def set_aside(path: Path) -> Path | None:
+    """Give a log file that is there another name, run.jsonl.1 or the next that is free; which."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    path.rename(free)
+    return free
+
+
+def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
     """Every sink that is configured. Only the rank that speaks calls it.
+
+    Args:
+        run: what is trained, and where to log.
+        say: prints a line.
 
     Raises:
         ConfigError: a file or folder that cannot be written.
@@ -93,6 +110,8 @@ def open_sinks(run: RunConfig) -> list[Sink]:
     training, sinks = run.training, list[Sink]()
     try:
         if training.log_file:
+            if run.checkpoint.load is None and (kept := set_aside(Path(training.log_file))):
+                say(f"the log of an earlier run, {training.log_file}, is now {kept}")
             sinks.append(JsonLines(training.log_file, run.to_dict()))
         if training.tensorboard_dir:
             sinks.append(TensorBoard(training.tensorboard_dir))

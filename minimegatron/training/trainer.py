@@ -25,6 +25,7 @@ Megatron-LM: `pretrain` and `train` in `megatron/training/training.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections import Counter
@@ -44,7 +45,7 @@ from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze
 from minimegatron.optim.scaler import loss_divisor
-from minimegatron.optim.schedule import OptimizerParamScheduler, Schedule
+from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
 from minimegatron.training.checkpointing import Checkpoints
@@ -56,7 +57,7 @@ from minimegatron.training.first_step import check_first_step
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.metrics import Metrics
-from minimegatron.training.microbatches import iterations_of, samples_of
+from minimegatron.training.microbatches import iterations_of, rates_of
 from minimegatron.training.pipelined import get_forward_backward_fn
 from minimegatron.training.profile import Profile
 from minimegatron.training.reports import StepReport
@@ -133,13 +134,9 @@ class Trainer:
             kernels=run.model.kernels,
             publish=self.model.start_param_gather,
         )
-        schedule = Schedule.from_config(
-            run.optimizer,
-            global_batch_size=self.batch_sizes.global_batch_size,
-            train_iters=self.train_iters,
-            train_samples=samples_of(run.training, self.batch_sizes, self.train_iters),
-        )
-        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule)
+        schedule = functools.partial(rates_of, run.optimizer, run.training, self.batch_sizes)
+        before = functools.partial(schedule, counted=False)
+        self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule(), before)
 
     def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
@@ -290,10 +287,17 @@ class Trainer:
         return microbatches(dataset, self.run.training.micro_batch_size, self.mesh, consumed, self.mesh.device)
 
     def _check_replicas(self) -> None:
-        """Compare every parameter with its copies on other ranks."""
+        """Compare every parameter with its copies on other ranks, and what each rank has moved its own part by."""
+        world = self.mesh.world
+        decided = {
+            f"the {name} of the step": torch.tensor(value, dtype=torch.float64, device=self.mesh.device)
+            for report in self.history[-1:]
+            for name, value in report.decided().items()
+        }
         with self.model.whole_weights():
             held = logical_parameters(self.model)
-            check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}, self.mesh.world)
+            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in held}
+            check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)
 
     def _time_is_up(self) -> bool:
         minutes = self.run.training.exit_duration_in_mins

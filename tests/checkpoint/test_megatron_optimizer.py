@@ -155,7 +155,7 @@ def test_without_the_optimizer_the_next_steps_are_others(tmp_path):
 def test_a_schedule_that_is_another_one_is_refused(ours):
     said = json.loads((FROZEN / "trained.json").read_text())
     with pytest.raises(
-        CheckpointError, match="the schedule is not the checkpoint's: max_lr: now 0.1, checkpoint 0.003"
+        CheckpointError, match="the schedule is not the checkpoint's; --lr: 0.1 now, 0.003 in the checkpoint"
     ):
         go_on(0, 1, str(ours), json.dumps(said["flags"].replace("--lr 3e-3", "--lr 0.1")))
 

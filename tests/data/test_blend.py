@@ -184,3 +184,8 @@ def test_the_blend_is_cached_where_a_folder_is_named(tmp_path):
     second, *_ = build_datasets(config, (20, 0, 0), ["1", a, "2", b], "1,0,0")
     assert (first.dataset_index == second.dataset_index).all()
     assert len([name for name in (tmp_path / "cache").iterdir() if name.is_dir()]) == 3
+
+
+def test_a_file_of_prefixes_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"--data-args-path {tmp_path}/none: .*No such file"):
+        read_data_args(tmp_path / "none")

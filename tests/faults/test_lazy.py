@@ -14,6 +14,7 @@ from minimegatron.comm.mesh import Axis
 from minimegatron.comm.outstanding import WATCHDOG_SECONDS, Outstanding, group_timeout
 from minimegatron.errors import DeadlineError
 from minimegatron.launch import blame
+from minimegatron.launch import watch as watching
 from minimegatron.launch.ledger import Ledger, Position
 from minimegatron.launch.torchrun import launch
 from minimegatron.launch.watch import Overdue, Watch
@@ -100,6 +101,25 @@ def test_the_watch_finds_what_is_overdue_and_answers_with_what_is_under_way(call
         watch.start()
         watch.stop()
     assert found[0].position[:3] == ("all_reduce", "dp", (0, 1, 2))
+
+
+def test_without_a_store_the_watch_ends_its_rank_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 served the store and was killed: the ledger cannot say it, and a rank may wait where nothing ends."""
+
+    class Gone(Ledger):
+        def cause(self) -> Any:
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    said, left = list[str](), list[int]()
+    monkeypatch.setattr(watching, "FAILED_SECONDS", 0.0)
+    monkeypatch.setattr(watching.os, "_exit", left.append)
+    watch = Watch(Gone(dist.HashStore(), 1, 2), {}, said.append, lambda _: None)
+    watch.start()
+    helpers.wait_for(lambda: left, 20, "the rank is ended")
+    watch.stop()
+    assert left == [5] and said[0].startswith(
+        "rank 1 ends because the store of the job is gone: rank 0 or the launcher"
+    )
 
 
 def test_the_error_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

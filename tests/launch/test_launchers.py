@@ -28,12 +28,21 @@ def test_a_step_of_slurm_has_torchruns_variables_after_it():
     assert (kept["MASTER_ADDR"], kept["MASTER_PORT"]) == ("10.0.0.1", "1234")
 
 
+MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
 def test_torchrun_in_a_job_of_slurm_is_torchrun():
-    assert place({**STEP, "RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, "torchrun")
+    assert place({**STEP, **MEET, "RANK": "1", "WORLD_SIZE": "2"}) == Place(1, 2, "torchrun")
 
 
 @pytest.mark.parametrize(
-    "environ", [{}, {k: v for k, v in STEP.items() if k != "SLURM_STEP_ID"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"}]
+    "environ",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {k: v for k, v in STEP.items() if k != "SLURM_STEP_ID"},
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
 )
 def test_nobody_a_batch_script_and_a_step_of_one_are_worlds_of_one(environ):
     assert place(environ) == Place(0, 1, "")
@@ -49,6 +58,8 @@ def test_nobody_a_batch_script_and_a_step_of_one_are_worlds_of_one(environ):
         ({"PMI_SIZE": "2"}, "mpiexec"),
         ({"RANK": "0"}, "RANK is set, but the rest"),
         ({"RANK": "0", "WORLD_SIZE": "many"}, "RANK is set, but the rest"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT is not set"),
+        ({**MEET, "RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 of WORLD_SIZE 2"),
         ({**STEP, "SLURM_PROCID": "x"}, "srun's environment is not usable"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_restart_continues_where_it_stopped() -> None:
 def test_a_changed_schedule_needs_a_decision() -> None:
     saved = make(lr_decay_steps=20)
     saved.step(6)
-    with pytest.raises(CheckpointError, match="lr_decay_steps: now 10, checkpoint 20"):
+    with pytest.raises(CheckpointError, match=r"--train-iters\): 10 now, 20 in the checkpoint"):
         make().load_state_dict(saved.state_dict())
     ours, theirs = make(), make()
     ours.load_state_dict(saved.state_dict(), override_opt_param_scheduler=True)
@@ -111,6 +111,17 @@ def test_a_changed_schedule_needs_a_decision() -> None:
         )
     with pytest.raises(CheckpointError, match="lacks num_steps"):
         make().load_state_dict({k: v for k, v in saved.state_dict().items() if k != "num_steps"})
+
+
+def test_what_decides_nothing_is_not_compared() -> None:
+    saved = make(lr_decay_style="constant", lr_decay_steps=20, wd_incr_steps=20, lr_wsd_decay_style="linear")
+    saved.step(6)
+    longer = make(lr_decay_style="constant", lr_decay_steps=99, wd_incr_steps=99, min_lr=0.2)
+    longer.load_state_dict(saved.state_dict())
+    assert (longer.num_steps, longer.lr) == (6, 1.0)
+    grows = {"start_wd": 0.1, "end_wd": 0.2, "wd_incr_style": "linear"}
+    with pytest.raises(CheckpointError, match="weight decay grows .*--train-iters.: 9 now, 8 in the checkpoint"):
+        make(**grows, wd_incr_steps=9).load_state_dict(make(**grows, wd_incr_steps=8).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -155,3 +166,41 @@ def test_lengths_in_samples_and_fractions() -> None:
     config = OptimizerConfig(lr_decay_style="WSD", lr_wsd_decay_iters=3, lr_decay_iters=7)
     schedule = Schedule.from_config(config, global_batch_size=8, train_iters=10)
     assert (schedule.wsd_decay_steps, schedule.lr_decay_steps, schedule.wd_incr_steps) == (24, 56, 80)
+
+
+def ramp(iterations: int) -> int:
+    """Samples of the first iterations, the batches being 2, 4, 6, 8, 8, 8 ..."""
+    return sum(min(8, 2 * n) for n in range(1, iterations + 1))
+
+
+def test_iterations_of_a_ramp_up_are_counted() -> None:
+    config = OptimizerConfig(lr=1.0, lr_warmup_iters=3, lr_decay_style="WSD", lr_wsd_decay_iters=7)
+    schedule = Schedule.from_config(config, global_batch_size=8, train_iters=9, samples_of=ramp)
+    assert (schedule.lr_warmup_steps, schedule.lr_decay_steps) == (ramp(3), ramp(9))
+    rates = [schedule.lr_at(ramp(n)) for n in range(10)]
+    assert rates[3] == 1.0 and all(rate < 1.0 for rate in rates[:3] + rates[4:]) and rates[9] == 0.0
+    assert schedule.wsd_decay_steps == ramp(9) - ramp(2), "the last 7 of 9 iterations"
+    with pytest.raises(ConfigError, match="WSD decays over"):
+        Schedule.from_config(config, global_batch_size=8, train_iters=6, samples_of=ramp)
+
+
+def test_a_run_of_a_version_that_did_not_count_them_goes_on_as_it_began() -> None:
+    def schedule(iterations: int, **counted: Any) -> Schedule:
+        config = OptimizerConfig(lr=1.0, lr_warmup_iters=iterations)
+        return Schedule.from_config(config, global_batch_size=8, train_iters=20, train_samples=ramp(20), **counted)
+
+    def now(iterations: int) -> OptimizerParamScheduler:
+        return OptimizerParamScheduler([{}], schedule(iterations, samples_of=ramp), before=lambda: schedule(iterations))
+
+    began = OptimizerParamScheduler([{}], schedule(3))
+    began.step(ramp(2))
+    state = {name: value for name, value in began.state_dict().items() if name != "counts_ramp_up"}
+    for _ in range(2):  # the second time from what the first has saved
+        resumed = now(3)
+        resumed.load_state_dict(state)
+        assert resumed.lr == began.lr == ramp(2) / 24
+        state = resumed.state_dict()
+    with pytest.raises(CheckpointError, match="the warm-up"):
+        now(4).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="the warm-up"):  # counted, 24 samples are no 3 iterations
+        now(3).load_state_dict(OptimizerParamScheduler([{}], schedule(3)).state_dict())

@@ -286,12 +286,21 @@ def test_query_groups_without_their_switch_are_said_aloud():
         ("--seq-length 2048", "longer than max_position_embeddings"),
         ("--lr-warmup-iters 5 --lr-warmup-samples 5", "give one of them"),
         ("--wandb-project x", "pip install wandb"),
+        ("--lr-warmup-iters 200", "does not end before the decay"),
+        ("--train-samples 3 --global-batch-size 4", "do not fill a global batch of 4"),
+        ("--split 1,x", "is not one to three shares"),
     ],
 )
 def test_refusals_say_what_to_do(line, words, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = refused(line)
     assert words in message and "fix:" in message
+
+
+def test_an_order_that_does_not_fit_the_ranks_is_refused_before_there_are_any():
+    layout = "--order tp-cp-pp-ep-dp --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 2"
+    with pytest.raises(ConfigError, match="different ranks into one pipeline"):
+        parse(f"--num-attention-heads 2 --hidden-size 16 {layout} --expert-tensor-parallel-size 1", 8)
 
 
 def test_all_refusals_come_at_once():

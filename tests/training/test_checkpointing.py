@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.checkpoint import storage
+from minimegatron.checkpoint import commit, storage
 from minimegatron.checkpoint.commit import Keep, complete, published, retire
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import NAME
+from minimegatron.config.checkpoint import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
+from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
 from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY, numbers, trainer_of
@@ -229,6 +231,91 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         run(f"--save {tmp_path}/file/below")
+
+
+def test_a_link_to_nothing_and_a_file_are_no_folders(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    for name, said in (
+        ("link", f"a link to {tmp_path / 'gone'}, which is not there"),
+        ("file", "a file, not a folder"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            RootLock(tmp_path / name, "run")
+
+
+# ------------------------------------------------------------------------------------------------ removed meanwhile
+
+
+@contextlib.contextmanager
+def happens(event, at: int):
+    """Call `event` before the operation number `at` of all that read the disk; the count."""
+    count = [0]
+
+    def counted(real):
+        def call(*args, **kwargs):
+            count[0] += 1
+            if count[0] == at:
+                event()
+            return real(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("iterdir", "open", "stat"):
+            patch.setattr(Path, name, counted(getattr(Path, name)))
+        yield count
+
+
+def test_a_load_of_what_another_run_removes_takes_its_next(root, saved):
+    trainer = trainer_of(LINE)
+    four, six = root / "iter_0000004", root / "iter_0000006"
+    removed, found, at, count = root / ".iter_0000004.retired", set(), 0, [0]
+    while count[0] >= at:
+        at += 1
+        shutil.rmtree(six, ignore_errors=True)
+        shutil.rmtree(removed, ignore_errors=True)
+        shutil.copytree(saved / four.name, four, dirs_exist_ok=True)
+        with happens(lambda: (shutil.copytree(saved / six.name, six), four.rename(removed)), at) as count:
+            assert Checkpoints(CheckpointConfig(load=str(root)), trainer.mesh, lambda _: None).load(trainer)
+        found.add(trainer.state.iteration)
+        assert trainer.scheduler.num_steps == 2 * trainer.state.iteration
+    assert found == {4, 6} and at > 10
+
+
+def removed_when_rank_zero_looks(rank: int, world: int, root: str, newer: str) -> int:
+    """Load; where rank 0 is about to list the files, another run has removed the newest and published the next."""
+    trainer, real = trainer_of(LINE, world), commit.verify_names
+
+    def verify_names(folder, manifest):
+        if folder.name == "iter_0000004":
+            shutil.copytree(newer, folder.with_name("iter_0000006"))
+            shutil.rmtree(folder)
+        real(folder, manifest)
+
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commit, "verify_names", verify_names)
+        Checkpoints(CheckpointConfig(load=root), trainer.mesh, shown.append).load(trainer)
+    assert shown[0] == "another run has removed the checkpoint of iteration 4 while it was read"
+    return trainer.state.iteration
+
+
+def test_all_ranks_take_the_next_together(ranks, root, saved):
+    shutil.rmtree(root / "iter_0000006")
+    assert ranks(2).run(removed_when_rank_zero_looks, str(root), str(saved / "iter_0000006"), timeout=60) == [6, 6]
+
+
+def test_what_is_removed_and_was_asked_for_or_has_no_next(root):
+    trainer, four = trainer_of(LINE), root / "iter_0000004"
+    for step, said in ((4, "no checkpoint of step 4"), (None, "cannot be read|is missing")):
+        folder = Checkpoints(CheckpointConfig(load=str(root), ckpt_step=step), trainer.mesh, lambda _: None)
+        with happens(lambda: None, 0) as count:
+            folder.load(trainer)
+        gone = [four] if step else list(root.glob("iter*"))
+        with happens(lambda gone=gone: [shutil.rmtree(one) for one in gone], count[0] - 1):
+            with pytest.raises(CheckpointError, match=said):
+                folder.load(trainer)
 
 
 # ------------------------------------------------------------------------------------------------ in the background

@@ -149,6 +149,17 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path):
         Metrics(run_of("--log-file", str(tmp_path / "file" / "run.jsonl")), 2, Mesh.serial())
 
 
+def test_a_log_file_has_one_run_and_the_earlier_ones_are_kept(tmp_path, capsys):
+    log = tmp_path / "run.jsonl"
+    for _ in range(3):
+        Metrics(run_of("--log-file", str(log)), 2, Mesh.serial()).close()
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.iterdir()}
+    assert lines == {"run.jsonl": 1, "run.jsonl.1": 1, "run.jsonl.2": 1}
+    assert capsys.readouterr().out.splitlines()[-1] == f"the log of an earlier run, {log}, is now {log}.2"
+    Metrics(run_of("--log-file", str(log), "--load", str(tmp_path)), 2, Mesh.serial()).close()
+    assert len(log.read_text().splitlines()) == 2 and len(list(tmp_path.iterdir())) == 3, "a run that goes on"
+
+
 def test_the_log_holds_no_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "a-secret-of-this-test")
     Metrics(run_of("--log-file", str(tmp_path / "run.jsonl")), 2, Mesh.serial()).close()

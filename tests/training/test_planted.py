@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import types
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from minimegatron.comm import collectives
 from minimegatron.errors import ConfigError, RankError
 from minimegatron.layers import products
+from minimegatron.optim import clip, main_params
 from minimegatron.parallel import ddp, finalize, grad_buffer
 from minimegatron.training.arguments import parse_args
 from tests.parallel.test_serial_twin import _MISTAKES
@@ -21,6 +23,7 @@ from tests.training.test_trainer import TINY, numbers, trainer_of
 
 TP, SP = "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel"
 EXPERTS = "--num-experts 2 --moe-ffn-hidden-size 16 --disable-bias-linear"
+ZERO = "--use-distributed-optimizer --clip-grad 0.1"
 LAYER = "decoder.layers.0."
 
 
@@ -64,6 +67,16 @@ def twice_over_dp() -> Any:
     return mock.patch.object(ddp.DistributedDataParallel, "finish_grad_sync", finish)
 
 
+def norm_of_a_rank() -> Any:
+    """Each rank clips by the norm of what it holds itself."""
+    return mock.patch.object(clip, "all_reduce", lambda x, axis, op="sum": x)
+
+
+def norms_counted_by_every_rank() -> Any:
+    """What is replicated counts on every rank."""
+    return mock.patch.object(main_params, "counts_here", lambda *_: True)
+
+
 # What is planted -> (flags, the plant, tensor and axis that the copies show, tensor that the first step shows).
 PLANTS: dict[str, tuple[str, Any, tuple[str, str] | None, str]] = {
     "norms": (SP, lambda: without_sum_of("pre_mlp_layernorm"), (f"{LAYER}pre_mlp_layernorm.weight", "tp"), "layernorm"),
@@ -102,6 +115,8 @@ PLANTS: dict[str, tuple[str, Any, tuple[str, str] | None, str]] = {
     ),
     "row bias on every rank": (TP, _MISTAKES["row bias on every rank"], None, "final_layernorm"),
     "twice over dp": ("", twice_over_dp, None, "final_layernorm"),
+    "own norm": (ZERO, norm_of_a_rank, ("the gradient norm of the step", "world"), "the norm of the gradient is"),
+    "copies in the norm": (SP, norms_counted_by_every_rank, None, "the norm of the gradient is"),
     "nothing": (SP, contextlib.nullcontext, None, ""),
 }
 
@@ -117,9 +132,7 @@ def with_plant(rank: int, world: int, plant: str, check: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "plant", mostly_thorough(PLANTS, ["norms", "f's backward", "of experts", "nothing"].__contains__)
-)
+@pytest.mark.parametrize("plant", mostly_thorough(PLANTS, ["norms", "of experts", "own norm", "nothing"].__contains__))
 def test_copies_are_compared_over_every_axis(ranks: Any, plant: str) -> None:
     seen = PLANTS[plant][2]
     said = set(ranks(2).run(with_plant, plant, "--check-replicas-interval 1", timeout=60))
@@ -131,7 +144,7 @@ def test_copies_are_compared_over_every_axis(ranks: Any, plant: str) -> None:
     assert f"differ between copies over {seen[1]}, first '{seen[0]}" in text and f"; axis {seen[1]}, ranks 0-1" in text
 
 
-@pytest.mark.parametrize("plant", mostly_thorough(PLANTS, ["row bias on every rank", "of experts"].__contains__))
+@pytest.mark.parametrize("plant", mostly_thorough(PLANTS, ["row bias on every rank", "own norm"].__contains__))
 def test_the_first_step_is_held_against_one_process(ranks: Any, plant: str) -> None:
     seen = PLANTS[plant][3]
     said = set(ranks(2).run(with_plant, plant, "--check-first-step", timeout=60))
@@ -139,6 +152,9 @@ def test_the_first_step_is_held_against_one_process(ranks: Any, plant: str) -> N
     (text,) = said
     if not seen:
         assert text == ""
+        return
+    if seen.startswith("the norm"):
+        assert f"the first step: {seen}" in text and " in one process" in text and re.search(r"on ranks? \d", text)
         return
     assert "gradients are not those of one process; seen from the loss, the first is '" in text
     assert seen in text.partition("the first is '")[2], text
@@ -172,8 +188,8 @@ def test_the_check_says_how_close_it_was(capsys: pytest.CaptureFixture[str]) -> 
     trainer.train()
     said = capsys.readouterr().out.splitlines()[0]
     assert (
-        said
-        == "28 gradients and the loss of the first step are those of one process (largest difference 0e+00, in fp64)"
+        said == "28 gradients, their norm and the loss of the first step are those of one process "
+        "(largest difference 0e+00, in fp64)"
     )
 
 

@@ -30,3 +30,15 @@ def test_the_rate_and_the_decay_of_weights_take_as_many_samples_as_the_run(lengt
     trainer.train()
     left = (samples - trainer.state.consumed_train_samples) / samples
     assert trainer.history[-1].learning_rate == pytest.approx(1e-2 * left, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "batch", [GROWING, "--micro-batch-size 2 --global-batch-size 5 --decrease-batch-size-if-needed"]
+)
+def test_lengths_in_iterations_are_iterations_also_where_the_batch_is_smaller(batch):
+    line = f"{LINE} {batch} --train-iters 7 --lr-warmup-iters 3 --lr-decay-iters 6"
+    trainer = small_trainer(parse_args(shlex.split(line), 1), quiet=True)
+    trainer.train()
+    rates = [report.learning_rate for report in trainer.history]
+    assert rates[2] == max(rates) == pytest.approx(1e-2) and rates[1] < rates[2] > rates[3]
+    assert rates[4] > 0 and rates[5:] == [0.0, 0.0]
