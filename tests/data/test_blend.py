@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.data.blend import BlendedDataset, build_blending_indices, build_exhaustive_blending_indices, normalize
+from minimegatron.data.blend import (
+    BlendedDataset,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    normalize,
+    period,
+)
 from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, read_data_args, split_documents
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
@@ -196,3 +202,30 @@ def test_draws_are_made_in_blocks_wherever_they_are_read(tmp_path, monkeypatch):
 def test_a_file_of_prefixes_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"--data-args-path {tmp_path}/none: .*No such file"):
         read_data_args(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [([7, 3], 10), ([0.3, 0.5, 0.35], 23), ([1, 1, 1], 3), ([0.123, 0.5, 0, 0.377], 1000), ([1, 2, 3, 5, 7, 11], 29)],
+)
+def test_after_whole_periods_the_counts_are_the_shares(tmp_path, monkeypatch, weights, whole):
+    """And draws that begin there are those that begin at 0."""
+    monkeypatch.setattr("minimegatron.data.blend.BLOCK", 7)
+    shares = normalize(weights)
+    assert period(shares) == whole
+    datasets, samples = build_blending_indices(shares, 4000)
+    for end in range(whole, 4000, whole):
+        counts = np.bincount(datasets[:end], minlength=len(shares))
+        assert np.abs(counts - end * np.array(shares)).max() < 1e-6
+    low = GPTDataset(IndexedDataset(corpus(tmp_path, "a", 30)), np.arange(30), 9, CONFIG)
+    for first in (3, 1990, 3990):
+        found = BlendedDataset([low] * len(shares), weights, 10**9).draws(first, first + 9)
+        assert (found[0] == datasets[first : first + 9]).all() and (found[1] == samples[first : first + 9]).all()
+
+
+def test_shares_without_a_period_and_the_far_end_of_a_long_run(tmp_path):
+    assert period(normalize([2**0.5, 1])) is None and period(normalize([1, 2**25])) is None
+    low = GPTDataset(IndexedDataset(corpus(tmp_path, "a", 30)), np.arange(30), 9, CONFIG)
+    datasets, samples = BlendedDataset([low, low], [0.7, 0.3], 10**9).draws(10**9 - 10, 10**9)
+    assert datasets.tolist() == build_blending_indices([0.7, 0.3], 20)[0][10:].tolist()
+    assert samples[datasets == 0].tolist() == list(range(699_999_993, 700_000_000))

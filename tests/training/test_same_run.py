@@ -182,10 +182,10 @@ def files(tmp_path_factory) -> Any:
     return folder
 
 
-def trained(files: Any, data: str, line: str = "") -> Trainer:
+def trained(files: Any, data: str, line: str = "", quiet: bool = True) -> Trainer:
     flags = LINE.replace("--mock-data", "--tokenizer-type NullTokenizer").replace("--vocab-size 64", "--vocab-size 63")
     flags += f" {FOUR} {line} --data-path {data.replace('FILES', str(files))}"
-    trainer = Trainer(parse_args(flags.split()), quiet=True)
+    trainer = Trainer(parse_args(flags.split()), quiet=quiet)
     try:
         trainer.train()
     finally:
@@ -251,3 +251,45 @@ def test_an_old_run_goes_on_in_the_order_in_which_it_began(tmp_path, files, data
     assert curve(longer)[:7] == curve(whole)[3:], "made longer, it is the same as far as it went"
     goes_on = trained(files, data, f"--train-iters 40 {LONG} --load {tmp_path} --exit-interval 25")
     assert curve(goes_on) == curve(trained(files, data, f"--train-iters 25 {LONG} --load {tmp_path}"))
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def said_by(capsys: Any, *words: str) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if any(word in line for word in words)]
+
+
+def test_the_log_says_how_many_epochs_there_are_and_where_they_begin(files, capsys):
+    run = trained(files, "FILES/a --split 100", "--train-iters 9", quiet=False)
+    (head, *lines) = said_by(capsys, "epoch")
+    read = 36 * 16 / run.train_set.epochs.tokens
+    assert head == f"epochs: the run reads {read:.3g} of its training data" and 2 < read < 3
+    places = [next(k for k in range(36) if run.train_set.epoch_of(k) == epoch) for epoch in (1, 2)]
+    assert lines == [f"epoch {e} of 3 begins in iteration {k // 4 + 1}" for e, k in zip((2, 3), places, strict=True)]
+    trained(files, "FILES/a --split 100", "--train-iters 9 --log-interval 9", quiet=False)
+    assert said_by(capsys, "epoch ") == lines[-1:], "of several between two lines of the log the last"
+
+
+def test_of_a_blend_each_file_has_its_epochs(files, capsys):
+    run = trained(files, "0.8 FILES/a 0.2 FILES/b --split 100", "--train-iters 9", quiet=False)
+    head, *lines = said_by(capsys, "epoch")
+    a, b = run.train_set.read_epochs(36).items()
+    assert head == f"epochs: the run reads {a[1]:.3g} of {a[0]}, {b[1]:.3g} of {b[0]}" and a[1] > 2 > 1 > b[1]
+    named = [line.partition(" begins in ")[0] for line in lines]
+    assert named == [f"epoch 2 of 3 of {files}/a", f"epoch 3 of 3 of {files}/a"]
+
+
+def test_one_epoch_is_not_announced_and_the_norm_is_explained(files, capsys):
+    trained(files, "FILES/a --split 100", "--train-iters 2 --clip-grad 0.5", quiet=False)
+    lines = said_by(capsys, "epoch", "grad norm, below")
+    assert lines[0] == "grad norm, below: of the whole gradient, before it is clipped to 0.5"
+    assert len(lines) == 2 and lines[1].startswith("epochs: the run reads 0.")
+
+
+def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
+    """It has consumed more validation samples than the shorter evaluations of the rest would ask for."""
+    data = "FILES/a --split 80,20"
+    trained(files, data, f"--eval-interval 1 --eval-iters 20 --exit-interval 8 --save {tmp_path}")
+    after = trained(files, data, f"--eval-interval 1 --eval-iters 1 --load {tmp_path}")
+    assert after.state.iteration == 10 and after.state.consumed_valid_samples == 8 * 80 + 2 * 4
