@@ -9,10 +9,12 @@ import torch
 import minimegatron
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import plan_stages
-from minimegatron.data.builder import Dataset
+from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.models.zoo import count_parameters
+from minimegatron.training.datasets import RunData
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.run import RunConfig
+from minimegatron.training.without_effect import per_split
 
 NAMED = 8  # files of a blend
 
@@ -52,19 +54,24 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
     return "\n".join([*lines, f"grad norm, below: of the whole gradient, {cut}"])
 
 
-def describe_data(train: Dataset, samples: int) -> str:
-    """How often the run reads its training data.
+def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -> str:
+    """How often the run reads its training data, and which evaluation it goes without.
 
     Args:
+        run: what was asked for.
+        data: what was found.
         train: the training set.
         samples: of all steps.
     """
     read = train.read_epochs(samples)
-    if len(read) == 1:
-        return f"epochs: the run reads {_number(*read.values())} of its training data"
     named = [f"{_number(n)} of {name}" for name, n in list(read.items())[:NAMED]]
     more = [f"{len(read) - NAMED} more files"] if len(read) > NAMED else []
-    return f"epochs: the run reads {', '.join(named + more)}"
+    what = f"{_number(*read.values())} of its training data" if len(read) == 1 else ", ".join(named + more)
+    lines = [f"epochs: the run reads {what}"]
+    cut = not per_split(run.data) and parse_split(run.data.split)[2] is not None
+    if cut and run.training.eval_interval and run.training.eval_iters and data.test is None:
+        lines.append(f"test set: none, --split {run.data.split} leaves it no document")
+    return "\n".join(lines)
 
 
 def _number(epochs: float) -> str:

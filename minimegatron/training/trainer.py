@@ -120,7 +120,7 @@ class Trainer:
         samples = self.batch_sizes.samples_of(self.train_iters)
         self.epochs = EpochLines(data.train, samples)
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
-        self.metrics.say(describe_data(data.train, samples))
+        self.metrics.say(describe_data(run, data, data.train, samples))
         self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
         self.checkpoints.begin(self)
         self._fit_to_data()

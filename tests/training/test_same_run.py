@@ -287,6 +287,15 @@ def test_one_epoch_is_not_announced_and_the_norm_is_explained(files, capsys):
     assert len(lines) == 2 and lines[1].startswith("epochs: the run reads 0.")
 
 
+def test_a_test_set_without_a_document_is_left_out_aloud(files, capsys):
+    line = "--train-iters 1 --eval-interval 1 --eval-iters 1"
+    trained(files, "FILES/a --split 80,19,1", line, quiet=False)
+    found = said_by(capsys, "test set", "on validation set")
+    assert found == ["test set: none, --split 80,19,1 leaves it no document"]
+    trained(files, "FILES/a --split 80,10,10", line, quiet=False)
+    assert len(found := said_by(capsys, "test set")) == 1 and "test loss" not in found and "on test set" in found[0]
+
+
 def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
     """It has consumed more validation samples than the shorter evaluations of the rest would ask for."""
     data = "FILES/a --split 80,20"
