@@ -149,6 +149,8 @@ def compare(state: Mapping[str, Any], trainer: Trainer, weights_only: bool, new_
     ours = facts_of(trainer)
     saved = {**({"seed": state["seed"]} if "seed" in state else {}), **state["model"], **state.get("run", {})}
     free = _FREE | (RUN | FACTS if weights_only else OF_OPTIMIZER if new_optimizer else set())
+    if trainer.run.model.position_embedding_type != "learned_absolute":
+        free |= {"max_position_embeddings"}  # no tensor has that size
     names = [name for name in (ours | saved) if name not in free and counts(name, trainer.run)]
     differs = [name for name in names if name in saved and _plain(saved[name]) != _plain(ours.get(name, NOTHING))]
     lines = [f"{name}: checkpoint {_shown(saved[name])}, now {_shown(ours.get(name, NOTHING))}" for name in differs]
