@@ -29,10 +29,11 @@ from minimegatron.comm.sequence import cut_batch
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import GPTDatasetConfig
+from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.masking import Batch
+from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
@@ -137,10 +138,14 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
 
 def _contents(dataset: Dataset) -> Iterator[tuple[str, str]]:
     """Of each file what is read of it, and its prefix."""
-    blended = isinstance(dataset, BlendedDataset)
-    parts = zip(dataset.datasets, dataset.shares, strict=True) if blended else [(dataset, 1.0)]
-    for part, share in parts:
-        words, source = [f"share {share:.12g}"] if blended else [], part.dataset
+    parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
+    if isinstance(dataset, BlendedDataset):
+        shares = zip(dataset.datasets, dataset.shares, strict=True)
+        parts = [(part, [f"share {share:.12g}"]) for part, share in shares]
+    else:
+        parts = [(dataset, [])]
+    for part, words in parts:
+        source = part.dataset
         if isinstance(source, IndexedDataset):
             words += [file_fact(source.bin_path), f"index {source.idx_sha256[:12]}"]
         yield ", ".join([*words, f"documents {part.documents[0]} to {part.documents[-1]}"]), part.name
