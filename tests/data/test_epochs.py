@@ -71,6 +71,16 @@ def test_one_epoch_is_megatrons_and_several_begin_with_it(seed):
     assert count_epochs(int(lengths.sum()), 300, 7) == joint.first > 1
 
 
+def test_each_epoch_has_an_order_of_its_own_and_the_seed_is_in_it():
+    lengths = np.full(30, 9)
+    orders = {
+        tuple(Epochs(lengths, np.arange(30), 7, seed).block(e).shuffle_index) for seed in (1, 2) for e in range(4)
+    }
+    assert len(orders) == 8
+    documents = {tuple(Epochs(lengths, np.arange(30), 7, seed)._shuffled(e)[0]) for seed in (1, 2) for e in range(4)}
+    assert len(documents) == 8
+
+
 def corpora(folder) -> list[IndexedDataset]:
     return [
         IndexedDataset(write(folder / name, [[list(range(first + 9 * d, first + 9 * d + 9))] for d in range(count)]))
