@@ -72,13 +72,9 @@ def test_one_epoch_is_megatrons_and_several_begin_with_it(seed):
 
 
 def test_each_epoch_has_an_order_of_its_own_and_the_seed_is_in_it():
-    lengths = np.full(30, 9)
-    orders = {
-        tuple(Epochs(lengths, np.arange(30), 7, seed).block(e).shuffle_index) for seed in (1, 2) for e in range(4)
-    }
-    assert len(orders) == 8
-    documents = {tuple(Epochs(lengths, np.arange(30), 7, seed)._shuffled(e)[0]) for seed in (1, 2) for e in range(4)}
-    assert len(documents) == 8
+    made = [Epochs(np.full(30, 9), np.arange(30), 7, seed) for seed in (1, 2)]
+    assert len({tuple(epochs.block(e).shuffle_index) for epochs in made for e in range(4)}) == 8
+    assert len({tuple(epochs._shuffled(e)[0]) for epochs in made for e in range(4)}) == 8
 
 
 def corpora(folder) -> list[IndexedDataset]:
@@ -122,6 +118,16 @@ def test_a_hundred_million_epochs_need_the_memory_of_one(tmp_path, made):
     tracemalloc.stop()
     total = sum(dataset.read_epochs(300_000_000).values())
     assert total > 20_000_000
+
+
+def test_what_was_read_is_let_go(tmp_path):
+    low = corpora(tmp_path)
+    one, blend = of_one(low, 10_000), of_a_blend(low, 100_000)
+    for k in range(0, 1000, 9):
+        one[k]
+    for k in range(0, 100_000, 8000):
+        blend[k]
+    assert len(one.epochs._held) == 2 == len(blend._held)
 
 
 def test_the_last_sample_of_many_is_read_at_once(tmp_path):
