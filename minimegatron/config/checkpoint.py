@@ -31,6 +31,9 @@ class CheckpointConfig(Config):
     finetune: bool = opt(False, "take the weights only and begin at step 0")
     exit_on_missing_checkpoint: bool = opt(False, "stop with exit status 3 where --load holds no checkpoint")
     verify_checkpoint: bool = opt(True, "compare each file's SHA-256 before it is read")
+    override_checkpoint_args: bool = opt(
+        False, "go on although this is not the checkpoint's run; the log names every difference"
+    )
     use_checkpoint_opt_param_scheduler: bool = opt(False, "where schedules differ the checkpoint's wins")
     override_opt_param_scheduler: bool = opt(False, "where schedules differ this command line's wins")
 
@@ -41,7 +44,13 @@ class CheckpointConfig(Config):
                 f"{field}={getattr(self, field)} without a folder to save into",
                 "--save FOLDER",
             )
-        for field in ("ckpt_step", "finetune", "exit_on_missing_checkpoint", "use_checkpoint_args"):
+        for field in (
+            "ckpt_step",
+            "finetune",
+            "exit_on_missing_checkpoint",
+            "use_checkpoint_args",
+            "override_checkpoint_args",
+        ):
             require(
                 self.load is not None or getattr(self, field) in (None, False),
                 f"{field} without a folder to load from",

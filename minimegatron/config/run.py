@@ -145,7 +145,13 @@ class DataConfig(Config):
         (None, "stdlib", "stdlib-code", "stdlib-docs"),
     )
     corpus_path: str = opt(".corpus", "folder in which the corpus, its tokenizer and its tokens are made once and kept")
-    data_cache_path: str | None = opt(None, "folder for the index arrays; default beside the data")
+    data_cache_path: str | None = opt(None, "folder for the index arrays of large files; default beside the data")
+    sample_order: str = opt(
+        "epochs",
+        "each epoch shuffled by itself, so that a run may be made longer; or all epochs of the run together, which is "
+        "Megatron-LM's order of several epochs",
+        ("epochs", "megatron"),
+    )
     seq_length: int = opt(256, "tokens of a sample", least=1)
     tokenizer_type: str | None = opt(None, "tokenizer of the data")
     tokenizer_model: str | None = opt(None, "folder or file of the tokenizer")

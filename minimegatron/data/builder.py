@@ -8,8 +8,10 @@
 | `--train-data-path`, `--valid-...` ... | whole datasets by the same grammar; `--split` is not used               |
 | `--mock-data`                          | a third of the mock documents                                           |
 
-`--split 949,50,1` gives consecutive parts of the documents: shares are normalised, summed, and rounded to documents. Of
-a blend of N samples dataset i gives ceil(N * w_i), and 0.5 % more are prepared because a blend may draw one more.
+`--split 949,50,1` gives consecutive parts of the documents: shares are normalised, summed, and rounded to documents. A
+test set whose share is rounded to no document is left out (`--split` has 0.1 % for it, and nobody asked for it by
+name); a training or validation set is not. Of a blend of N samples dataset i gives ceil(N * w_i), and 0.5 % more are
+prepared because a blend may draw one more.
 
 In Megatron-LM: `blended_megatron_dataset_builder.py`, `blended_megatron_dataset_config.py` in `megatron/core/datasets`.
 """
@@ -30,7 +32,6 @@ from minimegatron.data.gpt_dataset import (
     GPTDatasetConfig,
     MockGPTDataset,
     MockGPTLowLevelDataset,
-    cached_sample_indices,
 )
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.packing import PackedDataset
@@ -52,6 +53,7 @@ def build_datasets(
     split: str = "969,30,1",
     data_path_per_split: Sequence[Sequence[str] | None] | None = None,
     verify: bool | None = None,
+    joint: Sequence[int | None] = (None, None, None),
 ) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
     """Train, valid and test; see the table of this module. Every rank calls it and gets the same.
 
@@ -62,9 +64,10 @@ def build_datasets(
         split: shares of the documents.
         data_path_per_split: words of `--train-data-path`, `--valid-data-path` and `--test-data-path`.
         verify: hash the `.bin` files (see `IndexedDataset`).
+        joint: of each set so many samples in Megatron's order, which shuffles their epochs together (see `epochs`).
 
     Returns:
-        One dataset each; None where the share or the number of samples is 0.
+        One dataset each; None where the share or the number of samples is 0, and for a test set without a document.
 
     Raises:
         ConfigError: a flag that cannot be read.
@@ -83,12 +86,19 @@ def build_datasets(
     prefixes = sorted({prefix for blend in blends if blend for prefix in blend[0]})
     opened = {prefix: _open(prefix, config.tokenizer, verify) for prefix in prefixes}
     sets: list[Dataset | None] = []
-    for name, blend, part, size in zip(SPLITS, blends, parts, num_samples, strict=True):
+    for name, blend, part, size, together in zip(SPLITS, blends, parts, num_samples, joint, strict=True):
         if blend is None or part is None or size == 0:
             sets.append(None)
             continue
+        weighed = zip(blend[0], blend[1] or [1.0] * len(blend[0]), strict=True)
+        empty = [prefix for prefix, w in weighed if w and len(split_documents(part, len(opened[prefix]))) == 0]
+        if empty and name == "test":
+            sets.append(None)
+            continue
+        if empty:
+            raise _no_document(name, part, empty[0], len(opened[empty[0]]))
         try:
-            sets.append(_build_set(opened, blend, part, size, config))
+            sets.append(_build_set(opened, blend, part, size, config, together))
         except DataError as error:
             raise DataError(error.what, where=f"{name} set; {error.where}", fix=error.fix) from error
     train, valid, test = sets
@@ -104,39 +114,64 @@ def _open(prefix: str, tokenizer: Tokenizer, verify: bool | None) -> IndexedData
     return dataset
 
 
+def _no_document(name: str, part: Part, prefix: str, documents: int) -> DataError:
+    fix = "more documents"
+    if documents > 1 and part != (0.0, 1.0):
+        one = f"--split {documents - 1},1" if name == "valid" else f"--split 1,{documents - 1}"
+        fix = f"{one} gives it one; or a larger share, or a file of its own (--{name}-data-path)"
+    return DataError(
+        f"the {name} set has {100 * (part[1] - part[0]):.3g} % of {documents} documents, which is none",
+        where=prefix,
+        fix=fix,
+    )
+
+
 def _build_set(
-    opened: dict[str, IndexedDataset], blend: Blend, part: Part, size: int | None, config: GPTDatasetConfig
+    opened: dict[str, IndexedDataset],
+    blend: Blend,
+    part: Part,
+    size: int | None,
+    config: GPTDatasetConfig,
+    joint: int | None,
 ) -> Dataset:
     prefixes, weights = blend
     if not prefixes:
         documents = split_documents(part, MockGPTLowLevelDataset.num_documents)
         if config.sequence_packing:
             return PackedDataset(MockGPTLowLevelDataset(config.tokenizer), documents, size, config)
-        return MockGPTDataset(documents, size, config)
+        return MockGPTDataset(documents, size, config, joint)
     if weights is None and len(prefixes) == 1:
-        return _build_one(opened[prefixes[0]], part, size, config)
+        return _build_one(opened[prefixes[0]], part, size, config, joint)
     if weights is None:
-        return BlendedDataset([_build_one(opened[prefix], part, None, config) for prefix in prefixes], None, size)
+        return BlendedDataset([_build_one(opened[prefix], part, None, config, None) for prefix in prefixes], None, size)
     if size is None:
         raise ConfigError(
             "a blend with weights needs a number of samples", fix="drop the weights to read each set once"
         )
-    wanted = [(prefix, math.ceil(size * weight)) for prefix, weight in zip(prefixes, normalize(weights), strict=True)]
-    datasets = [_build_one(opened[p], part, math.ceil(n * (1 + SURPLUS)), config) for p, n in wanted if n]
-    return BlendedDataset(datasets, [weight for weight in weights if weight], sum(n for _, n in wanted))
+    shares = normalize(weights)
+
+    def share_of(samples: int, share: float) -> int:
+        return math.ceil(math.ceil(samples * share) * (1 + SURPLUS))
+
+    datasets = [
+        _build_one(opened[p], part, share_of(size, w), config, None if joint is None else share_of(joint, w))
+        for p, w in zip(prefixes, shares, strict=True)
+        if w
+    ]
+    total = sum(math.ceil(size * share) for share in shares)
+    return BlendedDataset(datasets, [weight for weight in weights if weight], total)
 
 
 def _build_one(
-    dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig
+    dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig, joint: int | None
 ) -> GPTDataset | PackedDataset:
     documents = split_documents(part, len(dataset))
     try:
         if config.sequence_packing:
             return PackedDataset(dataset, documents, size, config)
-        indices = cached_sample_indices(dataset, documents, size, config)
+        return GPTDataset(dataset, documents, size, config, joint)
     except DataError as error:
         raise DataError(error.what, where=error.where or dataset.prefix, fix=error.fix) from error
-    return GPTDataset(dataset, documents, size, config, indices)
 
 
 def parse_split(split: str) -> list[Part | None]:

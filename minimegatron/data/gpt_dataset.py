@@ -1,11 +1,11 @@
-"""Samples of s + 1 tokens out of an indexed dataset, in the order that `indices` lays down.
+"""Samples of s + 1 tokens out of an indexed dataset, in the order that `epochs` lays down.
 
-`GPTDataset` joins the three index arrays with the tokens. Reading sample k touches the few documents it spans and
-nothing else, so a run resumes at any sample at once; a batch is copied straight into one [b, s+1] array.
+`GPTDataset` joins the three index arrays of an epoch with the tokens. Reading sample k touches the few documents it
+spans and nothing else, so a run resumes at any sample at once; a batch is copied straight into one [b, s+1] array.
 
 The arrays of a large corpus take seconds to build and are the same on every rank, so they are kept in a cache folder,
-keyed by what they depend on: the hash of the dataset's `.idx`, the documents of the split, `num_samples`, s and the
-seed (see `index_cache`).
+keyed by what they depend on: the hash of the dataset's `.idx`, the documents of the split, the epoch, s and the seed
+(see `index_cache`). Those of a small one are made faster than they are read, and are not kept.
 
 `MockGPTDataset` (`--mock-data`) needs no file: document i counts 1, 2, 3 ... up to its length and ends. That is
 Megatron's mock data, sample by sample, and a model learns it within a few steps, so a falling loss means something.
@@ -17,18 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from minimegatron.data.epochs import Epochs
 from minimegatron.data.index_cache import cached_arrays
 from minimegatron.data.indexed import IndexedDataset
-from minimegatron.data.indices import SampleIndices, build_sample_indices
+from minimegatron.data.indices import SampleIndices, count_epochs, too_few
 from minimegatron.data.masking import Batch, make_batch
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import ConfigError, DataError
+
+CACHED_FROM = 1 << 22  # documents and samples of an epoch: a tenth of a second, 50 MB on each rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,7 @@ class GPTDatasetConfig:
         reset_position_ids, reset_attention_mask, eod_mask_loss: see `masking`.
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
+        progress: a bar on stderr where arrays take long to build.
     """
 
     sequence_length: int
@@ -52,6 +56,7 @@ class GPTDatasetConfig:
     eod_mask_loss: bool = False
     path_to_cache: str | None = None
     sequence_packing: bool = False
+    progress: bool = False
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
@@ -72,7 +77,26 @@ class LowLevelDataset(Protocol):
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> np.ndarray: ...
 
 
-class GPTDataset:
+class ReadInEpochs:
+    """What a split says of where a run is in it."""
+
+    dataset: LowLevelDataset
+
+    def epoch_of(self, k: int) -> int:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The prefix of the files."""
+        return str(self.dataset.prefix) if isinstance(self.dataset, IndexedDataset) else "mock data"
+
+    def begun(self, first: int, end: int) -> dict[str, int]:
+        """{name: the last epoch, from 0, that begins in samples [first, end)}; {} where none but the first does."""
+        last = self.epoch_of(end - 1)
+        return {self.name: last} if last > (self.epoch_of(first - 1) if first else 0) else {}
+
+
+class GPTDataset(ReadInEpochs):
     """The samples of one split of one dataset.
 
     Args:
@@ -80,14 +104,14 @@ class GPTDataset:
         documents: [P] sequences of this split.
         num_samples: at least so many, over as many epochs as it takes; None for one epoch.
         config: see `GPTDatasetConfig`.
-        indices: the three arrays, when the caller has them; by default they are built in memory.
+        joint: so many samples in Megatron's order, which shuffles their epochs together (see `epochs`).
 
     Attributes:
-        indices: the three arrays.
+        epochs: the index arrays, epoch by epoch.
         num_epochs: how often each document is read.
 
     Raises:
-        DataError: the split has too few tokens for a sample.
+        DataError: the split has no token, or is read once and has too few for a sample; the cache cannot be written.
     """
 
     def __init__(
@@ -96,25 +120,59 @@ class GPTDataset:
         documents: np.ndarray,
         num_samples: int | None,
         config: GPTDatasetConfig,
-        indices: SampleIndices | None = None,
+        joint: int | None = None,
     ) -> None:
-        self.dataset, self.config = dataset, config
-        if indices is None:
-            lengths = dataset.sequence_lengths
-            indices = build_sample_indices(lengths, documents, num_samples, config.sequence_length, config.random_seed)
-        self.indices = indices
-        self.num_epochs = len(indices.document_index) // len(documents)
+        self.dataset, self.config, self.documents = dataset, config, documents
+        self.epochs = Epochs(
+            dataset.sequence_lengths,
+            documents,
+            config.sequence_length,
+            config.random_seed,
+            joint,
+            self._kept,
+            config.progress,
+        )
+        wanted = count_epochs(self.epochs.tokens, num_samples, config.sequence_length)
+        self.num_epochs = max(wanted, 1 if joint is None else self.epochs.first)
+        if len(self) == 0:
+            raise too_few(self.epochs.tokens, config.sequence_length)
+        self.epochs.block(0)  # a large one is built now, while the other ranks wait
 
     def __len__(self) -> int:
         """Samples; the last epoch's surplus over `num_samples` counts too."""
-        return len(self.indices.shuffle_index)
+        return self.epochs.samples(self.num_epochs)
+
+    def _kept(self, epoch: int, build: Callable[[], SampleIndices]) -> SampleIndices:
+        """The arrays of a block, through the cache where they are large."""
+        dataset, config, epochs = self.dataset, self.config, self.epochs
+        size = (len(self.documents) + epochs.tokens // config.sequence_length) * (1 if epoch else epochs.first)
+        if not isinstance(dataset, IndexedDataset) or size < CACHED_FROM:
+            return build()
+        description = {
+            "arrays": "GPTDataset",
+            "idx_sha256": dataset.idx_sha256,
+            "documents_sha256": hashlib.sha256(self.documents.tobytes()).hexdigest(),
+            "num_samples": epochs.joint,
+            "sequence_length": config.sequence_length,
+            "random_seed": config.random_seed,
+        } | ({"epoch": epoch} if epoch else {})
+        folder = config.path_to_cache or dataset.prefix + ".cache"
+        return SampleIndices(**cached_arrays(folder, description, lambda: build()._asdict()))
+
+    def epoch_of(self, k: int) -> int:
+        """Of sample k; of epochs that are shuffled together the first."""
+        return self.epochs.epoch_of(k)
+
+    def read_epochs(self, samples: int) -> dict[str, float]:
+        """{name: how many epochs of it the first `samples` are}"""
+        return {self.name: samples * self.config.sequence_length / self.epochs.tokens}
 
     def spans(self, k: int) -> Iterator[tuple[int, int, int]]:
         """The pieces of sample k: (sequence, offset, length), s + 1 tokens together."""
-        i = int(self.indices.shuffle_index[k])
-        (first, offset), (last, end) = self.indices.sample_index[i : i + 2].tolist()
+        indices, i = self.epochs.find(k)
+        (first, offset), (last, end) = indices.sample_index[i : i + 2].tolist()
         for position in range(first, last + 1):
-            sequence = int(self.indices.document_index[position])
+            sequence = int(indices.document_index[position])
             stop = end + 1 if position == last else int(self.dataset.sequence_lengths[sequence])
             yield sequence, offset, stop - offset
             offset = 0
@@ -179,32 +237,6 @@ def read_batch(dataset: FillsRows, samples: Sequence[int]) -> Batch:
     )
 
 
-def cached_sample_indices(
-    dataset: IndexedDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
-) -> SampleIndices:
-    """`build_sample_indices` through `index_cache`, in `config.path_to_cache` or beside the data.
-
-    Raises:
-        DataError: the folder cannot be written to, or the split has too few tokens.
-    """
-    description = {
-        "arrays": "GPTDataset",
-        "idx_sha256": dataset.idx_sha256,
-        "documents_sha256": hashlib.sha256(documents.tobytes()).hexdigest(),
-        "num_samples": num_samples,
-        "sequence_length": config.sequence_length,
-        "random_seed": config.random_seed,
-    }
-
-    def build() -> dict[str, np.ndarray]:
-        lengths = dataset.sequence_lengths
-        return build_sample_indices(
-            lengths, documents, num_samples, config.sequence_length, config.random_seed
-        )._asdict()
-
-    return SampleIndices(**cached_arrays(config.path_to_cache or dataset.prefix + ".cache", description, build))
-
-
 # ------------------------------------------------------------------------------------------ mock data
 
 
@@ -230,5 +262,7 @@ class MockGPTLowLevelDataset:
 class MockGPTDataset(GPTDataset):
     """Megatron's mock samples: deterministic, and learnable (the next id is this one plus one)."""
 
-    def __init__(self, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig) -> None:
-        super().__init__(MockGPTLowLevelDataset(config.tokenizer), documents, num_samples, config)
+    def __init__(
+        self, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig, joint: int | None = None
+    ) -> None:
+        super().__init__(MockGPTLowLevelDataset(config.tokenizer), documents, num_samples, config, joint)

@@ -34,9 +34,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from minimegatron.data.gpt_dataset import GPTDatasetConfig, LowLevelDataset
+from minimegatron.data.gpt_dataset import GPTDatasetConfig, LowLevelDataset, ReadInEpochs
 from minimegatron.data.index_cache import cached_arrays
 from minimegatron.data.indexed import IndexedDataset
+from minimegatron.data.long_work import long_work
 from minimegatron.data.masking import Batch
 from minimegatron.errors import DataError
 
@@ -50,12 +51,13 @@ def pieces_of(lengths: np.ndarray, documents: np.ndarray, s: int) -> np.ndarray:
     return np.stack((documents[which].astype(np.int64), number * s, np.minimum(pairs[which] - number * s, s)), axis=1)
 
 
-def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
+def best_fit_decreasing(sizes: np.ndarray, capacity: int, progress: bool = False) -> np.ndarray:
     """Put items into bins.
 
     Args:
         sizes: [n], each between 1 and `capacity`.
         capacity: of a bin.
+        progress: a bar on stderr, if it takes long.
 
     Returns:
         The bin of each item, [n] int64, numbered from 0.
@@ -63,7 +65,7 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
     bins = np.empty(len(sizes), dtype=np.int64)
     open_bins: dict[int, list[int]] = {}  # free room -> bins that have it
     rooms: list[int] = []  # its keys, ascending
-    made = 0
+    made, bar = 0, long_work(len(sizes), "packing", progress)
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
         at = bisect.bisect_left(rooms, size)
@@ -80,10 +82,12 @@ def best_fit_decreasing(sizes: np.ndarray, capacity: int) -> np.ndarray:
                 open_bins[left] = []
                 bisect.insort(rooms, left)
             open_bins[left].append(chosen)
+        bar.update()
+    bar.close()
     return bins
 
 
-def pack(lengths: np.ndarray, documents: np.ndarray, s: int) -> tuple[np.ndarray, np.ndarray]:
+def pack(lengths: np.ndarray, documents: np.ndarray, s: int, progress: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Pieces in the order of their samples, and where each sample begins among them.
 
     Returns:
@@ -97,12 +101,12 @@ def pack(lengths: np.ndarray, documents: np.ndarray, s: int) -> tuple[np.ndarray
         raise DataError(
             f"{len(documents)} documents of less than two tokens", fix="give this split a larger share of --split"
         )
-    bins = best_fit_decreasing(pieces[:, 2], s)
+    bins = best_fit_decreasing(pieces[:, 2], s, progress)
     order = np.argsort(bins, kind="stable")  # inside a sample in the order of the data
     return pieces[order], np.concatenate(([0], np.cumsum(np.bincount(bins))))
 
 
-class PackedDataset:
+class PackedDataset(ReadInEpochs):
     """The samples of one split of one dataset, packed.
 
     Args:
@@ -114,7 +118,8 @@ class PackedDataset:
     Attributes:
         pieces: [n, 3], (sequence, offset, pairs).
         starts: [samples of an epoch + 1] where each begins in `pieces`.
-        num_epochs: how often each document is read; each epoch has the samples in another order.
+        num_epochs: how often each document is read; each epoch has the samples in another order, which is drawn when
+            the epoch is read, from the generator as the epochs before leave it.
 
     Raises:
         DataError: there is nothing to learn from.
@@ -127,7 +132,8 @@ class PackedDataset:
         s = config.sequence_length
 
         def build() -> dict[str, np.ndarray]:
-            return dict(zip(("pieces", "starts"), pack(dataset.sequence_lengths, documents, s), strict=True))
+            packed = pack(dataset.sequence_lengths, documents, s, config.progress)
+            return dict(zip(("pieces", "starts"), packed, strict=True))
 
         if isinstance(dataset, IndexedDataset):
             documents_hash = hashlib.sha256(documents.tobytes()).hexdigest()
@@ -137,18 +143,34 @@ class PackedDataset:
         else:
             arrays = build()
         self.pieces, self.starts = arrays["pieces"], arrays["starts"]
-        rows = len(self.starts) - 1
-        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // rows))
-        rng = np.random.RandomState(config.random_seed)
-        self._order = np.concatenate([rng.permutation(rows) for _ in range(self.num_epochs)])
+        self.documents, self._rows = documents, len(self.starts) - 1
+        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // self._rows))
+        self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self.num_epochs * self._rows
+
+    def _row(self, k: int) -> int:
+        """Which of the packed samples is sample k."""
+        epoch = self.epoch_of(k)
+        if epoch < self._epoch or self._epoch < 0:
+            self._epoch, self._rng = -1, np.random.RandomState(self.config.random_seed)
+        while self._epoch < epoch:
+            self._epoch, self._order = self._epoch + 1, self._rng.permutation(self._rows)
+        return int(self._order[k % self._rows])
+
+    def epoch_of(self, k: int) -> int:
+        """Of sample k."""
+        return k // self._rows
+
+    def read_epochs(self, samples: int) -> dict[str, float]:
+        """{name: how many epochs of it the first `samples` are}"""
+        return {self.name: samples / self._rows}
 
     @property
     def fill(self) -> float:
         """Share of the places of all samples that hold a pair; the rest is padding."""
-        return float(self.pieces[:, 2].sum()) / ((len(self.starts) - 1) * self.config.sequence_length)
+        return float(self.pieces[:, 2].sum()) / (self._rows * self.config.sequence_length)
 
     def batch(self, samples: Sequence[int]) -> Batch:
         """tokens, labels, position_ids, document_ids: [b, s] int64; loss_mask: [b, s] float32.
@@ -160,7 +182,7 @@ class PackedDataset:
         arrays = {name: np.zeros((b, s), dtype=np.int64) for name in ("tokens", "labels", "position_ids")}
         document_ids, loss_mask = np.zeros((b, s), dtype=np.int64), np.zeros((b, s), dtype=np.float32)
         for i, k in enumerate(samples):
-            row, at = int(self._order[k]), 0
+            row, at = self._row(k), 0
             held = self.pieces[self.starts[row] : self.starts[row + 1]].tolist()
             for number, (sequence, offset, pairs) in enumerate(held):
                 text = self.dataset.get(sequence, offset, pairs + 1)

@@ -76,15 +76,14 @@ def finalize_model_grads(model: DataParallel, mesh: Mesh, num_tokens: torch.Tens
         num_tokens: how many tokens counted in this rank's sum (a scalar); 0 on all pipeline stages but the last.
 
     Returns:
-        The global token count, a scalar in fp64; 1 where it is 0, so that a batch without any counted token gives zero
-        gradients and not NaN.
+        The global token count, a scalar in fp64. Where it is 0 gradients are 0 and not NaN, and the step is a bad one
+        (`training/step`).
     """
     model.finish_grad_sync()
     sum_partial_gradients(model, mesh)
     sum_tied_gradients(model, mesh)
     total = all_reduce(num_tokens.detach().to(torch.float64).clone(), mesh.dp_cp)
     total = all_reduce(total, mesh.pp)
-    total = torch.where(total > 0, total, torch.ones_like(total))
-    model.divide_gradients(total)
+    model.divide_gradients(torch.where(total > 0, total, torch.ones_like(total)))
     model.expert_load = count_loads(model, mesh)
     return total

@@ -3,9 +3,10 @@
 The problem in a sentence: one bad batch, or one broken wire, can end in weights that no later batch mends, and a run
 that stops at every NaN stops at night.
 
-A step is *bad* when its loss or a gradient is not finite, or when its loss is a spike: above `--spiky-loss-factor`
-times the mean of the last `WINDOW` good ones. Both are decided before the optimizer moves, from sums over all ranks
-that every rank has received in the same message, so that no rank decides alone. An overflow in fp16 with a dynamic
+A step is *bad* when its loss or a gradient is not finite, when its loss is a spike: above `--spiky-loss-factor` times
+the mean of the last `WINDOW` good ones, or when there is none: all labels of the batch are masked. It is decided before
+the optimizer moves, from sums over all ranks that every rank has received in the same message, so that no rank decides
+alone. An overflow in fp16 with a dynamic
 scale is no bad step: the scaler expects it.
 
 | `--bad-step` | then                                                                                              |

@@ -17,10 +17,10 @@ import dataclasses
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,10 +42,13 @@ from minimegatron.config.checkpoint import CheckpointConfig
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import saving
 from minimegatron.training.published import load_published
+from minimegatron.training.same_run import compare
 from minimegatron.training.state import TrainState
 
 if TYPE_CHECKING:
     from minimegatron.training.trainer import Trainer
+
+Taken = TypeVar("Taken")
 
 
 class Checkpoints:
@@ -161,7 +164,7 @@ class Checkpoints:
         """Continue from `config.load`; returns whether there was a checkpoint.
 
         Raises:
-            CheckpointError: there is none and one is required; it is not whole; it is of another model.
+            CheckpointError: there is none and one is required; it is not whole; it is of another model or run.
         """
         assert self.config.load is not None
         root = Path(self.config.load)
@@ -173,18 +176,10 @@ class Checkpoints:
                 )
             self.say(load_published(trainer, root))
             return True
-        steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
-        while (step := self._chosen(root, steps)) is not None:
-            try:
-                self._read(trainer, root, step, self.config)
-                return True
-            except (CheckpointError, RankError):  # the second on ranks that were told the first
-                steps = on_rank_zero(lambda: commit.published(root), self.mesh.world)
-                if step in steps or not steps:
-                    raise
-                self.say(f"another run has removed the checkpoint of iteration {step} while it was read")
-        self.say(f"no checkpoint in {root}: the run begins at its beginning")
-        return False
+        taken = _take(self.config, root, self.mesh, lambda step: self._read(trainer, root, step, self.config), self.say)
+        if taken is None:
+            self.say(f"no checkpoint in {root}: the run begins at its beginning")
+        return taken is not None
 
     def go_back(self, trainer: Trainer, error: BadStep) -> int:
         """Make the run that of the newest checkpoint of `config.save` again; returns its step.
@@ -202,14 +197,14 @@ class Checkpoints:
         self._read(trainer, root, steps[-1], whole)
         return steps[-1]
 
-    def _read(self, trainer: Trainer, root: Path, step: int, config: CheckpointConfig) -> None:
-        """Read a checkpoint into a run, as far as `config` wants it."""
+    def _read(self, trainer: Trainer, root: Path, step: int, config: CheckpointConfig) -> int:
+        """Read a checkpoint into a run, as far as `config` wants it; returns its step."""
         folder = commit.folder_of(root, step)
-        manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
-        saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
+        manifest = on_all_ranks(lambda: _manifest(root, step), self.mesh.world)
         same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
-        fresh = config.finetune or "counters" not in manifest.state  # as `convert` writes it: weights only
+        fresh = _is_fresh(config, manifest.state)
         optim = config.load_optim and not fresh
+        said = compare(manifest.state, trainer, weights_only=fresh, new_optimizer=not optim)
         rng = config.load_rng and not fresh and same_layout
         for there, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
             if there and not any(name.startswith(prefix) for name in manifest.tensors):
@@ -240,32 +235,13 @@ class Checkpoints:
             trainer.rng.load_state_dict(RngStreams.on_mesh(seed, self.mesh).state_dict())
             self.say("random streams begin anew, from the seed and the iteration: the layout is another one")
         what = "weights of the checkpoint" if fresh else "checkpoint"
-        self.say(f"loaded {what} of iteration {step} from {root}")
-
-    def _manifest(self, root: Path, step: int) -> Manifest:
-        try:
-            return commit.read_manifest(root, step)
-        except CheckpointError as error:
-            older = [one for one in commit.complete(root) if one != step]
-            fix = f"--ckpt-step {older[-1]} takes one whose manifest is whole" if older else error.fix
-            raise CheckpointError(error.what, where=error.where, fix=fix) from None
+        self.say("\n".join(filter(None, [said, f"loaded {what} of iteration {step} from {root}"])))
+        return step
 
     @property
     def _patience(self) -> float:
         """A save has three messages, each of which has the deadline of the group."""
         return 3 * self.mesh.parallel.distributed_timeout_seconds + 60
-
-    def _chosen(self, root: Path, steps: list[int]) -> int | None:
-        asked = self.config.ckpt_step
-        if asked is None and steps:
-            return steps[-1]
-        if asked in steps:
-            return asked
-        if asked is not None or self.config.exit_on_missing_checkpoint:
-            what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
-            there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
-            raise CheckpointError(what, where=str(root), fix=there)
-        return None
 
     def _take_counters(self, trainer: Trainer, manifest: Manifest, config: CheckpointConfig) -> None:
         """The run goes on where the checkpoint's did."""
@@ -293,6 +269,69 @@ class Checkpoints:
             self._flight.join(self._patience)
         if self._lock is not None:
             self._lock.close()
+
+
+def continues(config: CheckpointConfig, mesh: Mesh) -> dict[str, Any] | None:
+    """What the checkpoint says of the run that `--load` will go on with; None where another run begins.
+
+    Raises:
+        CheckpointError: there is none and one is required, or its manifest is damaged.
+    """
+    if config.load is None or is_published(root := Path(config.load)):
+        return None
+    manifest = _take(config, root, mesh, lambda step: on_all_ranks(lambda: _manifest(root, step), mesh.world))
+    return None if manifest is None or _is_fresh(config, manifest.state) else manifest.state
+
+
+def _take(
+    config: CheckpointConfig,
+    root: Path,
+    mesh: Mesh,
+    take: Callable[[int], Taken],
+    say: Callable[[str], None] = lambda text: None,
+) -> Taken | None:
+    """`take(step)` of the checkpoint that `config` asks for; of another, where that one is removed meanwhile.
+
+    Returns:
+        What `take` has returned; None where there is no checkpoint.
+    """
+    steps = on_rank_zero(lambda: commit.published(root), mesh.world)
+    while (step := _chosen(config, root, steps)) is not None:
+        try:
+            return take(step)
+        except (CheckpointError, RankError):  # the second on ranks that were told the first
+            steps = on_rank_zero(lambda: commit.published(root), mesh.world)
+            if step in steps or not steps:
+                raise
+            say(f"another run has removed the checkpoint of iteration {step} while it was read")
+    return None
+
+
+def _is_fresh(config: CheckpointConfig, state: Mapping[str, Any]) -> bool:
+    """Whether nothing but the weights is taken; `convert` writes checkpoints that have nothing else."""
+    return config.finetune or "counters" not in state
+
+
+def _chosen(config: CheckpointConfig, root: Path, steps: list[int]) -> int | None:
+    asked = config.ckpt_step
+    if asked is None and steps:
+        return steps[-1]
+    if asked in steps:
+        return asked
+    if asked is not None or config.exit_on_missing_checkpoint:
+        what = "no checkpoint" if asked is None else f"no checkpoint of step {asked}"
+        there = f"choose among {', '.join(map(str, steps))}" if steps else "look at what --load names"
+        raise CheckpointError(what, where=str(root), fix=there)
+    return None
+
+
+def _manifest(root: Path, step: int) -> Manifest:
+    try:
+        return commit.read_manifest(root, step)
+    except CheckpointError as error:
+        older = [one for one in commit.complete(root) if one != step]
+        fix = f"--ckpt-step {older[-1]} takes one whose manifest is whole" if older else error.fix
+        raise CheckpointError(error.what, where=error.where, fix=fix) from None
 
 
 def _open_root(root: Path, mesh: Mesh) -> tuple[RootLock | None, str]:

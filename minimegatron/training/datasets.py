@@ -26,11 +26,14 @@ import torch
 from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
+from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import Dataset, build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
-from minimegatron.data.gpt_dataset import GPTDatasetConfig
+from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
+from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.masking import Batch
+from minimegatron.data.packing import PackedDataset
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
@@ -50,6 +53,8 @@ class RunData:
         vocab_size: V of the model, at least the tokenizer's.
         train, valid, test: samples; None where there are none.
         prefixes: of the files that hold the tokens.
+        trained_on: (contents, prefix) of each file of the training data, with its share and its documents: a run that
+            goes on must have the same contents, wherever they lie.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +63,7 @@ class RunData:
     valid: Dataset | None
     test: Dataset | None
     prefixes: tuple[str, ...] = ()
+    trained_on: tuple[tuple[str, str], ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """What every rank must have opened, for `launch.agreement`; a file's folder may be another on each node."""
@@ -67,28 +73,40 @@ class RunData:
         }
         sets = {"train": self.train, "valid": self.valid, "test": self.test}
         facts |= {f"number of {name} samples": len(data) for name, data in sets.items() if data is not None}
+        facts["training data"] = [contents for contents, _ in self.trained_on]
         return facts | {"tokenizer": self.tokenizer.identity, "vocab_size": self.vocab_size}
 
 
-def load_data(run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int]) -> RunData:
+Joint = tuple[int | None, int | None, int | None]
+
+
+def load_data(
+    run: RunConfig,
+    mesh: Mesh,
+    num_samples: tuple[int, int, int],
+    joint: Joint = (None, None, None),
+    quiet: bool = False,
+) -> RunData:
     """Tokenizer and datasets, made by rank 0 first; all ranks must call.
 
     Args:
         run: where tokens come from, and the vocabulary if one was chosen.
         mesh: the ranks.
         num_samples: of train, valid and test.
+        joint: of each so many in Megatron's order (`data/epochs`).
+        quiet: no bar, however long it takes.
 
     Raises:
         ConfigError, DataError: on every rank; also when the ranks have opened different data.
     """
     loaded: list[RunData] = []
-    on_rank_zero(lambda: loaded.append(_load(run, num_samples)), mesh.world)
-    data = on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples), mesh.world)
+    on_rank_zero(lambda: loaded.append(_load(run, num_samples, joint, not quiet)), mesh.world)
+    data = on_all_ranks(lambda: loaded[0] if loaded else _load(run, num_samples, joint, False), mesh.world)
     require_agreement(gather_objects(on_all_ranks(data.facts, mesh.world), mesh.world))
     return data
 
 
-def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
+def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progress: bool) -> RunData:
     data, chosen = run.data, run.model.vocab_size if "vocab_size" in run.given else None
     data_path: tuple[str, ...] = tuple(read_data_args(data.data_args_path)) if data.data_args_path else data.data_path
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
@@ -107,13 +125,30 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
         data.eod_mask_loss,
         data.data_cache_path,
         data.sequence_packing,
+        progress,
     )
     train, valid, test = build_datasets(
-        config, num_samples, data_path, data.split, per_split if any(per_split) else None
+        config, num_samples, data_path, data.split, per_split if any(per_split) else None, joint=joint
     )
     blends = [parse_data_path(words)[0] for words in (data_path, *per_split) if words]
     prefixes = sorted({prefix for blend in blends for prefix in blend})
-    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes))
+    trained_on = () if train is None else tuple(_contents(train))
+    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes), trained_on)
+
+
+def _contents(dataset: Dataset) -> Iterator[tuple[str, str]]:
+    """Of each file what is read of it, and its prefix."""
+    parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
+    if isinstance(dataset, BlendedDataset):
+        shares = zip(dataset.datasets, dataset.shares, strict=True)
+        parts = [(part, [f"share {share:.12g}"]) for part, share in shares]
+    else:
+        parts = [(dataset, [])]
+    for part, words in parts:
+        source = part.dataset
+        if isinstance(source, IndexedDataset):
+            words += [file_fact(source.bin_path), f"index {source.idx_sha256[:12]}"]
+        yield ", ".join([*words, f"documents {part.documents[0]} to {part.documents[-1]}"]), part.name
 
 
 def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:

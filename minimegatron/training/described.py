@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 import minimegatron
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import plan_stages
+from minimegatron.data.builder import Dataset, parse_split
 from minimegatron.models.zoo import count_parameters
+from minimegatron.training.datasets import RunData
 from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.run import RunConfig
+from minimegatron.training.without_effect import per_split
+
+NAMED = 8  # files of a blend
 
 
 def describe_machine(run: RunConfig, mesh: Mesh) -> str:
@@ -42,4 +49,56 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
         plan = plan_stages(run.parallel, model.num_layers)
         held = " ".join(str(len(layers)) for layers in plan.layers)
         lines.append(f"pipeline: {plan.schedule}, {len(plan.layers)} stages of {held} layers on {plan.ranks} ranks")
+    clip = run.optimizer.clip_grad
+    cut = f"before it is clipped to {clip:g}" if clip else "which is not clipped"
+    return "\n".join([*lines, f"grad norm, below: of the whole gradient, {cut}"])
+
+
+def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -> str:
+    """How often the run reads its training data, and which evaluation it goes without.
+
+    Args:
+        run: what was asked for.
+        data: what was found.
+        train: the training set.
+        samples: of all steps.
+    """
+    read = train.read_epochs(samples)
+    named = [f"{_number(n)} of {name}" for name, n in list(read.items())[:NAMED]]
+    more = [f"{len(read) - NAMED} more files"] if len(read) > NAMED else []
+    what = f"{_number(*read.values())} of its training data" if len(read) == 1 else ", ".join(named + more)
+    lines = [f"epochs: the run reads {what}"]
+    cut = not per_split(run.data) and parse_split(run.data.split)[2] is not None
+    if cut and run.training.eval_interval and run.training.eval_iters and data.test is None:
+        lines.append(f"test set: none, --split {run.data.split} leaves it no document")
     return "\n".join(lines)
+
+
+def _number(epochs: float) -> str:
+    return f"{epochs:.3g}" if epochs < 100 else f"{epochs:,.0f}"
+
+
+class EpochLines:
+    """A line when an epoch begins, but for the first; of several in an interval of the log the last.
+
+    Args:
+        train: the training set.
+        samples: of all steps.
+    """
+
+    def __init__(self, train: Dataset, samples: int) -> None:
+        self.train = train
+        self.epochs = {name: math.ceil(n) for name, n in train.read_epochs(samples).items()}
+        self._begun: dict[str, tuple[int, int]] = {}
+
+    def after_step(self, first: int, end: int, iteration: int, says: bool) -> list[str]:
+        """Lines after a step that has read samples [first, end); none until one `says`."""
+        self._begun |= {name: (epoch, iteration) for name, epoch in self.train.begun(first, end).items()}
+        if not says:
+            return []
+        begun, self._begun = self._begun, {}
+        return [
+            f"epoch {epoch + 1} of {max(self.epochs[name], epoch + 1)}"
+            f"{f' of {name}' if len(self.epochs) > 1 else ''} begins in iteration {step}"
+            for name, (epoch, step) in begun.items()
+        ]

@@ -46,7 +46,7 @@ def evaluate(
         num_microbatches: forward passes of each rank.
 
     Returns:
-        name -> mean over all counted tokens, equal on all ranks.
+        name -> mean over all counted tokens, equal on all ranks; without those of no token.
     """
     reports: dict[str, torch.Tensor] = {}
     modes = {module: module.training for module in model.modules()}
@@ -62,4 +62,4 @@ def evaluate(
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return reduce_reports(reports, mesh, names=model.loss_names[False]).means
+    return reduce_reports(reports, mesh, names=model.loss_names[False], of_nothing=None).means

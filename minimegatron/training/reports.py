@@ -92,7 +92,7 @@ class Totals(NamedTuple):
     """What `reduce_reports` has read; equal on all ranks.
 
     Attributes:
-        means: name -> mean over all counted tokens; 0 when none counted.
+        means: name -> mean over all counted tokens; `of_nothing` where none counted.
         stop: whether any rank asked to stop.
         beside: the tensors that were read along, as flat lists.
     """
@@ -109,6 +109,7 @@ def reduce_reports(
     *,
     names: list[str] | None = None,
     beside: Sequence[torch.Tensor] = (),
+    of_nothing: float | None = 0.0,
 ) -> Totals:
     """Add up [sum, count] pairs over the world, in one message, and read them; waits for the device, once.
 
@@ -119,6 +120,7 @@ def reduce_reports(
         asks_to_stop: this rank wants the run to end (a signal, the time is up).
         names: of the losses, as an earlier call has left them there; empty at first. For pipelines.
         beside: more fp64 tensors, equal on all ranks, to be read along.
+        of_nothing: the mean of no token; None leaves it out.
     """
     names = [] if names is None else names
     if mesh.pp.size == 1:
@@ -135,8 +137,10 @@ def reduce_reports(
     numbers, (stops, *strange), rest = flat[: 2 * len(names)], flat[2 * len(names) : len(sums)], iter(flat[len(sums) :])
     if any(strange):
         names.clear()
-        return reduce_reports(reports, mesh, asks_to_stop, names=names, beside=beside)
-    means = {name: numbers[2 * i] / (numbers[2 * i + 1] or 1.0) for i, name in enumerate(names)}
+        return reduce_reports(reports, mesh, asks_to_stop, names=names, beside=beside, of_nothing=of_nothing)
+    pairs_read = zip(names, numbers[::2], numbers[1::2], strict=True)
+    found = {name: total / count if count else of_nothing for name, total, count in pairs_read}
+    means = {name: mean for name, mean in found.items() if mean is not None}
     return Totals(means, stops > 0, [[next(rest) for _ in range(tensor.numel())] for tensor in beside])
 
 

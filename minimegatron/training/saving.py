@@ -10,9 +10,10 @@ generator, no error will tell.
 | optimizer, main parameters   | `optimizer.<key>.<logical name>` | yes: moments lie where the weights lie        |
 | random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
 | counters, schedule, scaler   | `state` of the manifest          | yes                                           |
-| the model's configuration    | `state` of the manifest          | what changes the mathematics must be equal    |
+| configuration                | `state` of the manifest          | what makes another run is refused: `same_run` |
 
-Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed.
+Where the data stands is a counter: the order of samples is a function of the seed and of how many were consumed, and
+of `joint_samples` where the first epochs are shuffled together (`data/epochs`).
 
 Megatron-LM: `generate_state_dict` and `load_checkpoint` in `megatron/training/checkpointing.py`.
 """
@@ -36,18 +37,10 @@ from minimegatron.errors import CheckpointError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data_parallel import DataParallel
+from minimegatron.training.same_run import MODEL, facts_of
 
 if TYPE_CHECKING:
     from minimegatron.training.trainer import Trainer
-
-# Fields of the model that change how it is computed and not what; all others must be those of the checkpoint.
-MAY_CHANGE = {
-    "attention_backend", "transformer_impl", "kernels", "recompute_granularity", "recompute_method",
-    "recompute_num_layers", "recompute_modules", "make_vocab_size_divisible_by", "hidden_dropout", "attention_dropout",
-    "init_method_std", "scale_output_init", "moe_token_dispatcher_type", "moe_grouped_gemm",
-    "moe_shared_expert_overlap", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_router_bias_update_rate",
-    "moe_input_jitter_eps", "mtp_loss_scaling_factor",
-}  # fmt: skip
 
 
 def model_tensors(model: DataParallel) -> dict[str, Logical]:
@@ -147,31 +140,14 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "model": trainer.run.model.to_dict(),
         "layout": layout_facts(trainer.mesh),
         "seed": trainer.run.training.seed,
+        "run": {name: fact for name, fact in facts_of(trainer).items() if name not in MODEL},
+        "joint_samples": list(trainer.joint),
     }
 
 
 def layout_facts(mesh: Mesh) -> dict[str, int]:
     """What random streams depend on: ranks on each axis."""
     return {name: mesh.axis(name).size for name in ("tp", "cp", "pp", "dp", "ep", "world")}
-
-
-def check_same_model(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another model.
-
-    Raises:
-        CheckpointError: names the fields that differ, with both values.
-    """
-    saved, ours = dict(saved), dict(ours)
-    differs = [
-        f"{name}: checkpoint {saved.get(name)!r}, now {ours.get(name)!r}"
-        for name in sorted((saved.keys() | ours.keys()) - MAY_CHANGE)
-        if saved.get(name) != ours.get(name)
-    ]
-    if differs:
-        raise CheckpointError(
-            "the checkpoint is of another model:\n  " + "\n  ".join(differs[:12]),
-            fix="give the flags of the run that wrote it, or another folder",
-        )
 
 
 def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skipped: Iterable[str], world: Axis) -> None:

@@ -1,7 +1,7 @@
 """Where a run is: what, beside weights and optimizer, must survive a restart.
 
-The order of samples is a pure function of the seed and of how many samples have been consumed, and so are the batch
-size and the learning rate. So these numbers say it all.
+The order of samples is a pure function of the seed and of how many samples have been consumed (`data/epochs`), and so
+are the batch size and the learning rate. So these numbers say it all, in a run that is the same one (`same_run`).
 """
 
 from __future__ import annotations

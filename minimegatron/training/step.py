@@ -12,7 +12,8 @@ mask:
     reported              sum L / N
 
 The mean of per-rank means is a different number as soon as the counts differ, and a rank whose tokens are all masked
-would divide 0 by 0; here it contributes 0 to both sums.
+would divide 0 by 0; here it contributes 0 to both sums. Where no rank has a token that counts, there is no mean, and
+the step is a bad one (`bad_steps`): weights would move by momentum alone, and the log would show a loss of 0.
 
 | what travels, besides DDP's buckets | axis    | bytes                             |
 |-------------------------------------|---------|-----------------------------------|
@@ -46,6 +47,7 @@ import torch
 
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.optim.schedule import OptimizerParamScheduler
@@ -165,8 +167,8 @@ def train_step(
         What happened, and whether the run should end; equal on all ranks.
 
     Raises:
-        BadStep: on all ranks, when the loss or a gradient is not finite and the configuration does not skip such steps,
-            or `options.before_update` refuses the losses. Nothing has moved.
+        BadStep: on all ranks, when no label of any rank counts, when the loss or a gradient is not finite and the
+            configuration does not skip such steps, or `options.before_update` refuses the losses. Nothing has moved.
     """
     hooks, divisor = options.hooks or StepHooks(model, mesh), options.loss_divisor
     model.zero_grad_buffer()
@@ -182,6 +184,12 @@ def train_step(
         reports, mesh, options.asks_to_stop, names=model.loss_names[True], beside=[num_tokens, *hooks.tables()]
     )
     mark_losses(losses)
+    if counted == 0:
+        raise BadStep(
+            "none of the step's labels counts: there is no loss to lower, and nothing has moved",
+            fix="look at what masks them (--eod-mask-loss, padding, a mask of your own); --bad-step skip goes on "
+            "without such a batch",
+        )
     if optimizer.config.check_for_nan_in_loss_and_grad:
         check_finite(losses, reports, mesh)
     options.before_update(losses)

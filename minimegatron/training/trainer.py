@@ -29,7 +29,8 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -48,9 +49,9 @@ from minimegatron.optim.scaler import loss_divisor
 from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.bad_steps import ROLLBACKS, refuse_spike, with_latest
-from minimegatron.training.checkpointing import Checkpoints
-from minimegatron.training.datasets import load_data, microbatches
-from minimegatron.training.described import describe_machine, describe_run
+from minimegatron.training.checkpointing import Checkpoints, continues
+from minimegatron.training.datasets import Joint, load_data, microbatches
+from minimegatron.training.described import EpochLines, describe_data, describe_machine, describe_run
 from minimegatron.training.evaluate import evaluate
 from minimegatron.training.experts import WINDOW
 from minimegatron.training.first_step import check_first_step
@@ -100,7 +101,10 @@ class Trainer:
         self.train_iters = iterations_of(run.training, self.batch_sizes)
         if self.mesh.rank == 0 and not quiet:
             print(describe_machine(run, self.mesh), flush=True)
-        data = load_data(run, self.mesh, self._samples_wanted(run))
+        began = continues(run.checkpoint, self.mesh)
+        wanted = self._samples_wanted(run, began)
+        self.joint = self._joint(run, began, wanted)
+        data = load_data(run, self.mesh, wanted, self.joint, quiet)
         self.run = run = dataclasses.replace(run, model=run.model.replace(vocab_size=data.vocab_size))
         if data.train is None:
             raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
@@ -113,7 +117,10 @@ class Trainer:
         self.memory = on_all_ranks(lambda: MemoryReport(run, mesh, self.model, self.optimizer), mesh.world)
         if run.training.log_memory_to_tensorboard:
             self.metrics.more_tags = self.memory.tags
+        samples = self.batch_sizes.samples_of(self.train_iters)
+        self.epochs = EpochLines(data.train, samples)
         self.metrics.say(describe_run(run, self.train_iters, self.batch_sizes))
+        self.metrics.say(describe_data(run, data, data.train, samples))
         self.checkpoints = Checkpoints(run.checkpoint, mesh, self.metrics.say)
         self.checkpoints.begin(self)
         self._fit_to_data()
@@ -138,12 +145,31 @@ class Trainer:
         before = functools.partial(schedule, counted=False)
         self.scheduler = OptimizerParamScheduler(self.optimizer.param_groups, schedule(), before)
 
-    def _samples_wanted(self, run: RunConfig) -> tuple[int, int, int]:
+    def _samples_wanted(self, run: RunConfig, began: Mapping[str, Any] | None) -> tuple[int, int, int]:
         """Samples of the train, validation and test sets, as many as the run can use."""
+        evaluated = began["counters"]["consumed_valid_samples"] if began else 0
+        train, valid, test = self._samples_of(run, self.train_iters)
+        return train, valid + evaluated if valid else 0, test
+
+    def _samples_of(self, run: RunConfig, train_iters: int) -> tuple[int, int, int]:
         batch, training = self.batch_sizes.global_batch_size, run.training
-        evaluations = self.train_iters // training.eval_interval + 1 if training.eval_interval else 0
+        evaluations = train_iters // training.eval_interval + 1 if training.eval_interval else 0
         rounds = training.eval_iters * batch
-        return self.train_iters * batch, evaluations * rounds, rounds if evaluations else 0
+        return train_iters * batch, evaluations * rounds, rounds if evaluations else 0
+
+    def _joint(self, run: RunConfig, began: Mapping[str, Any] | None, wanted: tuple[int, int, int]) -> Joint:
+        """Samples whose epochs are shuffled together, as the run began (`data/epochs`).
+
+        Checkpoints that do not say it are of Megatron-LM or of an older version, and have its order of all samples of
+        the run, which was as long as their weight decay might grow.
+        """
+        if began is None:
+            return wanted if run.data.sample_order == "megatron" else (None, None, None)
+        if "joint_samples" in began:
+            train, valid, test = began["joint_samples"]
+            return train, valid, test
+        length = dataclasses.replace(run.training, train_samples=began["scheduler"]["wd_incr_steps"])
+        return self._samples_of(run, iterations_of(length, self.batch_sizes))
 
     def train(self) -> TrainState:
         """Run to the end, or to the step after which a rank wants to stop.
@@ -194,6 +220,7 @@ class Trainer:
     def _step(self, asks_to_stop: bool) -> bool:
         """One step and its bookkeeping; returns whether the run should end."""
         begun, state = time.perf_counter(), self.state
+        first = state.consumed_train_samples
         batch_size = self.batch_sizes.global_batch_size_at(state.consumed_train_samples)
         try:
             report, stop = self._train_step(batch_size, asks_to_stop)
@@ -207,6 +234,10 @@ class Trainer:
         state.recent_losses = with_latest(state.recent_losses, report.losses)
         self.history.append(report)
         seconds = time.perf_counter() - begun
+        if self.metrics.speaks:
+            says = state.iteration % self.run.training.log_interval == 0
+            for line in self.epochs.after_step(first, state.consumed_train_samples, state.iteration, says):
+                self.metrics.say(line)
         self.metrics.step(report, state.iteration, state.consumed_train_samples, batch_size, seconds)
         return stop
 
@@ -266,7 +297,7 @@ class Trainer:
             self.metrics.say(f"samples were left out: the run ends after iteration {self.train_iters}")
 
     def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
-        """Losses of `eval_iters` global batches of a split, printed; {} where the split is empty."""
+        """Losses of `eval_iters` global batches of a split, printed; {} where it is empty, or no label of it counts."""
         dataset = self.data.valid if split == "validation" else self.data.test
         rounds = self.run.training.eval_iters
         if dataset is None or rounds == 0:
@@ -279,8 +310,11 @@ class Trainer:
         if split == "validation":
             self.state.consumed_valid_samples += rounds * self.batch_sizes.global_batch_size
             total = sum(losses.values())
-            self.state.validation_loss = total if math.isfinite(total) else None
-        self.metrics.validation(losses, self.state.iteration, split, where)
+            self.state.validation_loss = total if losses and math.isfinite(total) else None
+        if losses:
+            self.metrics.validation(losses, self.state.iteration, split, where)
+        else:
+            self.metrics.say(f"no {split} loss at iteration {self.state.iteration}: none of the labels counts")
         return losses
 
     def _batches(self, dataset: Dataset, consumed: int) -> Iterator[dict[str, torch.Tensor]]:

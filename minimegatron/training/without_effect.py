@@ -24,7 +24,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minimegatron.config import DataConfig
 from minimegatron.training.run import RunConfig
+
+
+def per_split(data: DataConfig) -> bool:
+    """Whether each set has files of its own."""
+    return bool(data.train_data_path or data.valid_data_path or data.test_data_path)
+
+
+def has_validation_set(data: DataConfig) -> bool:
+    """Whether the run is given one."""
+    if data.mock_data:
+        return True
+    from minimegatron.data.builder import parse_split  # not above: --help needs no torch
+
+    return bool(data.valid_data_path) if per_split(data) else parse_split(data.split)[1] is not None
 
 
 class Row(NamedTuple):
@@ -99,6 +114,15 @@ ROWS = (
     Row("initial_loss_scale min_loss_scale loss_scale_window hysteresis",
         lambda run: run.optimizer.loss_scale is None, "the loss scale is dynamic, and loss_scale makes it constant"),
     Row("eval_iters", lambda run: run.training.eval_interval is not None, "eval_interval is given"),
+    Row("eval_interval eval_iters", lambda run: has_validation_set(run.data),
+        "there is a validation set: a second share of --split, or --valid-data-path"),
+    Row("eval_interval", lambda run: run.training.eval_iters > 0, "eval_iters is above 0"),
+    Row("save_keep_best",
+        lambda run: run.training.eval_interval is not None and run.training.eval_iters > 0
+        and has_validation_set(run.data),
+        "the run is evaluated: eval_interval and a validation set"),
+    Row("split", lambda run: not run.data.mock_data and not per_split(run.data),
+        "one --data-path or --corpus is cut into train, validation and test documents"),
     Row("wandb_exp_name wandb_entity wandb_save_dir", lambda run: run.training.wandb_project is not None,
         "wandb_project is given"),
     Row("cuda_graph_scope cuda_graph_warmup_steps", lambda run: run.training.cuda_graph_impl != "none",
@@ -107,6 +131,11 @@ ROWS = (
         "profile is given"),
     Row("corpus_path", lambda run: run.data.corpus is not None, "corpus is given"),
 )  # fmt: skip
+
+
+def counts(field: str, run: RunConfig) -> bool:
+    """Whether a field is read in this run."""
+    return all(row.counts(run) for row in ROWS if field in row.fields.split())
 
 
 def without_effect(run: RunConfig, chosen: frozenset[str]) -> tuple[str, ...]:

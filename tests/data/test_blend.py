@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minimegatron.data.blend import BlendedDataset, build_blending_indices, build_exhaustive_blending_indices, normalize
+from minimegatron.data.blend import (
+    BlendedDataset,
+    build_blending_indices,
+    build_exhaustive_blending_indices,
+    normalize,
+    period,
+)
 from minimegatron.data.builder import build_datasets, parse_data_path, parse_split, read_data_args, split_documents
 from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
@@ -119,7 +125,7 @@ def test_a_small_dataset_is_read_for_more_epochs(tmp_path):
     assert isinstance(train, BlendedDataset) and len(train) == 200
     assert [dataset.num_epochs for dataset in train.datasets] == [1, -(-(61 * 4 + 1) // 27)]
     from_small = [bool(train[k]["tokens"][0] >= 500) for k in range(200)]
-    assert sum(from_small) == 60 and from_small == (train.dataset_index == 1).tolist()
+    assert sum(from_small) == 60 and from_small == (train.draws(0, 200)[0] == 1).tolist()
 
 
 def test_weight_zero_and_a_single_weighted_dataset(tmp_path):
@@ -135,7 +141,7 @@ def test_prefixes_without_weights_are_read_once(tmp_path):
     whole, *_ = build_datasets(CONFIG, (None, 0, 0), paths, "1,0,0")
     assert len(whole) == sum(len(dataset) for dataset in whole.datasets)
     some, *_ = build_datasets(CONFIG, (50, 0, 0), paths, "1,0,0")
-    assert len(some) == 50 and (some.dataset_index == whole.dataset_index[:50]).all()
+    assert len(some) == 50 and (some.draws(0, 50)[0] == whole.draws(0, 50)[0]).all()
 
 
 def test_a_path_per_split(tmp_path):
@@ -163,29 +169,63 @@ def test_mock_data_needs_no_file():
 
 def test_errors_say_which_set_of_which_dataset(tmp_path):
     path = corpus(tmp_path, "a", 3)
-    with pytest.raises(DataError, match="no token") as caught:
+    with pytest.raises(DataError, match="valid set has 1 % of 3 documents, which is none") as caught:
         build_datasets(CONFIG, (10, 5, 0), [path], "99,1,0")
-    assert caught.value.where == f"valid set; {path}"
+    assert caught.value.where == path and caught.value.fix.startswith("--split 2,1 gives it one")
+    assert len(build_datasets(CONFIG, (10, 5, 0), [path], "2,1")[1].documents) == 1
     with pytest.raises(DataError, match="make no sample"):
         build_datasets(GPTDatasetConfig(100, NullTokenizer(999)), (None, 0, 0), [path], "1,0,0")
     with pytest.raises(ConfigError, match="number of samples"):
         build_datasets(CONFIG, (None, 0, 0), ["1", path], "1,0,0")
     with pytest.raises(DataError, match="outside the vocabulary"):
         build_datasets(GPTDatasetConfig(4, NullTokenizer(1)), (10, 0, 0), [path], "1,0,0")
-    low = GPTDataset(IndexedDataset(path), np.arange(3), 6, CONFIG)
-    with pytest.raises(DataError, match="which has"):
-        BlendedDataset([low, low], [0.9, 0.1], 100)
 
 
-def test_the_blend_is_cached_where_a_folder_is_named(tmp_path):
-    a, b = corpus(tmp_path, "a", 30), corpus(tmp_path, "b", 30, first=500)
-    config = GPTDatasetConfig(4, NullTokenizer(999), path_to_cache=str(tmp_path / "cache"))
-    first, *_ = build_datasets(config, (20, 0, 0), ["1", a, "2", b], "1,0,0")
-    second, *_ = build_datasets(config, (20, 0, 0), ["1", a, "2", b], "1,0,0")
-    assert (first.dataset_index == second.dataset_index).all()
-    assert len([name for name in (tmp_path / "cache").iterdir() if name.is_dir()]) == 3
+@pytest.mark.parametrize(("documents", "left"), [(386, [374, 12, None]), (950, [921, 28, 1])])
+def test_a_test_set_that_the_default_split_rounds_to_nothing_is_left_out(tmp_path, documents, left):
+    sets = build_datasets(CONFIG, (10, 5, 5), [corpus(tmp_path, "a", documents, length=5)])
+    assert [None if one is None else len(one.documents) for one in sets] == left
+
+
+def test_draws_are_made_in_blocks_wherever_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("minimegatron.data.blend.BLOCK", 7)
+    parts = [GPTDataset(IndexedDataset(corpus(tmp_path, name, 30)), np.arange(30), 9, CONFIG) for name in "abc"]
+    weights = normalize([0.2, 0.5, 0.3])
+    datasets, samples = build_blending_indices(weights, 100)
+    for first, end in [(0, 100), (93, 100), (40, 55), (3, 4), (6, 8)]:
+        for blend in (BlendedDataset(parts, weights, 100), BlendedDataset(parts, weights, 1000)):
+            found = blend.draws(first, end)
+            assert (found[0] == datasets[first:end]).all() and (found[1] == samples[first:end]).all()
+            assert found[0].dtype == np.int16 and found[1].dtype == np.int64
 
 
 def test_a_file_of_prefixes_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"--data-args-path {tmp_path}/none: .*No such file"):
         read_data_args(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [([7, 3], 10), ([0.3, 0.5, 0.35], 23), ([1, 1, 1], 3), ([0.123, 0.5, 0, 0.377], 1000), ([1, 2, 3, 5, 7, 11], 29)],
+)
+def test_after_whole_periods_the_counts_are_the_shares(tmp_path, monkeypatch, weights, whole):
+    """And draws that begin there are those that begin at 0."""
+    monkeypatch.setattr("minimegatron.data.blend.BLOCK", 7)
+    shares = normalize(weights)
+    assert period(shares) == whole
+    datasets, samples = build_blending_indices(shares, 4000)
+    for end in range(whole, 4000, whole):
+        counts = np.bincount(datasets[:end], minlength=len(shares))
+        assert np.abs(counts - end * np.array(shares)).max() < 1e-6
+    low = GPTDataset(IndexedDataset(corpus(tmp_path, "a", 30)), np.arange(30), 9, CONFIG)
+    for first in (3, 1990, 3990):
+        found = BlendedDataset([low] * len(shares), weights, 10**9).draws(first, first + 9)
+        assert (found[0] == datasets[first : first + 9]).all() and (found[1] == samples[first : first + 9]).all()
+
+
+def test_shares_without_a_period_and_the_far_end_of_a_long_run(tmp_path):
+    assert period(normalize([2**0.5, 1])) is None and period(normalize([1, 2**25])) is None
+    low = GPTDataset(IndexedDataset(corpus(tmp_path, "a", 30)), np.arange(30), 9, CONFIG)
+    datasets, samples = BlendedDataset([low, low], [0.7, 0.3], 10**9).draws(10**9 - 10, 10**9)
+    assert datasets.tolist() == build_blending_indices([0.7, 0.3], 20)[0][10:].tolist()
+    assert samples[datasets == 0].tolist() == list(range(699_999_993, 700_000_000))

@@ -26,7 +26,7 @@ def counting(folder, lengths=tuple(GOLDEN["lengths"])):
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: str(case["num_samples"]))
 def test_the_stored_samples(tmp_path, case):
     config = GPTDatasetConfig(4, NullTokenizer(999), random_seed=GOLDEN["seed"])
-    dataset = GPTDataset(counting(tmp_path), np.arange(6), case["num_samples"], config)
+    dataset = GPTDataset(counting(tmp_path), np.arange(6), case["num_samples"], config, joint=case["num_samples"])
     assert dataset[0]["tokens"].tolist() == case["tokens"] and dataset[0]["labels"].tolist() == case["labels"]
     assert dataset.num_epochs == len(case["document_index"]) // 6
     with pytest.raises(IndexError):
@@ -38,11 +38,12 @@ def test_every_sample_is_a_window_of_the_shuffled_stream(tmp_path, seed):
     rng = np.random.RandomState(seed)
     lengths, s = rng.randint(1, 30, 25), int(rng.randint(1, 20))
     low = counting(tmp_path, lengths)
-    dataset = GPTDataset(low, np.arange(25), 60, GPTDatasetConfig(s, NullTokenizer(999), random_seed=seed))
-    stream = np.concatenate([low[int(d)] for d in dataset.indices.document_index])
+    dataset = GPTDataset(low, np.arange(25), 60, GPTDatasetConfig(s, NullTokenizer(999), random_seed=seed), 60)
+    indices = dataset.epochs.block(0)
+    stream = np.concatenate([low[int(d)] for d in indices.document_index])
     batch = dataset.batch(range(len(dataset)))
     for k in range(len(dataset)):
-        i = int(dataset.indices.shuffle_index[k])
+        i = int(indices.shuffle_index[k])
         assert batch["tokens"][k].tolist() == stream[i * s : (i + 1) * s].tolist()
         assert batch["labels"][k].tolist() == stream[i * s + 1 : (i + 1) * s + 1].tolist()
     inputs = sorted(batch["tokens"].flatten().tolist())

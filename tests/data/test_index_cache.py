@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from minimegatron.data.gpt_dataset import GPTDatasetConfig, cached_sample_indices
+from minimegatron.data import gpt_dataset
+from minimegatron.data.gpt_dataset import GPTDataset, GPTDatasetConfig
 from minimegatron.data.index_cache import cached_arrays
 from minimegatron.data.publish import build_once, locked
 from minimegatron.data.tokenizer import NullTokenizer
@@ -105,24 +106,37 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
     assert len(build_count) == 3, "another description is another cache"
 
 
-def test_new_data_under_an_old_name_is_not_read_with_the_old_index(tmp_path):
+@pytest.fixture
+def keeps_all(monkeypatch):
+    monkeypatch.setattr(gpt_dataset, "CACHED_FROM", 0)
+
+
+def test_new_data_under_an_old_name_is_not_read_with_the_old_index(tmp_path, keeps_all):
     config = GPTDatasetConfig(4, NullTokenizer(999), path_to_cache=str(tmp_path / "cache"))
-    first = cached_sample_indices(counting(tmp_path, [10, 10]), np.arange(2), None, config)
-    second = cached_sample_indices(counting(tmp_path, [4, 16]), np.arange(2), None, config)
+    first = GPTDataset(counting(tmp_path, [10, 10]), np.arange(2), None, config).epochs.block(0)
+    second = GPTDataset(counting(tmp_path, [4, 16]), np.arange(2), None, config).epochs.block(0)
     assert first.sample_index.tolist() != second.sample_index.tolist()
     beside = GPTDatasetConfig(4, NullTokenizer(999))
-    cached_sample_indices(counting(tmp_path), np.arange(6), None, beside)
+    GPTDataset(counting(tmp_path), np.arange(6), None, beside)
     assert (tmp_path / "x.cache").is_dir()
 
 
-def test_what_the_indices_depend_on_is_in_their_name(tmp_path):
+def test_what_the_indices_depend_on_is_in_their_name(tmp_path, keeps_all):
     low = counting(tmp_path)
     keys = set()
-    for s, seed, documents, samples in ((4, 1, 6, 9), (5, 1, 6, 9), (4, 2, 6, 9), (4, 1, 5, 9), (4, 1, 6, 8)):
+    cases = ((4, 1, 6, 9, 0), (5, 1, 6, 9, 0), (4, 2, 6, 9, 0), (4, 1, 5, 9, 0), (4, 1, 6, 8, 0), (4, 1, 6, 9, 2))
+    for s, seed, documents, joint, epoch in cases:
         config = GPTDatasetConfig(s, NullTokenizer(999), random_seed=seed, path_to_cache=str(tmp_path / "cache"))
-        cached_sample_indices(low, np.arange(documents), samples, config)
+        made = GPTDataset(low, np.arange(documents), 9, config, joint).epochs.block(epoch)
+        again = GPTDataset(low, np.arange(documents), 9, config, joint).epochs.block(epoch)
+        assert all((a == b).all() for a, b in zip(made, again, strict=True))
         keys |= set(caches(tmp_path / "cache"))
-    assert len(keys) == 5
+    assert len(keys) == len(cases)
+
+
+def test_small_arrays_are_not_kept(tmp_path):
+    GPTDataset(counting(tmp_path), np.arange(6), 100, GPTDatasetConfig(4, NullTokenizer(999)))
+    assert not (tmp_path / "x.cache").exists()
 
 
 def test_a_lock_that_is_held_too_long_names_its_holder(tmp_path):

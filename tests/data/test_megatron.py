@@ -134,11 +134,11 @@ def test_index_arrays_and_samples(tmp_path, seed, num_samples, s):
     theirs = blended.BlendedMegatronDatasetBuilder(core.GPTDataset, sizes, lambda: True, config).build()
     tokenizer = NullTokenizer(EOD)
     ours_config = GPTDatasetConfig(s, tokenizer, seed, True, True, True, str(tmp_path / "ours"))
-    ours = build_datasets(ours_config, sizes, [prefix], "70,20,10")
+    ours = build_datasets(ours_config, sizes, [prefix], "70,20,10", joint=sizes)
     for their, our in zip(theirs, ours, strict=True):
         assert isinstance(our, GPTDataset) and len(their) == len(our)
         for name in ("document_index", "sample_index", "shuffle_index"):
-            a, b = getattr(their, name), getattr(our.indices, name)
+            a, b = getattr(their, name), getattr(our.epochs.block(0), name)
             assert (a == b).all() and a.dtype == b.dtype, name
         for k in range(0, len(our), 7):
             sample = their[k]
@@ -200,11 +200,11 @@ def test_blended_sets(tmp_path, words, monkeypatch):
     config = oracle_config(tmp_path, s, 5, utils.get_blend_from_list(words), "80,20,0")
     config.path_to_cache = None  # with a cache and a blend, megatron-core asks torch.distributed for its rank
     theirs = blended.BlendedMegatronDatasetBuilder(core.GPTDataset, sizes, lambda: True, config).build()
-    ours = build_datasets(GPTDatasetConfig(s, NullTokenizer(EOD), 5), sizes, words, "80,20,0")
+    ours = build_datasets(GPTDatasetConfig(s, NullTokenizer(EOD), 5), sizes, words, "80,20,0", joint=sizes)
     for their, our in zip(theirs[:2], ours[:2], strict=True):
         assert len(their) == len(our) > 0
-        assert (their.dataset_index == our.dataset_index).all()
-        assert (their.dataset_sample_index == our.dataset_sample_index).all()
+        datasets, samples = our.draws(0, len(our))
+        assert (their.dataset_index == datasets).all() and (their.dataset_sample_index == samples).all()
         for k in range(0, len(our), 11):
             assert torch.equal(their[k]["tokens"], our[k]["tokens"])
 

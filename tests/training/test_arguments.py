@@ -195,6 +195,7 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--use-rope-scaling", "rope_scaling_type"),
         ("--position-embedding-type rope --use-rope-scaling --yarn-mscale 1", "yarn_mscale"),
         ("--eval-iters 3", "eval_iters"),
+        ("--split 90,10", "split"),
         ("--optimizer-cpu-offload --use-precision-aware-optimizer", "use_precision_aware_optimizer"),
         ("--use-precision-aware-optimizer --no-store-param-remainders", "store_param_remainders"),
         ("--overlap-cpu-optimizer-d2h-h2d --no-pin-cpu-grads", "overlap_cpu_optimizer_d2h_h2d pin_cpu_grads"),
@@ -207,6 +208,24 @@ def test_options_without_effect_say_so(line, fields):
     said = parse(line).notes
     assert [note.split()[0] for note in said] == ["--" + field.replace("_", "-") for field in fields.split()]
     assert all("counts only where" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    "line, fields",
+    [
+        ("--data-path x --split 100,0,0 --eval-interval 1 --eval-iters 2", "eval_interval eval_iters"),
+        ("--data-path x --split 1 --eval-interval 1 --save y --save-keep-last 2 --save-keep-best",
+         "eval_interval save_keep_best"),
+        ("--train-data-path x --eval-interval 1", "eval_interval"),
+        ("--train-data-path x --valid-data-path y --split 9,1", "split"),
+        ("--mock-data --eval-interval 1 --eval-iters 0", "eval_interval"),
+        ("--mock-data --save y --save-keep-last 2 --save-keep-best", "save_keep_best"),
+    ],
+)  # fmt: skip
+def test_an_evaluation_that_never_comes_is_said(line, fields):
+    said = parse_args(shlex.split(f"--num-layers 1 --tokenizer-type NullTokenizer --vocab-size 9 {line}")).notes
+    said = [note for note in said if "tokenizer" not in note]
+    assert [note.split()[0] for note in said] == ["--" + field.replace("_", "-") for field in fields.split()]
 
 
 def test_options_of_a_file_without_effect_say_so(tmp_path):

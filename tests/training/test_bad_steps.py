@@ -150,3 +150,68 @@ def test_a_spike_on_one_rank_is_one_on_all(ranks):
 def test_what_rollback_needs():
     with pytest.raises(ConfigError, match="without a folder of whole checkpoints"):
         trainer_of(f"{LINE} --bad-step rollback")
+
+
+# ------------------------------------------------------------------------------------------- nothing to learn from
+
+
+def with_masks(line: str, world: int, masked: set[int], evaluation: bool = False) -> Any:
+    """A trainer that finds all labels masked in some of its microbatches, by number, or in evaluations."""
+    seen: list[int] = []
+
+    def step(batches: Any, model: Any) -> Any:
+        seen.append(1)
+
+        def without_labels() -> Any:
+            for batch in batches:
+                none = evaluation and not model.training if evaluation else len(seen) in masked
+                yield batch | ({"loss_mask": torch.zeros_like(batch["loss_mask"])} if none else {})
+
+        return forward_step(without_labels(), model)
+
+    return trainer_of(f"{LINE} {line}", world, forward_step=step)
+
+
+def masked_on(rank: int, world: int, victims: list[int], line: str) -> tuple[list[int], TrainState]:
+    """Two microbatches a step: all of step 3 are masked on the victims."""
+    trainer = with_masks(line, world, {5, 6} if rank in victims else set())
+    trainer.train()
+    trainer.close()
+    return [r.num_tokens for r in trainer.history], trainer.state
+
+
+def test_a_rank_without_labels_is_no_bad_step(ranks):
+    for tokens, state in ranks(2).run(masked_on, [1], ""):
+        assert tokens == [64, 64, 32, *[64] * 5] and state.skipped_iterations == 0
+
+
+def test_a_step_without_labels_is_one(ranks):
+    for tokens, state in ranks(2).run(masked_on, [0, 1], "--bad-step skip"):
+        assert tokens == [64] * 7 and state.skipped_iterations == 1 and state.consumed_train_samples == 32
+
+
+def test_in_a_pipeline_as_well(ranks):
+    line = "--num-layers 2 --pipeline-model-parallel-size 2 --global-batch-size 2 --bad-step skip"
+    for tokens, state in ranks(2).run(masked_on, [1], line):
+        assert tokens == [32] * 7 and state.skipped_iterations == 1
+
+
+def test_it_stops_the_run_before_anything_moves():
+    trainer = with_masks("--weight-decay 0.1", 1, {5, 6, 7, 8})
+    before: list[Any] = []
+    real = trainer._after_bad_step
+    trainer._after_bad_step = lambda *given: (before.append(weights(trainer)), real(*given))
+    with pytest.raises(BadStep, match="none of the step's labels counts"):
+        trainer.train()
+    assert trainer.state.iteration == 1 and same(before[0], weights(trainer))
+    trainer.close()
+
+
+def test_an_evaluation_without_labels_has_no_loss():
+    trainer = with_masks("--eval-interval 4 --eval-iters 1", 1, set(), evaluation=True)
+    said: list[str] = []
+    trainer.metrics.say = said.append
+    trainer.train()
+    trainer.close()
+    assert trainer.state.validation_loss is None and trainer.evaluate() == {}
+    assert "no validation loss at iteration 4: none of the labels counts" in said

@@ -159,13 +159,22 @@ def test_a_damaged_newest_one_is_named_with_an_older_one(root):
         ("--hidden-size 64", "hidden_size: checkpoint 32, now 64"),
         ("--swiglu", "activation: checkpoint 'gelu_tanh', now 'swiglu'"),
         ("--bf16", "params_dtype: checkpoint"),
-        ("--optimizer sgd", "optimizer.momentum_buffer.embedding.word_embeddings.weight is not in it"),
+        ("--optimizer sgd", "optimizer: checkpoint 'adam', now 'sgd'"),
+        (
+            "--optimizer sgd --override-checkpoint-args",
+            "optimizer.momentum_buffer.embedding.word_embeddings.weight is not in it",
+        ),
     ],
 )
 def test_another_model_or_optimizer(root, options, message):
     with pytest.raises(CheckpointError) as caught:
         run(f"--load {root} {options}")
     assert message in str(caught.value)
+
+
+def test_another_optimizer_may_begin_where_the_state_of_the_old_one_is_left(root):
+    after = run(f"--load {root} --ckpt-step 4 --optimizer sgd --no-load-optim")
+    assert after.state.iteration == 6 and len(after.history) == 2
 
 
 def run_on_rank(rank: int, world: int, line: str) -> None:

@@ -1,0 +1,304 @@
+"""A run that goes on is the one that ended: every field of a run is compared, or known to be harmless."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minimegatron.checkpoint.commit import complete
+from minimegatron.checkpoint.manifest import NAME
+from minimegatron.config import TransformerConfig
+from minimegatron.data.indexed import IndexedDatasetBuilder
+from minimegatron.errors import CheckpointError
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.rules import batch_sizes
+from minimegatron.training.run import SECTIONS
+from minimegatron.training.same_run import ELSEWHERE, HARMLESS, MODEL, RUN, compare, facts_of
+from minimegatron.training.trainer import Trainer
+
+ALL = [field.name for section in SECTIONS.values() for field in dataclasses.fields(section)]
+
+
+def test_every_field_of_a_run_has_one_place():
+    places = [*MODEL, *RUN, *" ".join(ELSEWHERE).split(), *" ".join(HARMLESS).split()]
+    assert sorted(places) == sorted(ALL), "a new field is compared, or stands among the harmless ones with a reason"
+    of_model = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert of_model >= MODEL and not RUN & MODEL
+
+
+# ------------------------------------------------------------------------------------------------ what is compared
+
+LINE = (
+    "--mock-data --num-layers 2 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --seq-length 16 "
+    "--micro-batch-size 1 --train-iters 10 --lr 1e-3"
+)
+FOUR = "--global-batch-size 4"
+
+
+def trainer_like(line: str, world: int = 1, batch: str = FOUR, **facts: Any) -> Any:
+    """What `compare` asks of a trainer, without one."""
+    run = parse_args(f"{LINE} {batch} {line}".split(), world)
+    data = types.SimpleNamespace(
+        trained_on=facts.get("trained_on", (("100 bytes (aa), documents 0 to 9", "here/x"),)),
+        tokenizer=types.SimpleNamespace(identity=facts.get("tokenizer", "null:64")),
+    )
+    dp = run.parallel.data_parallel_size(world)
+    return types.SimpleNamespace(run=run, data=data, batch_sizes=batch_sizes(run.training, dp))
+
+
+def state(line: str = "", world: int = 1, **facts: Any) -> dict[str, Any]:
+    trainer = trainer_like(line, world, **facts)
+    of_run = {name: value for name, value in facts_of(trainer).items() if name not in MODEL}
+    return {"model": trainer.run.model.to_dict(), "run": of_run, "seed": trainer.run.training.seed}
+
+
+OTHER_RUNS = [
+    ("", "--seed 7", "seed: checkpoint 1234, now 7"),
+    ("", "--seq-length 32", "seq_length: checkpoint 16, now 32"),
+    ("", "--global-batch-size 8", "global_batch_size: checkpoint 4, now 8"),
+    ("", "--rampup-batch-size 2 2 10", "global_batch_size: checkpoint 4, now 2 4 over 10 samples"),
+    ("", "--adam-beta2 0.95", "adam_beta2: checkpoint 0.999, now 0.95"),
+    ("", "--adam-eps 1e-6", "adam_eps"),
+    ("", "--clip-grad 0.5", "clip_grad: checkpoint 1.0, now 0.5"),
+    ("", "--optimizer sgd", "optimizer: checkpoint 'adam', now 'sgd'"),
+    ("--optimizer sgd", "--optimizer sgd --sgd-momentum 0.5", "sgd_momentum: checkpoint 0.9, now 0.5"),
+    ("", "--hidden-dropout 0", "hidden_dropout: checkpoint 0.1, now 0.0"),
+    ("", "--eod-mask-loss", "eod_mask_loss: checkpoint False, now True"),
+    ("", "--reset-attention-mask", "reset_attention_mask"),
+    ("", "--sequence-packing", "sequence_packing"),
+    ("", "--freeze embedding.*", "freeze: checkpoint none, now embedding.*"),
+    ("", "--param-groups *bias:lr_mult=2", "param_groups"),
+    ("", "--decoupled-lr 1e-2", "decoupled_lr: checkpoint None, now 0.01"),
+    ("--fp16", "--fp16 --loss-scale 64", "loss_scale: checkpoint None, now 64.0"),
+    ("--optimizer muon", "--optimizer muon --muon-momentum 0.8", "muon_momentum"),
+    ("", "--apply-wd-to-qk-layernorm", "apply_wd_to_qk_layernorm"),
+]  # fmt: skip
+OTHER_MODELS = [
+    ("--num-layers 4", "num_layers: checkpoint 2, now 4"),
+    ("--position-embedding-type rope", "position_embedding_type"),
+    ("--norm-epsilon 1e-6", "layernorm_epsilon"),
+    ("--swiglu", "activation"),
+    ("--bf16", "params_dtype: checkpoint 'fp32', now 'bf16'"),
+]  # fmt: skip
+SAME_RUN = [
+    ("", "--train-iters 1000 --exit-interval 7 --save-interval 5 --save x --load x"),
+    ("", "--micro-batch-size 4 --log-interval 5 --log-file x --eval-interval 5 --eval-iters 3"),
+    ("", "--recompute-granularity full --attention-backend reference --kernels torch"),
+    ("", "--lr 1e-2 --weight-decay 0.5 --lr-decay-style cosine"),
+    ("", "--init-method-std 1 --bad-step skip --save x --spiky-loss-factor 3 --check-replicas-interval 2"),
+    ("", "--optimizer-cpu-offload --make-vocab-size-divisible-by 8"),
+    ("--optimizer sgd", "--optimizer sgd --adam-beta1 0.5"),
+    ("", "--initial-loss-scale 4 --hysteresis 3"),
+    ("", "--muon-momentum 0.5 --rotary-base 5"),
+    ("", "--sample-order megatron --data-cache-path x --tensorboard-dir x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "now", "said"), OTHER_RUNS, ids=[now for _, now, _ in OTHER_RUNS])
+def test_another_run_is_refused_or_accepted_aloud(before, now, said):
+    trainer = trainer_like(now)
+    with pytest.raises(CheckpointError, match="the checkpoint is of another run") as caught:
+        compare(state(before), trainer, weights_only=False)
+    assert said in caught.value.what and "--override-checkpoint-args" in caught.value.fix
+    assert str(caught.value).count("\n") < 6
+    assert compare(state(before), trainer, weights_only=True) == "", "a new run takes the weights"
+    accepted = trainer_like(f"{now} --load x --override-checkpoint-args")
+    assert said in compare(state(before), accepted, weights_only=False)
+
+
+@pytest.mark.parametrize(("now", "said"), OTHER_MODELS, ids=[now for now, _ in OTHER_MODELS])
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_another_model_is_refused_whatever_is_taken(now, said, weights_only):
+    with pytest.raises(CheckpointError, match="the checkpoint is of another model") as caught:
+        compare(state(), trainer_like(now), weights_only)
+    assert said in caught.value.what and "--finetune" not in caught.value.fix
+
+
+@pytest.mark.parametrize(("before", "now"), SAME_RUN, ids=[now for _, now in SAME_RUN])
+def test_what_is_harmless_is_not_asked_for(before, now):
+    assert compare(state(before), trainer_like(now), weights_only=False) == ""
+
+
+def test_another_layout_is_the_same_run():
+    layout = "--tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer --order tp-cp-ep-pp-dp"
+    assert compare(state(), trainer_like(layout, 4), weights_only=False) == ""
+    with pytest.raises(CheckpointError, match="global_batch_size: checkpoint 2, now 1"):
+        compare(state("", 2, batch=""), trainer_like("", batch=""), weights_only=False)
+
+
+def test_data_and_tokenizer_are_known_by_what_they_hold():
+    moved = trainer_like("", trained_on=(("100 bytes (aa), documents 0 to 9", "elsewhere/y"),))
+    assert compare(state(), moved, weights_only=False) == ""
+    for facts, said in [
+        (
+            {"trained_on": (("100 bytes (bb), documents 0 to 9", "here/x"),)},
+            "here/x, 100 bytes (aa), documents 0 to 9, now",
+        ),
+        ({"trained_on": (("100 bytes (aa), documents 0 to 8", "here/x"),)}, "documents 0 to 9, now here/x"),
+        ({"tokenizer": "bytes:258"}, "tokenizer: checkpoint 'null:64', now 'bytes:258'"),
+    ]:
+        with pytest.raises(CheckpointError) as caught:
+            compare(state(), trainer_like("", **facts), weights_only=False)
+        assert said in caught.value.what
+
+
+def test_what_a_checkpoint_does_not_say_is_named():
+    old = state()
+    del old["run"]
+    said = compare(old, trainer_like("--clip-grad 0.5"), weights_only=False)
+    assert said.startswith("not in the checkpoint, so not compared: ") and "clip_grad" in said and "tokenizer" in said
+    assert "num_layers" not in said and "seed" not in said and "train_iters" not in said
+    with pytest.raises(CheckpointError, match="seed: checkpoint 1234, now 5"):
+        compare(old, trainer_like("--seed 5"), weights_only=False)
+    assert compare(old, trainer_like("--clip-grad 0.5"), weights_only=True) == ""
+
+
+def test_a_long_list_is_cut_and_its_rest_named():
+    with pytest.raises(CheckpointError) as caught:
+        compare(
+            state(), trainer_like("--seed 5 --clip-grad 0.5 --adam-eps 1e-6 --eod-mask-loss --seq-length 32"), False
+        )
+    assert str(caught.value).count("\n") == 4 and "(and " in caught.value.what
+    assert all(name in caught.value.what for name in ("seed", "clip_grad", "adam_eps", "eod_mask_loss", "seq_length"))
+
+
+# ------------------------------------------------------------------------------------------------ in a run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Any:
+    folder = tmp_path_factory.mktemp("files")
+    for name, seed in (("a", 0), ("b", 1)):
+        rng = np.random.RandomState(seed)
+        with IndexedDatasetBuilder(folder / f"{name}.bin", np.uint16) as builder:
+            for _ in range(10):
+                ids = rng.randint(0, 63, rng.randint(10, 30))
+                builder.add_document(ids, [len(ids)])
+            builder.finalize(folder / f"{name}.idx")
+    return folder
+
+
+def trained(files: Any, data: str, line: str = "", quiet: bool = True) -> Trainer:
+    flags = LINE.replace("--mock-data", "--tokenizer-type NullTokenizer").replace("--vocab-size 64", "--vocab-size 63")
+    flags += f" {FOUR} {line} --data-path {data.replace('FILES', str(files))}"
+    trainer = Trainer(parse_args(flags.split()), quiet=quiet)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("FILES/a --split 100", "FILES/b --split 100"),
+        ("FILES/a --split 100", "FILES/a --split 80,20"),
+        ("0.5 FILES/a 0.5 FILES/b --split 100", "0.5 FILES/b 0.5 FILES/a --split 100"),
+        ("0.5 FILES/a 0.5 FILES/b --split 100", "0.6 FILES/a 0.4 FILES/b --split 100"),
+        ("0.5 FILES/a 0.5 FILES/b --split 100", "FILES/a --split 100"),
+    ],
+)
+def test_other_data_is_another_run(tmp_path, files, before, now):
+    trained(files, before, f"--exit-interval 1 --save {tmp_path}")
+    with pytest.raises(CheckpointError, match="another run:\n  training data: checkpoint "):
+        trained(files, now, f"--load {tmp_path}")
+    after = trained(files, before, f"--load {tmp_path} --exit-interval 2")
+    assert after.state.iteration == 2
+    tuned = trained(files, now, f"--load {tmp_path} --finetune --exit-interval 1")
+    assert tuned.state.consumed_train_samples == 4
+
+
+def without_what_is_new(root: Any) -> None:
+    """Make a folder's checkpoints those of an older version."""
+    for step, manifest in complete(root).items():
+        del manifest.state["run"], manifest.state["joint_samples"]
+        (root / f"iter_{step:07d}" / NAME).write_bytes(manifest.dumps())
+
+
+def curve(trainer: Trainer) -> list[tuple[float, float | None]]:
+    return [(report.losses["lm loss"], report.grad_norm) for report in trainer.history]
+
+
+DATA = ["FILES/a --split 100", "0.7 FILES/a 0.3 FILES/b --split 100"]
+LONG = "--lr-decay-iters 30 --override-opt-param-scheduler"
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path, files, data):
+    """4 samples a step of files of about 12: several epochs of each."""
+    whole = trained(files, data, "--train-iters 30 --lr-decay-iters 30")
+    first = trained(files, data, f"--train-iters 7 --lr-decay-iters 30 --exit-interval 3 --save {tmp_path}")
+    again = trained(files, data, f"--train-iters 12 {LONG} --load {tmp_path} --save {tmp_path} --exit-interval 10")
+    after = trained(files, data, f"--train-iters 30 {LONG} --load {tmp_path}")
+    assert curve(first) + curve(again) + curve(after) == curve(whole)
+    assert all(epochs > 2 for epochs in whole.train_set.read_epochs(120).values())
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_an_old_run_goes_on_in_the_order_in_which_it_began(tmp_path, files, data):
+    whole = trained(files, data, "--train-iters 10 --lr-decay-iters 30 --sample-order megatron")
+    assert curve(whole) != curve(trained(files, data, "--train-iters 10 --lr-decay-iters 30"))
+    trained(files, data, f"--lr-decay-iters 30 --sample-order megatron --exit-interval 3 --save {tmp_path}")
+    without_what_is_new(tmp_path)
+    after = trained(files, data, f"--lr-decay-iters 30 --load {tmp_path}")
+    assert curve(after) == curve(whole)[3:]
+    longer = trained(files, data, f"--train-iters 25 {LONG} --load {tmp_path} --save {tmp_path} --exit-interval 11")
+    assert curve(longer)[:7] == curve(whole)[3:], "made longer, it is the same as far as it went"
+    goes_on = trained(files, data, f"--train-iters 40 {LONG} --load {tmp_path} --exit-interval 25")
+    assert curve(goes_on) == curve(trained(files, data, f"--train-iters 25 {LONG} --load {tmp_path}"))
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def said_by(capsys: Any, *words: str) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if any(word in line for word in words)]
+
+
+def test_the_log_says_how_many_epochs_there_are_and_where_they_begin(files, capsys):
+    run = trained(files, "FILES/a --split 100", "--train-iters 9", quiet=False)
+    (head, *lines) = said_by(capsys, "epoch")
+    read = 36 * 16 / run.train_set.epochs.tokens
+    assert head == f"epochs: the run reads {read:.3g} of its training data" and 2 < read < 3
+    places = [next(k for k in range(36) if run.train_set.epoch_of(k) == epoch) for epoch in (1, 2)]
+    assert lines == [f"epoch {e} of 3 begins in iteration {k // 4 + 1}" for e, k in zip((2, 3), places, strict=True)]
+    trained(files, "FILES/a --split 100", "--train-iters 9 --log-interval 9", quiet=False)
+    assert said_by(capsys, "epoch ") == lines[-1:], "of several between two lines of the log the last"
+
+
+def test_of_a_blend_each_file_has_its_epochs(files, capsys):
+    run = trained(files, "0.8 FILES/a 0.2 FILES/b --split 100", "--train-iters 9", quiet=False)
+    head, *lines = said_by(capsys, "epoch")
+    a, b = run.train_set.read_epochs(36).items()
+    assert head == f"epochs: the run reads {a[1]:.3g} of {a[0]}, {b[1]:.3g} of {b[0]}" and a[1] > 2 > 1 > b[1]
+    named = [line.partition(" begins in ")[0] for line in lines]
+    assert named == [f"epoch 2 of 3 of {files}/a", f"epoch 3 of 3 of {files}/a"]
+
+
+def test_one_epoch_is_not_announced_and_the_norm_is_explained(files, capsys):
+    trained(files, "FILES/a --split 100", "--train-iters 2 --clip-grad 0.5", quiet=False)
+    lines = said_by(capsys, "epoch", "grad norm, below")
+    assert lines[0] == "grad norm, below: of the whole gradient, before it is clipped to 0.5"
+    assert len(lines) == 2 and lines[1].startswith("epochs: the run reads 0.")
+
+
+def test_a_test_set_without_a_document_is_left_out_aloud(files, capsys):
+    line = "--train-iters 1 --eval-interval 1 --eval-iters 1"
+    trained(files, "FILES/a --split 80,19,1", line, quiet=False)
+    found = said_by(capsys, "test set", "on validation set")
+    assert found == ["test set: none, --split 80,19,1 leaves it no document"]
+    trained(files, "FILES/a --split 80,10,10", line, quiet=False)
+    assert len(found := said_by(capsys, "test set")) == 1 and "test loss" not in found and "on test set" in found[0]
+
+
+def test_a_resumed_run_may_evaluate_less_than_before(tmp_path, files):
+    """It has consumed more validation samples than the shorter evaluations of the rest would ask for."""
+    data = "FILES/a --split 80,20"
+    trained(files, data, f"--eval-interval 1 --eval-iters 20 --exit-interval 8 --save {tmp_path}")
+    after = trained(files, data, f"--eval-interval 1 --eval-iters 1 --load {tmp_path}")
+    assert after.state.iteration == 10 and after.state.consumed_valid_samples == 8 * 80 + 2 * 4
