@@ -202,7 +202,7 @@ class Checkpoints:
         folder = commit.folder_of(root, step)
         manifest = on_all_ranks(lambda: self._manifest(root, step), self.mesh.world)
         saving.check_same_model(manifest.state["model"], trainer.run.model.to_dict())
-        same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
+        same_layout = saving.same_layout(manifest.state["layout"], self.mesh)
         fresh = config.finetune or "counters" not in manifest.state  # as `convert` writes it: weights only
         optim = config.load_optim and not fresh
         rng = config.load_rng and not fresh and same_layout
