@@ -62,11 +62,12 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
 
 def test_every_file_is_hashed_by_fewer_ranks_than_have_written(ranks, tmp_path):
     """Also those in which a rank, or nobody, wants anything."""
-    ranks(4).run(trained, f"--save {tmp_path} --exit-interval 2 --use-distributed-optimizer")
+    pipeline = "--pipeline-model-parallel-size 2"
+    ranks(4).run(trained, f"--save {tmp_path} --exit-interval 2 --num-layers 2 --use-distributed-optimizer {pipeline}")
     files = sorted(complete(tmp_path)[2].files)
     assert len(files) == 4
-    for world, options in ((1, ""), (2, ""), (2, "--tensor-model-parallel-size 2")):
-        for said in ranks(world).run(refusals, str(tmp_path), files, options):
+    for world, options in ((1, ""), (2, "--tensor-model-parallel-size 2"), (2, pipeline)):
+        for said in ranks(world).run(refusals, str(tmp_path), files, f"--num-layers 2 {options}"):
             assert said.pop() == "", "without a flipped bit"
             for name, text in zip(files, said, strict=True):
                 assert "SHA-256 differs" in text and name in text, f"{world} ranks {options}: {name}: {text}"
@@ -80,7 +81,7 @@ def settled(rank: int, world: int, root: str) -> list[Any]:
     trainer = trainer_of(f"{LINE} --async-save --save {root}", world)
     checkpoints, asked, found = trainer.checkpoints, [], []
 
-    def under_way(error: Exception | None) -> threading.Event:
+    def under_way(error: Exception | None) -> tuple[threading.Event, saves.Flight]:
         release = threading.Event()
 
         def write() -> None:
@@ -88,27 +89,26 @@ def settled(rank: int, world: int, root: str) -> list[Any]:
             if error is not None and rank == 1:
                 raise error
 
-        checkpoints._flight = saves.Flight(write, True, 2)
+        checkpoints._flight = flight = saves.Flight(write, True, 2)
         if rank == 0:
-            checkpoints._flight.join(30)
-        return release
+            flight.join(30)
+        return release, flight
 
     for error in (None, CheckpointError("the disk of rank 1 is full")):
-        release = under_way(error)
+        release, flight = under_way(error)
         with mock.patch.object(checkpointing, "on_all_ranks", lambda fn, axis: asked.append(fn)):
             checkpoints.settle(wait=False)
         found.append((len(asked), checkpoints._flight is not None))
         asked.clear()
         release.set()
-        flight = checkpoints._flight
-        if flight is not None:
-            flight.join(30)
-            c.barrier(trainer.mesh.world)
-            try:
-                checkpoints.settle(wait=False)
-                found.append(checkpoints._flight is None)
-            except Exception as seen:
-                found.append(str(seen).splitlines()[0])
+        checkpoints._flight = flight
+        flight.join(30)
+        c.barrier(trainer.mesh.world)
+        try:
+            checkpoints.settle(wait=False)
+            found.append(checkpoints._flight is None)
+        except Exception as seen:
+            found.append(str(seen).splitlines()[0])
     trainer.close()
     return found
 
