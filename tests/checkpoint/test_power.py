@@ -114,19 +114,18 @@ def save_recorded(rank: int, world: int, root: str, step: int, background: bool)
     return log
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_at_no_moment_of_a_save_does_a_power_cut_leave_anything_else(ranks, tmp_path, background):
-    """Two ranks save step 3 beside 1 and 2, of which 1 is then removed."""
+@pytest.mark.parametrize(("background", "earlier"), [(False, [1, 2]), (True, [1])])
+def test_at_no_moment_of_a_save_does_a_power_cut_leave_anything_else(ranks, tmp_path, background, earlier):
+    """Two ranks save step 3, and two checkpoints are kept."""
     root = tmp_path / "root"
-    ranks(2).run(save_steps, str(root), [1, 2], False)
+    ranks(2).run(save_steps, str(root), earlier, False)
     before = files_of(root)
     logs = ranks(2).run(save_recorded, str(root), 3, background)
-    after = files_of(root)
     saves: dict[str, dict[str, bytes]] = {}
-    for path, data in {**before, **after}.items():
+    for path, data in {**before, **files_of(root)}.items():
         folder, _, name = path.partition("/")
         saves.setdefault(folder, {})[name] = data
-    assert set(saves) == {f"iter_000000{step}" for step in (1, 2, 3)} and len(saves["iter_0000003"]) == 3
+    assert set(saves) == {f"iter_000000{step}" for step in (*earlier, 3)} and len(saves["iter_0000003"]) == 3
     moments = []
     for change, disk in replay(before, [what for _, what in sorted(change for log in logs for change in log)]):
         found = fates(disk, saves, "iter_0000003") | fates(disk, saves, "iter_0000003", power=False)
@@ -134,7 +133,8 @@ def test_at_no_moment_of_a_save_does_a_power_cut_leave_anything_else(ranks, tmp_
         moments.append((change[0], found))
     assert moments[-1][1] == {"new"}, "what a save has said is there, is there after a power cut"
     removed = [at for at, (what, _) in enumerate(moments) if what == "remove"]
-    assert len(removed) == 4 and all(found == {"new"} for _, found in moments[removed[0] :]), "of step 1"
+    assert len(removed) == (4 if len(earlier) > 1 else 0), "of step 1"
+    assert all(found == {"new"} for at in removed[:1] for _, found in moments[at:])
 
 
 def test_nor_does_one_of_a_conversion(tmp_path):

@@ -62,12 +62,12 @@ def refusals(rank: int, world: int, root: str, files: list[str], options: str) -
 
 def test_every_file_is_hashed_by_fewer_ranks_than_have_written(ranks, tmp_path):
     """Also those in which a rank, or nobody, wants anything."""
-    pipeline = "--pipeline-model-parallel-size 2"
-    ranks(4).run(trained, f"--save {tmp_path} --exit-interval 2 --num-layers 2 --use-distributed-optimizer {pipeline}")
+    model, pipeline = "--num-layers 2 --untie-embeddings-and-output-weights", "--pipeline-model-parallel-size 2"
+    ranks(4).run(trained, f"{model} --save {tmp_path} --exit-interval 2 --use-distributed-optimizer {pipeline}")
     files = sorted(complete(tmp_path)[2].files)
     assert len(files) == 4
     for world, options in ((1, ""), (2, "--tensor-model-parallel-size 2"), (2, pipeline)):
-        for said in ranks(world).run(refusals, str(tmp_path), files, f"--num-layers 2 {options}"):
+        for said in ranks(world).run(refusals, str(tmp_path), files, f"{model} {options}"):
             assert said.pop() == "", "without a flipped bit"
             for name, text in zip(files, said, strict=True):
                 assert "SHA-256 differs" in text and name in text, f"{world} ranks {options}: {name}: {text}"
