@@ -4,6 +4,7 @@ come. Each is a buffer or a mark that outlives its use, and nothing is wrong the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 from unittest import mock
 
@@ -166,6 +167,8 @@ def test_experts_have_groups_of_their_own_where_dp_varies_fastest(ranks: Any, sh
     """
     layout = {EP: 2, "order": "dp-tp-cp-ep-pp"}
     cases = [Case({**layout, **more}, EXPERTS, sharding=sharding, accumulation=2) for more in ({}, {INSTANCES: 2})]
+    if sharding in ("optim", "optim_grads"):  # several buckets, of which each has to cross
+        cases.append(dataclasses.replace(cases[-1], overlap=True, bucket_size=1000))
     for reports in ranks(4).run(compare_all, cases):
         for report in reports:
             assert problems(report, 1e-5) == []

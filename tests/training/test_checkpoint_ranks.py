@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+import torch
+
 from minimegatron.checkpoint import save as saves
+from minimegatron.checkpoint import storage
 from minimegatron.checkpoint.commit import complete
+from minimegatron.checkpoint.storage import ShardReader
 from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh, check_grids_agree
 from minimegatron.comm.random import stream_seeds
@@ -119,6 +124,70 @@ def test_a_save_is_over_when_it_is_over_on_every_rank(ranks, tmp_path):
     said = ranks(2).run(settled, str(tmp_path))
     assert said[0] == [(0, True), True, (0, True), f"rank 1 failed: CheckpointError: {full}"]
     assert said[1] == [(0, True), True, (0, True), full]
+
+
+def test_what_the_passes_change_is_copied_before_they_run(tmp_path, monkeypatch):
+    """The copy of the rest is held back until the next passes are over: the history of FP8 is that of the save."""
+    line = f"{LINE} --bf16 --fp8-format hybrid --fp8-recipe delayed"
+    trainer = trainer_of(f"{line} --save {tmp_path}/a --save-interval 2 --async-save --exit-interval 3")
+    passes, copy, waits = threading.Event(), trainer.checkpoints._staging.copy, trainer.checkpoints.before_update
+
+    def late(tensors: Any) -> Any:
+        assert threading.current_thread().name != "checkpoint" or passes.wait(60)
+        return copy(tensors)
+
+    def before_update() -> None:
+        if trainer.state.iteration == 2:
+            passes.set()
+        waits()
+
+    monkeypatch.setattr(trainer.checkpoints._staging, "copy", late)
+    monkeypatch.setattr(trainer.checkpoints, "before_update", before_update)
+    trainer.train()
+    trainer.close()
+    trained(0, 1, f"{line.removeprefix(LINE)} --save {tmp_path}/b --exit-interval 2")
+    a, b = (ShardReader(tmp_path / x / "iter_0000002", complete(tmp_path / x)[2]) for x in "ab")
+    assert any("fp8" in name for name in a.manifest.tensors)
+    for name in a.manifest.tensors:
+        assert torch.equal(a.whole(name), b.whole(name)), name
+
+
+def test_a_run_that_is_closed_waits_for_what_it_is_writing(tmp_path, monkeypatch):
+    """A thread of its own would end with the process, and nobody would hear of it."""
+    trainer, closing, real = (
+        trainer_of(f"{LINE} --save {tmp_path} --async-save"),
+        threading.Event(),
+        storage.write_shard,
+    )
+
+    def write(*args: Any) -> Any:
+        assert closing.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(storage, "write_shard", write)
+    join = saves.Flight.join
+    monkeypatch.setattr(saves.Flight, "join", lambda flight, seconds: (closing.set(), join(flight, seconds)))
+    trainer.checkpoints.save(trainer)
+    trainer.close()
+    closed = list(complete(tmp_path))
+    closing.set()
+    assert closed == [0]
+
+
+# ------------------------------------------------------------------------------------------------ weights alone
+
+
+def test_weights_without_an_optimizer_come_whole_to_ranks_that_share_them(ranks, tmp_path):
+    """A rank reads the part that it updates; the parts of the others are those of the beginning until they come."""
+    ranks(2).run(trained, f"--save {tmp_path} --exit-interval 2")
+    line = f"--load {tmp_path} --finetune --exit-interval 1"
+    (want, _), *_ = ranks(2).run(trained, line)[0]
+    assert want != trained(0, 1, "--exit-interval 1")[0][0]
+    stages = ["optim", "optim --overlap-param-gather", "optim_grads", "optim_grads_params"]
+    for stage in stages:
+        zero = f"--use-distributed-optimizer --data-parallel-sharding-strategy {stage}"
+        for (got, _), *_ in ranks(2).run(trained, f"{line} {zero}"):
+            assert got == pytest.approx(want, rel=1e-6), stage
 
 
 # ------------------------------------------------------------------------------------------------ random streams
