@@ -125,6 +125,20 @@ def test_a_message_stays_until_a_late_reader_has_read_it(ranks) -> None:
     assert ranks(2).run(late_reader) == [want, want]
 
 
+def largest_and_smallest(rank: int, world: int) -> list[torch.Tensor]:
+    """max and min of the ranks' terms, of a size that memory would carry, and of what they are."""
+    axis, x = Axis.world("world"), terms(rank, 4096, torch.float32)
+    with through(ALWAYS):
+        found = [c.all_reduce_start(x.clone(), axis, op).wait() for op in ("max", "min")]
+    everyone = torch.stack([terms(r, 4096, torch.float32) for r in range(world)])
+    return [*found, everyone.amax(0), everyone.amin(0)]
+
+
+def test_what_is_no_sum_is_not_added(ranks) -> None:
+    for largest, smallest, most, least in ranks(2).run(largest_and_smallest):
+        assert torch.equal(largest, most) and torch.equal(smallest, least)
+
+
 def gone_when_closed(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """`both_ways` where a sender writes another message into its slot at the very moment at which it may."""
     let_go = same_host.Letter.close

@@ -132,6 +132,63 @@ def test_nobody_reads_weights_from_before_the_update(ranks: Any, sharding: str) 
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
 
+class Broken(Exception):
+    """A layer has failed."""
+
+
+def gathered_bytes(ddp: DistributedDataParallel) -> int:
+    """Of weights of other ranks that are here."""
+    return sum(whole.untyped_storage().nbytes() for whole in ddp.held()["communication"])
+
+
+def gathers_that_were_begun(rank: int, world: int) -> tuple[list[torch.Tensor], dict[str, int]]:
+    """New weights after a pass that failed while the next layer's were on their way; and what is here after each."""
+    case = Case({}, {"num_layers": 3}, sharding="optim_grads_params", unused=True)  # no layer's gradients are complete
+    mesh = Mesh.build(case.parallel)
+    ddp = parallel_model(case, mesh)
+    assert isinstance(ddp, DistributedDataParallel)
+    optimizer = build_optimizer(ADAM, ddp, mesh, ddp.shards(), publish=ddp.start_param_gather)
+    tokens, held = microbatch(case, 0, 0)["tokens"], {}
+
+    def fail(*_: Any) -> None:
+        raise Broken
+
+    accumulate(ddp, case, mesh)
+    held["a step's passes"] = gathered_bytes(ddp)
+    failing = ddp.module.decoder.layers["0"].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(Broken):
+        ddp(tokens)
+    failing.remove()
+    assert gathered_bytes(ddp) > 0
+    optimizer.step()
+    held["an update"] = gathered_bytes(ddp)
+    with torch.no_grad():
+        found = [ddp(tokens)]
+    held["a pass without gradients"] = gathered_bytes(ddp)
+    with ddp.whole_weights():
+        found += [p.detach().clone() for p in ddp.params.values()]
+    held["a look at all weights"] = gathered_bytes(ddp)
+    return found, held
+
+
+def updated_in_one_process(rank: int, world: int) -> list[torch.Tensor]:
+    case = Case({}, {"num_layers": 3}, unused=True)
+    mesh = Mesh.build(case.parallel)
+    ddp = parallel_model(case, mesh)
+    accumulate(ddp, case, mesh)
+    build_optimizer(ADAM, ddp, mesh, ddp.shards()).step()
+    with torch.no_grad():
+        return [ddp(microbatch(case, 0, 0)["tokens"]), *(p.detach() for p in ddp.params.values())]
+
+
+def test_a_gather_from_before_the_update_is_not_used_after_it_and_nothing_stays(ranks: Any) -> None:
+    plain = ranks(2).run(updated_in_one_process)
+    for want, (got, held) in zip(plain, ranks(2).run(gathers_that_were_begun), strict=True):
+        for a, b in zip(want, got, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+        assert held == dict.fromkeys(held, 0)
+
+
 # ------------------------------------------------------------------------------------------------ marks
 
 
