@@ -573,7 +573,8 @@ MUTANTS = (
     ),
     Mutant(
         "a gather under way is forgotten", "minimegatron/parallel/param_buffer.py",
-        "        if self._pending is not None:\n            self.require()\n        if self._here", "        if self._here",
+        "        if self._pending is not None:\n            self.require()\n        if self._here",
+        "        if self._here",
         f"{_STALE} -k gather_from",
     ),
     Mutant(
@@ -606,7 +607,8 @@ MUTANTS = (
     ),
     Mutant(
         "a run that is closed does not wait", "minimegatron/training/checkpointing.py",
-        "            self._flight.join(self._patience)\n        if self._lock", "            pass\n        if self._lock",
+        "            self._flight.join(self._patience)\n        if self._lock",
+        "            pass\n        if self._lock",
         f"{_RANKS} -k closed",
     ),
     Mutant(
