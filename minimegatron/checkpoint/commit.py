@@ -8,8 +8,8 @@ checkpoint before or the new one, never a mixture.
     3  agree      all ranks tell name, length, hash, or their error; an error ends the save on all of them
     4  manifest   rank 0 writes it, fsync; fsync of the folder
     5  publish    rename to iter_0000020, fsync of the root
-    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, then remove; a run that was
-                  reading one takes the newest that is there then (`training/checkpointing`)
+    6  retire     older ones that are not to be kept: rename to .iter_0000010.retired, fsync of the root, then remove; a
+                  run that was reading one takes the newest that is there then (`training/checkpointing`)
 
 There is no file that says which checkpoint is the newest: it would be a second truth. The newest is the folder with the
 largest step in its name. A folder gets such a name only by step 5, so one without a good manifest was damaged later,
@@ -106,10 +106,13 @@ def retire(root: Path, keep: Keep) -> list[int]:
         stay.add(min(losses, key=lambda step: losses[step]))
     gone = [step for step in found if step not in stay]
     with disk(root, "an old checkpoint cannot be removed"):
-        for step in gone:
-            left = root / f".{folder_of(root, step).name}.retired"
-            os.rename(folder_of(root, step), left)  # from here on it is no checkpoint
-            shutil.rmtree(left)
+        left = {step: root / f".{folder_of(root, step).name}.retired" for step in gone}
+        for step, hidden in left.items():
+            os.rename(folder_of(root, step), hidden)  # from here on it is no checkpoint
+        if gone:
+            sync_folder(root)  # nor after a power cut, which might bring a name back and not the files
+        for hidden in left.values():
+            shutil.rmtree(hidden)
     return gone
 
 

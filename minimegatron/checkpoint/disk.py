@@ -57,7 +57,17 @@ def write_durable(path: Path, size: int, write: Callable[[BinaryIO], T]) -> T:
 
 def sync_folder(folder: Path) -> None:
     """Have the disk confirm the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def sync_all(folder: Path) -> None:
+    """Have the disk confirm every file below a folder and every name."""
+    for path in reversed([folder, *folder.rglob("*")]):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -124,7 +124,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Its memory, if it is plain; else a copy."""
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    plain = tensor.detach().cpu().contiguous()
+    flat = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one number has any stride and is contiguous
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""A folder that is there whole or not at all: written next to its place under a hidden name, and renamed."""
+"""A folder that is there whole or not at all: written next to its place under a hidden name, confirmed, and renamed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from minimegatron.checkpoint.disk import disk, sync_all, sync_folder
 from minimegatron.errors import CheckpointError
 
 
@@ -26,7 +27,10 @@ def staged(folder: Path) -> Iterator[Path]:
     hidden.mkdir()
     try:
         yield hidden
-        os.rename(hidden, folder)
+        with disk(folder):
+            sync_all(hidden)
+            os.rename(hidden, folder)
+            sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise

@@ -143,6 +143,11 @@ class TorchFSDP2(DataParallel):
         for grad in self._grads.values():
             grad.mul_(factor)
 
+    def start_param_gather(self) -> None:
+        """What a pass without its backward has left gathered is old."""
+        for part in self._parts:
+            part.reshard()
+
     def shards(self) -> dict[str, Shard]:
         found = {}
         for param, name in self._names.items():

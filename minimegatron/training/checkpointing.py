@@ -201,7 +201,7 @@ class Checkpoints:
         """Read a checkpoint into a run, as far as `config` wants it; returns its step."""
         folder = commit.folder_of(root, step)
         manifest = on_all_ranks(lambda: _manifest(root, step), self.mesh.world)
-        same_layout = manifest.state["layout"] == saving.layout_facts(self.mesh)
+        same_layout = saving.same_layout(manifest.state["layout"], self.mesh)
         fresh = _is_fresh(config, manifest.state)
         optim = config.load_optim and not fresh
         said = compare(manifest.state, trainer, weights_only=fresh, new_optimizer=not optim)

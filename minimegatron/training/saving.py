@@ -33,6 +33,7 @@ from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
+from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, did_you_mean
 from minimegatron.layers.param import layout_of, logical_buffers, logical_parameters
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
@@ -145,9 +146,16 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def layout_facts(mesh: Mesh) -> dict[str, int]:
-    """What random streams depend on: ranks on each axis."""
-    return {name: mesh.axis(name).size for name in ("tp", "cp", "pp", "dp", "ep", "world")}
+def layout_facts(mesh: Mesh) -> dict[str, int | str]:
+    """What random streams depend on: ranks on each axis, and the order in which they are dealt out."""
+    sizes = {name: mesh.axis(name).size for name in ("tp", "cp", "pp", "dp", "ep", "etp", "world")}
+    return {**sizes, "order": mesh.parallel.order}
+
+
+def same_layout(saved: Mapping[str, Any], mesh: Mesh) -> bool:
+    """Whether each rank stands where it stood; where a checkpoint lacks `etp` or `order` they are the defaults."""
+    defaults = {"etp": saved.get("tp"), "order": ParallelConfig().order}
+    return {**defaults, **saved} == layout_facts(mesh)
 
 
 def check_same_tensors(wanted: Mapping[str, Logical], manifest: Manifest, skipped: Iterable[str], world: Axis) -> None:

@@ -125,6 +125,75 @@ def test_a_message_stays_until_a_late_reader_has_read_it(ranks) -> None:
     assert ranks(2).run(late_reader) == [want, want]
 
 
+def largest_and_smallest(rank: int, world: int) -> list[torch.Tensor]:
+    """max and min of the ranks' terms, of a size that memory would carry, and of what they are."""
+    axis, x = Axis.world("world"), terms(rank, 4096, torch.float32)
+    with through(ALWAYS):
+        found = [c.all_reduce_start(x.clone(), axis, op).wait() for op in ("max", "min")]
+    everyone = torch.stack([terms(r, 4096, torch.float32) for r in range(world)])
+    return [*found, everyone.amax(0), everyone.amin(0)]
+
+
+def test_what_is_no_sum_is_not_added(ranks) -> None:
+    for largest, smallest, most, least in ranks(2).run(largest_and_smallest):
+        assert torch.equal(largest, most) and torch.equal(smallest, least)
+
+
+def gone_when_closed(rank: int, world: int, dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """`both_ways` where a sender writes another message into its slot at the very moment at which it may."""
+    let_go = same_host.Letter.close
+
+    def close(letter: same_host.Letter) -> None:
+        memory = letter._memory
+        assert memory is not None
+        head = same_host._words(memory)
+        if world == 2 or head[same_host._LENGTH] < 12 * 4096 * dtype.itemsize:  # it has no other reader
+            memory[same_host.HEAD : same_host.HEAD + head[same_host._LENGTH]] = bytes(head[same_host._LENGTH])
+        let_go(letter)
+
+    with mock.patch.object(same_host.Letter, "close", close):
+        return both_ways(rank, world, dtype)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_message_is_let_go_of_when_its_numbers_have_been_used(ranks, world: int) -> None:
+    """In an all-reduce of three a slot has two readers, and neither knows which is the last."""
+    for of_rank in ranks(world).run(gone_when_closed, torch.float64):
+        for name, (shared, tcp) in of_rank.items():
+            assert torch.allclose(shared, tcp, rtol=1e-12, atol=1e-12), name
+
+
+def one_reader_is_late(rank: int, world: int) -> list[float]:
+    """What the last rank reads of the first one's messages, each of which the rank between has read long before."""
+    axis, x = Axis.world("world"), torch.zeros(50_000)
+    assert same_host.agreed(axis)
+    if rank == 0:
+        works = []
+        for number in range(4):
+            works += same_host.send(x.fill_(number), axis, [1, 2])
+            c.barrier(axis)
+        for work in works:
+            work.wait()
+        return []
+    letters, found = [], []
+    for _ in range(4):
+        letters.append(same_host.Letter(axis, 0))
+        letters[-1].wait()
+        if rank == 1:
+            letters[-1].copy_to(x)
+            found.append(float(x[-1]))
+        c.barrier(axis)
+    if rank == 2:
+        for letter in letters:
+            letter.copy_to(x)
+            found.append(float(x[-1]))
+    return found
+
+
+def test_a_slot_is_free_when_its_last_reader_has_read_it(ranks) -> None:
+    assert ranks(3, fingerprints=False).run(one_reader_is_late) == [[], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
+
+
 def slots_after(rank: int, world: int) -> int:
     axis = Axis.world("world")
     x = torch.zeros(50_000)
