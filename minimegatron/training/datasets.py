@@ -50,6 +50,7 @@ class RunData:
         vocab_size: V of the model, at least the tokenizer's.
         train, valid, test: samples; None where there are none.
         prefixes: of the files that hold the tokens.
+        tokenizer_model: folder of the tokenizer, or its `tokenizer.json`, where it has one.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +59,7 @@ class RunData:
     valid: Dataset | None
     test: Dataset | None
     prefixes: tuple[str, ...] = ()
+    tokenizer_model: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What every rank must have opened, for `launch.agreement`; a file's folder may be another on each node."""
@@ -91,11 +93,12 @@ def load_data(run: RunConfig, mesh: Mesh, num_samples: tuple[int, int, int]) -> 
 def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
     data, chosen = run.data, run.model.vocab_size if "vocab_size" in run.given else None
     data_path: tuple[str, ...] = tuple(read_data_args(data.data_args_path)) if data.data_args_path else data.data_path
+    folder = data.tokenizer_model
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.corpus:
         corpus = prepare_corpus(data.corpus_path, chosen or CORPUS_VOCABULARY, CORPUS_KINDS[data.corpus])
         tokenizer: Tokenizer = corpus.tokenizer()
-        data_path = (corpus.data_path,)
+        data_path, folder = (corpus.data_path,), corpus.tokenizer_model
     else:
         tokenizer = _tokenizer(run, chosen)
     config = GPTDatasetConfig(
@@ -113,7 +116,9 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
     )
     blends = [parse_data_path(words)[0] for words in (data_path, *per_split) if words]
     prefixes = sorted({prefix for blend in blends for prefix in blend})
-    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes))
+    return RunData(
+        tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes), tokenizer_model=folder
+    )
 
 
 def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:

@@ -162,9 +162,10 @@ def check_same_model(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         CheckpointError: names the fields that differ, with both values.
     """
     saved, ours = dict(saved), dict(ours)
+    said = set() if ours["position_embedding_type"] == "learned_absolute" else {"max_position_embeddings"}  # no size
     differs = [
         f"{name}: checkpoint {saved.get(name)!r}, now {ours.get(name)!r}"
-        for name in sorted((saved.keys() | ours.keys()) - MAY_CHANGE)
+        for name in sorted((saved.keys() | ours.keys()) - MAY_CHANGE - said)
         if saved.get(name) != ours.get(name)
     ]
     if differs:

@@ -100,7 +100,7 @@ class Trainer:
         if self.mesh.rank == 0 and not quiet:
             print(describe_machine(run, self.mesh), flush=True)
         data = load_data(run, self.mesh, self._samples_wanted(run))
-        self.run = run = dataclasses.replace(run, model=run.model.replace(vocab_size=data.vocab_size))
+        self.run = run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
         if data.train is None:
             raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
         self.data, self.train_set = data, data.train
