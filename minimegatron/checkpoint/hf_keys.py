@@ -177,7 +177,7 @@ HARMLESS = frozenset(
     attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers
     """.split()
 )
-# Read by nothing here, and harmless as long as they say this.
+# Harmless as long as they say this, in a family that does not read them.
 ONLY: dict[str, Any] = {
     "is_encoder_decoder": False,
     "is_decoder": False,
@@ -186,6 +186,9 @@ ONLY: dict[str, Any] = {
     "use_bfloat16": False,
     "use_mrope": False,
     "pruned_heads": {},
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
 }
 
 
@@ -244,7 +247,8 @@ class Keys(Mapping[str, Any]):
             ConfigError: naming the keys that were not read.
         """
         for key, wanted in ONLY.items():
-            self.only(key, wanted)
+            if key not in self._read:
+                self.only(key, wanted)
         left = {k: v for k, v in self._given.items() if k not in self._read | HARMLESS and v is not None}
         if left:
             shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in sorted(left.items()))

@@ -193,6 +193,8 @@ def test_a_key_of_other_families_is_refused(family):
         seen.add(key)
         with pytest.raises(ConfigError, match=key):
             config_from_huggingface({**file_of(family), key: value})
+        if value is True and key not in ("qkv_bias", "rope_interleave"):  # off, as the family has it anyway
+            config_from_huggingface({**file_of(family), key: False})
     assert len(seen) >= 5
     if family != "gpt2":
         for kind in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
