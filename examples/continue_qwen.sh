@@ -30,4 +30,4 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} python -m torch.distributed.run --standalo
     --lr 1e-5 --min-lr 1e-6 --lr-decay-style cosine --lr-warmup-fraction 0.1 --clip-grad 1.0 --weight-decay 0.1
 
 # 4  and published, with the config.json and the tokenizer that it came with
-python -m minimegatron convert --load "$OUT/trained" --save "$OUT/hf" --to hf --hf-model "$FOLDER"
+python -m minimegatron convert --load "$OUT/trained" --save "$OUT/hf" --to hf

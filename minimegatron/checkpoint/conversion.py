@@ -25,8 +25,9 @@ from minimegatron.checkpoint.folder import open_published, write_published
 from minimegatron.checkpoint.hf_config import check_pad_token, is_published, read_config, read_json
 from minimegatron.checkpoint.hf_export import config_to_huggingface
 from minimegatron.checkpoint.huggingface import as_theirs
-from minimegatron.checkpoint.ours import ORIGIN, Checkpoint, Continued, write_checkpoint
-from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View
+from minimegatron.checkpoint.origin import CONFIG, FOLDER, GENERATION, TOKENIZER, given, token_ids
+from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
+from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 
@@ -41,31 +42,59 @@ class Model:
         kind: what wrote it.
         config: with `params_dtype` as the weights have it.
         weights: under our names.
-        origin: folder with the `config.json` and the tokenizer that it was published with, where there is one.
+        beside_it: folder with what the model has beside its weights (`checkpoint/origin`), where there is one.
         beside: what lies there of an optimizer, in words.
         continued: reads it for a configuration and its weights; None where nothing does.
+        family: of a published model.
+        promised: hash of what was in `beside_it`, where a checkpoint says that there was something.
     """
 
     kind: str
     config: TransformerConfig
     weights: Source
-    origin: Path | None
+    beside_it: Path | None
     beside: str = ""
     continued: Callable[[TransformerConfig, Source], Continued] | None = None
+    family: str | None = None
+    promised: str | None = None
+
+    @property
+    def origin(self) -> Path | None:
+        """`beside_it`, as it was saved; None where there is none.
+
+        Raises:
+            CheckpointError: it has changed.
+        """
+        return self.beside_it if self.kind != "ours" or self.beside_it is None else given(self.beside_it, self.promised)
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The folder of its tokenizer; None where it has none.
+
+        Raises:
+            CheckpointError: it has changed.
+        """
+        origin = self.origin
+        return origin if origin is not None and any((origin / name).is_file() for name in TOKENIZER) else None
 
 
 def kind_of(folder: Path) -> str:
     """What wrote a folder.
 
     Raises:
-        CheckpointError: nothing that is known.
+        CheckpointError: nothing that is known; or it holds two models.
     """
+    ours, megatrons = next(folder.glob("iter_*/manifest.json"), None), torch_dist.find(folder)
     if is_published(folder):
         return "hf"
-    if any(folder.glob("iter_*/manifest.json")):
-        return "ours"
-    if torch_dist.find(folder) is not None:
-        return "torch_dist"
+    if ours is not None and megatrons is not None:
+        raise CheckpointError(
+            f"two models: the checkpoint {ours.parent.name}, and Megatron's {megatrons.name or '.metadata'}",
+            where=str(folder),
+            fix="move one of them to a folder of its own",
+        )
+    if ours is not None or megatrons is not None:
+        return "ours" if ours is not None else "torch_dist"
     raise CheckpointError(
         "neither a published model (config.json) nor a checkpoint (iter_0000000/manifest.json, Megatron's .metadata)",
         where=str(folder),
@@ -91,16 +120,15 @@ def open_model(
     """
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
-        checkpoint = Checkpoint(folder, step)
-        origin = folder / ORIGIN
-        return Model(kind, checkpoint.config, checkpoint, origin if is_published(origin) else None, checkpoint.beside)
+        found = Checkpoint(folder, step)
+        return Model(kind, found.config, found, folder / FOLDER, found.beside, promised=found.given)
     if kind == "torch_dist":
         return _open_megatrons(folder, step, vocab_size, origin)
     if step is not None:
         raise ConfigError(f"--ckpt-step {step}: a published model has no steps", fix="drop it")
-    _, config, weights = open_published(folder)
+    family, config, weights = open_published(folder)
     words = weights.tensors["embedding.word_embeddings.weight"].dtype
-    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder)
+    return Model(kind, config.replace(params_dtype=_DTYPES[words]), weights, folder, family=family)
 
 
 def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, origin: Path | None) -> Model:
@@ -154,7 +182,7 @@ def checked(
             )
     if problems:
         raise CheckpointError(
-            "the weights are not those of the configuration:\n  " + "\n  ".join(sorted(problems)[:20]),
+            f"the weights are not those of the configuration:{shown(sorted(problems))}",
             fix="a vocabulary that was padded after training: cut the embedding to vocab_size, or set vocab_size to "
             "its rows"
             if any("embeddings" in p and "shape" in p for p in problems)
@@ -180,9 +208,16 @@ def goes_on(model: Model, config: TransformerConfig, weights: Source) -> Continu
 
 
 def target(
-    kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None
+    kind: str, config: TransformerConfig, weights: Source, origin: Path | None, family: str | None, own: bool = False
 ) -> tuple[Source, dict[str, object]]:
     """What will be written: tensors under the target's names, and what else it says: `config.json`, or `args`.
+
+    Args:
+        kind: of the target.
+        config, weights: see `checked`.
+        origin: folder with what the model has beside its weights.
+        family: of `config.json`; default the first that can say what the model is.
+        own: do not take over the `config.json` of `origin`.
 
     Raises:
         ConfigError: the model cannot be said in the target's terms.
@@ -191,8 +226,9 @@ def target(
         return weights, {}
     if kind == "torch_dist":
         return megatron.as_theirs(weights, config), megatron.args_of(config)
-    like = None if origin is None else read_json(origin / "config.json", "a folder with config.json")
-    found, keys = config_to_huggingface(config, family, like)
+    has = origin is not None and (origin / CONFIG).is_file() and not own
+    like = read_json(origin / CONFIG, "a folder with config.json") if has and origin is not None else None
+    found, keys = config_to_huggingface(config, family, like, token_ids(origin) if origin is not None else None)
     if origin is not None:
         check_pad_token(keys, config.vocab_size, origin)
     return as_theirs(weights, config, found), keys
@@ -217,6 +253,25 @@ def write_model(
         assert isinstance(tensors, View)
         return torch_dist.write_release(tensors, keys, megatron.extra_states(tensors), folder)
     return write_published(tensors, keys, folder, most, origin)
+
+
+def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
+    """What a user of a published folder has to know: what it lacks, and what transformers would make of it."""
+    found = []
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        found.append(
+            "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
+        )
+    if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
+        found.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
+    config = folder / "tokenizer_config.json"
+    kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else "Qwen2Tokenizer"
+    if keys["model_type"] == "qwen2" and not kind.startswith("Qwen2Tokenizer"):
+        found.append(
+            f"Its tokenizer ({kind}) is not Qwen2's, and transformers' AutoTokenizer reads every qwen2 folder's as "
+            "Qwen2's: load it by PreTrainedTokenizerFast.from_pretrained."
+        )
+    return found
 
 
 def all_of(tensors: Source, run: Continued | None) -> Source:

@@ -1,10 +1,14 @@
 """The folder of a model as Hugging Face publishes it: opened, with what is wrong with it; and written.
 
-| file                           | read                                                                          |
-|--------------------------------|-------------------------------------------------------------------------------|
-| `config.json`                  | always                                                                        |
-| `model.safetensors.index.json` | which files hold the weights, where there is one                              |
-| `model*.safetensors`           | else; not `consolidated*.safetensors`, the same weights in the author's names |
+| file                                     | read                                                                |
+|------------------------------------------|---------------------------------------------------------------------|
+| `config.json`                            | always                                                              |
+| `model.safetensors`                      | the weights                                                         |
+| or `model.safetensors.index.json`        | which files hold them                                               |
+| or `model-00001-of-00002.safetensors`    | the same without an index: its names are compared with the model's  |
+| two of these                             | refused: transformers takes the first, others the second            |
+| `adapter_config.json`                    | refused: transformers would add the adapter                         |
+| `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
 
 A download that broke off, an edit that broke the JSON, a weight that is not a number: each is an error that names the
 file. Opening reads headers only; the numbers are read as they are asked for.
@@ -16,7 +20,7 @@ in memory.
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,18 +28,15 @@ from typing import Any
 from minimegatron.checkpoint.disk import write_durable
 from minimegatron.checkpoint.hf_config import read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
+from minimegatron.checkpoint.origin import copy_companions
 from minimegatron.checkpoint.shard_file import write_shard
 from minimegatron.checkpoint.sources import Described, Prefixed, SafetensorsFiles, Source, View
 from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
-# What belongs to a published model beside its weights and config.json.
-COMPANIONS = (
-    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt "
-    "tokenizer.model chat_template.jinja chat_template.json generation_config.json"
-).split()
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
@@ -53,19 +54,52 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.exists():
-        said = read_json(index, "an index with a weight_map").get("weight_map")
-        if isinstance(said, dict) and said and all(isinstance(name, str) for name in said.values()):
-            names = sorted(set(said.values()))
-            if any(Path(name).name != name for name in names):
-                raise CheckpointError(f"{index} names files outside of its folder", fix="download the file again")
-            return [folder / name for name in names]
+    """The files of the one set of weights that there is.
+
+    Raises:
+        CheckpointError: there is none, or more than one; or an adapter is to be added to it.
+    """
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(
+            f"{ADAPTER}: an adapter lies there, which transformers adds to the weights",
+            where=str(folder),
+            fix="merge it with peft (merge_and_unload, save_pretrained), or move the adapter's files away",
+        )
+    index, single = folder / INDEX, folder / SINGLE
+    shards = [file for file in sorted(folder.glob("model-*.safetensors")) if _SHARD.fullmatch(file.name)]
+    named = _named_by(index) if index.exists() else None
+    beside = index if named else next(iter(shards), None)
+    if single.exists() and beside is not None and named != [SINGLE]:  # some have an index of one file
+        raise CheckpointError(
+            f"two sets of weights: {single.name} and {beside.name}",
+            where=str(folder),
+            fix="move away the one that is left from another download or save; transformers reads the first",
+        )
+    if named:
+        return [folder / name for name in named]
+    if single.exists():
+        return [single]
+    if not shards:
+        others = [
+            f.name for f in sorted(folder.glob("*")) if f.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+        ]
+        there = f": there are {', '.join(others[:3])}" if others else ""
+        raise CheckpointError(
+            f"no {SINGLE}, and no {INDEX}{there}",
+            where=str(folder),
+            fix="give a folder as transformers' save_pretrained writes it: config.json and safetensors",
+        )
+    return shards
+
+
+def _named_by(index: Path) -> list[str]:
+    said = read_json(index, "an index with a weight_map").get("weight_map")
+    if not (isinstance(said, dict) and said and all(isinstance(name, str) for name in said.values())):
         raise CheckpointError(f"{index} has no weight_map", fix="download the file again")
-    files = sorted(f for f in folder.glob("*.safetensors") if not f.name.startswith("consolidated"))
-    if not files:
-        raise CheckpointError(f"no *.safetensors in {folder}", fix="give a folder with config.json and *.safetensors")
-    return files
+    names = sorted(set(said.values()))
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names files outside of its folder", fix="download the file again")
+    return names
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -110,18 +144,11 @@ def write_published(
     return files_in(folder)
 
 
-def copy_companions(source: Path, target: Path) -> None:
-    """Copy the tokenizer and its like."""
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
-
-
 def _write(source: Source, config: Mapping[str, Any], folder: Path, max_shard_size: int) -> None:
     files = list(in_files(source.tensors.items(), max_shard_size))
     weight_map: dict[str, str] = {}
     for i, tensors in enumerate(files):
-        name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
+        name = SINGLE if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         described = dict(tensors)
         write_durable(
             folder / name,

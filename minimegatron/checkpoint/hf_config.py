@@ -74,8 +74,20 @@ def read_json(file: Path, wanted: str) -> dict[str, Any]:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether this is the folder of a published model."""
-    return (folder / "config.json").is_file()
+    """Whether this is the folder of a published model.
+
+    Raises:
+        CheckpointError: it is, and one of checkpoints too: which of the two models is meant?
+    """
+    found = (folder / "config.json").is_file()
+    beside = next((path.parent.name for path in folder.glob("iter_*/manifest.json")), None) if found else None
+    if beside is not None:
+        raise CheckpointError(
+            f"two models: config.json of a published one, and the checkpoint {beside}",
+            where=str(folder),
+            fix="move one of them to a folder of its own",
+        )
+    return found
 
 
 def read_config(folder: Path) -> tuple[str, TransformerConfig]:
@@ -189,11 +201,14 @@ def _window(keys: Keys) -> int | None:
     """One window for all layers, or none. Qwen can mix layers with and without; that is refused."""
     window = keys.get("sliding_window")
     if keys.family.startswith("qwen"):
-        if not keys["use_sliding_window"]:
-            keys.get("layer_types")
+        layers, windowed = keys["num_hidden_layers"], keys["use_sliding_window"]
+        if keys.family == "qwen3_moe":  # its class has no `layer_types`: all layers are alike
+            keys.only("layer_types", ["sliding_attention" if windowed else "full_attention"] * layers)
+            return int(window) if windowed and window is not None else None
+        said = keys["layer_types"]
+        if not windowed:
             return None
-        layers = keys["num_hidden_layers"]
-        kinds = set(keys["layer_types"] or _windowed_layers(keys.family, layers, keys["max_window_layers"]))
+        kinds = set(said or _windowed_layers(keys.family, layers, keys["max_window_layers"]))
         if len(kinds) > 1:
             raise ConfigError(
                 f"layers with different attention ({', '.join(sorted(kinds))}) are not supported",
@@ -205,8 +220,6 @@ def _window(keys: Keys) -> int | None:
 
 def _windowed_layers(family: str, layers: int, first: int) -> list[str]:
     """Which layers see a window where the file does not say; by `max_window_layers`, in each family differently."""
-    if family == "qwen3_moe":
-        return ["sliding_attention"] * layers
     seen = [i >= first for i in range(layers)]
     if family == "qwen2_moe":
         seen = [i % 2 == 0 and i < first for i in range(layers)]
@@ -220,9 +233,8 @@ def _rope(keys: Keys) -> dict[str, Any]:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     scaling.get("type")
     fields: dict[str, Any] = {"rotary_base": float(scaling.get("rope_theta", keys["rope_theta"]))}
-    share = scaling.get("partial_rotary_factor", keys.get("partial_rotary_factor"))
-    if share is not None:
-        fields["rotary_percent"] = float(share)
+    for table in (scaling, keys):
+        table.only("partial_rotary_factor", 1.0, f"is not {keys.family}'s: transformers turns its heads whole or fails")
     kinds = ("default", "yarn") if keys.family == "deepseek_v3" else ("default", "linear", "llama3", "yarn")
     if kind not in kinds:
         raise ConfigError(f"rope_type {kind!r} is not supported in {keys.family}", fix=f"supported: {', '.join(kinds)}")

@@ -17,6 +17,8 @@ from typing import Any
 
 from minimegatron.checkpoint.hf_config import ACTIVATIONS, COMMON, GATES, GPT2, config_from_huggingface
 from minimegatron.checkpoint.hf_keys import DEFAULTS
+from minimegatron.checkpoint.mixtures import MIXTURES
+from minimegatron.checkpoint.origin import TOKENS
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 
@@ -83,7 +85,10 @@ def differing(here: TransformerConfig, there: TransformerConfig) -> list[str]:
 
 
 def config_to_huggingface(
-    config: TransformerConfig, family: str | None = None, like: Mapping[str, Any] | None = None
+    config: TransformerConfig,
+    family: str | None = None,
+    like: Mapping[str, Any] | None = None,
+    tokens: Mapping[str, Any] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """(family, contents of `config.json`).
 
@@ -91,6 +96,7 @@ def config_to_huggingface(
         config: the model.
         family: its `model_type`; default the first that can say what it is.
         like: the `config.json` that the model once had: what it says beyond the mathematics is kept.
+        tokens: ids that begin, end and fill a document, where there is no `like` to say it.
 
     Raises:
         ConfigError: naming the fields that the family, or every family, cannot say.
@@ -103,18 +109,27 @@ def config_to_huggingface(
                 f"the model is not the {found} that config.json describes:\n  " + "\n  ".join(differs or [str(family)]),
                 fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
             )
-        return found, {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
+        keys = {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
+        if config.max_position_embeddings != there.max_position_embeddings:  # it was trained on longer sequences
+            keys["max_position_embeddings"] = config.max_position_embeddings
+            if differs := differing(config, config_from_huggingface(keys)[1]):
+                raise ConfigError(
+                    "config.json with max_position_embeddings "
+                    f"{config.max_position_embeddings} would be another model:\n  " + "\n  ".join(differs),
+                    fix="--hf-model none for a config.json of its own",
+                )
+        return found, keys
     if family is not None and family not in DEFAULTS:
         raise ConfigError(f"there is no family {family!r}", fix=f"choose among {', '.join(DEFAULTS)}")
     with_experts = config.num_experts is not None
     tried: dict[str, list[str]] = {}
     unreadable: dict[str, list[str]] = {}  # what a family cannot even write down
     for name in DEFAULTS if family is None else (family,):
-        if with_experts != ("num_experts" in DEFAULTS[name]):
+        if with_experts != (name in MIXTURES):
             if family is not None:
                 tried[name] = [f"num_experts: {config.num_experts} here"]
             continue
-        made = keys_of(config, name)
+        made = keys_of(config, name, tokens)
         try:
             tried[name] = differing(config, config_from_huggingface(made)[1])
         except ConfigError as error:
@@ -126,12 +141,16 @@ def config_to_huggingface(
     raise ConfigError(
         f"{'no published family is this model; the nearest, ' if family is None else ''}{name}, cannot say\n  "
         + "\n  ".join(tried[name]),
-        fix="export a model that is one of theirs; the fields above are here as they were trained",
+        fix="train with these fields as the family has them, or keep the model as it is: --to ours, --to torch_dist",
     )
 
 
-def keys_of(config: TransformerConfig, family: str) -> dict[str, Any]:
-    """The best that the family can say of the model; the caller reads it back."""
+def keys_of(config: TransformerConfig, family: str, tokens: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The best that the family can say of the model; the caller reads it back.
+
+    What a class of transformers has a default of its own for is said, so that no default of theirs looks as if it had
+    been chosen here; `tokens` are the ids of `TOKENS`.
+    """
     known = DEFAULTS[family]
     names = GPT2 if family == "gpt2" else COMMON
     keys = {theirs: getattr(config, ours) for theirs, ours in names.items()}
@@ -140,16 +159,22 @@ def keys_of(config: TransformerConfig, family: str) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[family]],
         "torch_dtype": DTYPES[config.params_dtype],
         "tie_word_embeddings": not config.untie_embeddings_and_output_weights,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        "initializer_range": config.init_method_std,
+        **{name: (tokens or {}).get(name) for name in TOKENS},
     }
     if family == "gpt2":
+        keys |= {
+            "attn_pdrop": config.attention_dropout,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop"), config.hidden_dropout),
+        }
         return {**keys, "activation_function": _name_of(ACTIVATIONS, config.activation)}
-    keys["hidden_act"] = _name_of(GATES, config.activation)
+    keys |= {"attention_dropout": config.attention_dropout, "hidden_act": _name_of(GATES, config.activation)}
     keys |= {name: config.add_bias_linear for name in ("attention_bias", "mlp_bias") if name in known}
     if "use_sliding_window" in known:
         windowed, layers = config.sliding_window is not None, config.num_layers
         keys |= {"use_sliding_window": windowed, "sliding_window": config.sliding_window}
-        keys |= {"layer_types": ["sliding_attention"] * layers, "max_window_layers": 0} if windowed else {}
+        if windowed and "layer_types" in known:
+            keys |= {"layer_types": ["sliding_attention"] * layers, "max_window_layers": 0}
     elif "sliding_window" in known:
         keys["sliding_window"] = config.sliding_window
     return {**keys, **_rope(config), **_experts(config, family)}
@@ -161,8 +186,6 @@ def _name_of(names: Mapping[str, str], ours: str) -> str:
 
 def _rope(config: TransformerConfig) -> dict[str, Any]:
     keys: dict[str, Any] = {"rope_theta": config.rotary_base}
-    if config.rotary_percent != 1.0:
-        keys["partial_rotary_factor"] = config.rotary_percent
     kind = config.rope_scaling_type
     if kind == "none":
         return keys
@@ -213,4 +236,8 @@ def _experts(config: TransformerConfig, family: str) -> dict[str, Any]:
         "v_head_dim": config.v_head_dim,
         "head_dim": config.qk_pos_emb_head_dim,
         "rope_interleave": config.rotary_interleaved,
+        # Of DeepSeek's own code, which others than transformers read; and there is no layer of a further prediction.
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": 0,
     }

@@ -9,7 +9,9 @@ as the classes of transformers 5 have it (null is a value: Mistral without `slid
 `"sliding_window": null` it has none).
 
 `Keys` hands out values and remembers which were asked for; what is left over at the end is refused, unless `HARMLESS`
-says that it changes nothing about logits.
+says that it changes nothing about logits. A key that the family's class does not have is not read, whoever asks for it:
+`sliding_window` is Mistral's and no key of Llama's, where transformers passes over it. So neither this reader nor an
+export, which is believed when it has been read back, can say what nobody else would understand.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "qkv_bias": True,
     },
     "qwen3_moe": {
-        **_QWEN,
+        **{key: value for key, value in _QWEN.items() if key not in ("max_window_layers", "layer_types")},
         **_EXPERTS,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -126,7 +128,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 128,
         "max_position_embeddings": 4096,
         "n_shared_experts": 1,
-        "num_experts": 256,
+        "n_routed_experts": 256,
         "routed_scaling_factor": 2.5,
         "kv_lora_rank": 512,
         "q_lora_rank": 1536,
@@ -143,6 +145,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 
+# RoPE's, of every family that has it: in one table, or as they were before transformers 5.
+ROPE = frozenset(("rope_parameters", "rope_scaling", "rope_theta"))
 # Other names of a key, by family; transformers accepts each.
 ALIASES: dict[str, dict[str, str]] = {
     "gpt2": {
@@ -153,7 +157,7 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "mixtral": {"num_local_experts": "num_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
-    "deepseek_v3": {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"},
+    "deepseek_v3": {"num_local_experts": "n_routed_experts"},
 }
 
 # Without effect on logits. Dropout and the weights of penalties are choices of a training, not of a model.
@@ -173,7 +177,7 @@ HARMLESS = frozenset(
     attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers
     """.split()
 )
-# Read by nothing here, and harmless as long as they say this.
+# Harmless as long as they say this, in a family that does not read them.
 ONLY: dict[str, Any] = {
     "is_encoder_decoder": False,
     "is_decoder": False,
@@ -182,6 +186,9 @@ ONLY: dict[str, Any] = {
     "use_bfloat16": False,
     "use_mrope": False,
     "pruned_heads": {},
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
 }
 
 
@@ -206,12 +213,15 @@ class Keys(Mapping[str, Any]):
                         f"{other}={value!r} and {name}={self._given[name]!r} say the same thing differently",
                         fix="keep one of them",
                     )
-        self._values = {**DEFAULTS.get(family, {}), **self._given}
+        defaults = DEFAULTS.get(family)
+        has = self._given.keys() if defaults is None else defaults.keys() | (ROPE if "rope_theta" in defaults else ())
+        self._values = {**(defaults or {}), **{k: v for k, v in self._given.items() if k in has}}
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
         self._read.add(key)
-        return self._values[key]
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -219,14 +229,16 @@ class Keys(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def only(self, key: str, wanted: Any) -> None:
+    def only(self, key: str, wanted: Any, why: str = "is not supported") -> None:
         """Read a key that may have one value, which is also what it means where it is missing.
 
         Raises:
             ConfigError: it has another.
         """
-        if self.get(key, wanted) != wanted:
-            raise ConfigError(f"{key}={self[key]!r} is not supported", fix=f"use a model with {key}={wanted!r}")
+        self._read.add(key)
+        value = self._values.get(key, self._given.get(key, wanted))
+        if value != wanted:
+            raise ConfigError(f"{key}={value!r} {why}", fix=f"use a model with {key}={wanted!r}")
 
     def finish(self) -> None:
         """Everything has been read.
@@ -235,7 +247,8 @@ class Keys(Mapping[str, Any]):
             ConfigError: naming the keys that were not read.
         """
         for key, wanted in ONLY.items():
-            self.only(key, wanted)
+            if key not in self._read:
+                self.only(key, wanted)
         left = {k: v for k, v in self._given.items() if k not in self._read | HARMLESS and v is not None}
         if left:
             shown = ", ".join(f"{key}={str(value)[:60]}" for key, value in sorted(left.items()))

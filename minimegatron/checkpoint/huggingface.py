@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, whole
+from minimegatron.checkpoint.sources import Copy, Described, InMemory, Rows, Source, View, blocks, shown, whole
 from minimegatron.checkpoint.tables import Match, matches, published
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
@@ -125,9 +125,8 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
     extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
     problems += [f"left over {name}" for name in sorted(extra)]
     if problems:
-        shown = problems[:20] + ([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise CheckpointError(
-            f"this is not a {family} model of the given config:\n  " + "\n  ".join(shown),
+            f"this is not a {family} model of the given config:{shown(problems)}",
             fix="check model_type and config",
         )
     if tied:
@@ -165,7 +164,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
     problems += [f"{name}: a {family} model has no place for it" for name in sorted(ours.tensors.keys() - known)]
     if problems:
         raise CheckpointError(
-            f"these tensors are not a {family} model:\n  " + "\n  ".join(problems[:20]),
+            f"these tensors are not a {family} model:{shown(problems)}",
             fix="give all logical tensors of the model, and the configuration that it was trained with",
         )
     for match in table:

@@ -83,7 +83,7 @@ def deepseek_v3(hf: Keys) -> dict[str, Any]:
         "qk_pos_emb_head_dim": rotated,
         "v_head_dim": int(hf["v_head_dim"]),
         "rotary_interleaved": bool(hf["rope_interleave"]),
-        "num_experts": int(hf["num_experts"]),
+        "num_experts": int(hf["n_routed_experts"]),
         "moe_layer_freq": _pattern([i >= dense for i in range(layers)]),
         "moe_ffn_hidden_size": int(hf["moe_intermediate_size"]),
         "moe_shared_expert_intermediate_size": int(hf["moe_intermediate_size"]) * int(hf["n_shared_experts"]),

@@ -10,13 +10,12 @@ than one is in memory). Where there are weights only, the manifest has no counte
 
     folder/
       iter_0000000/      manifest.json, shard-00000-of-00003.safetensors, ...
-      huggingface/       config.json and the tokenizer of the model that it came from, for the way back
+      huggingface/       what the model has beside its weights, for the way back (`checkpoint/origin`)
 """
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +23,10 @@ import torch
 
 from minimegatron.checkpoint.commit import complete, folder_of, verify
 from minimegatron.checkpoint.disk import write_durable
-from minimegatron.checkpoint.folder import copy_companions, in_files
+from minimegatron.checkpoint.folder import in_files
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor
+from minimegatron.checkpoint.origin import FOLDER, keep
+from minimegatron.checkpoint.origin import files_in as beside_weights
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.shard_file import DTYPES, Entry, read_header, write_shard
 from minimegatron.checkpoint.sources import Described, Source, Together, intersection, read_box, whole
@@ -33,7 +34,6 @@ from minimegatron.checkpoint.staged import files_in, staged
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 
-ORIGIN = "huggingface"  # folder beside the checkpoints: what the model was published with
 _PREFIX = "model."
 SCALES = (".amax_history", ".scale")  # of FP8: how a run computes, no weights
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -81,6 +81,7 @@ class Checkpoint:
     Attributes:
         config: of the model.
         beside: what is there of an optimizer, in words.
+        given: hash of the folder with what the model has beside its weights.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -98,6 +99,7 @@ class Checkpoint:
         self.tensors = {name: Described(DTYPES[t.dtype], t.shape) for name, t in self._stored.items()}
         moments = sum(name.startswith("optimizer.") for name in manifest.tensors)
         self.beside = f"the state of an optimizer ({moments} tensors)" if moments else ""
+        self.given: str | None = manifest.state.get(FOLDER)
         files = sorted({region.file for tensor in self._stored.values() for region in tensor.regions})
         verify(self.folder, manifest, files)
         self._entries: dict[str, dict[str, Entry]] = {file: read_header(self.folder / file)[0] for file in files}
@@ -139,7 +141,7 @@ def write_checkpoint(
         config: of the model.
         root: which is not there yet.
         max_shard_size: bytes of a file.
-        origin: the folder that the model was published in, whose small files are copied to the way back.
+        origin: folder with what the model has beside its weights.
         run: what goes on.
 
     Returns:
@@ -150,11 +152,9 @@ def write_checkpoint(
     """
     with staged(root) as hidden:
         run = run or Continued(0, {}, {})
-        _write(Together({_PREFIX: source, **run.tensors}), config, folder_of(hidden, run.step), max_shard_size, run)
         if origin is not None:
-            (hidden / ORIGIN).mkdir()
-            shutil.copyfile(origin / "config.json", hidden / ORIGIN / "config.json")
-            copy_companions(origin, hidden / ORIGIN)
+            run = run._replace(state={**run.state, FOLDER: keep(hidden, beside_weights(origin))})
+        _write(Together({_PREFIX: source, **run.tensors}), config, folder_of(hidden, run.step), max_shard_size, run)
     return files_in(root)
 
 

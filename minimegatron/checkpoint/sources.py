@@ -60,6 +60,12 @@ class Source(Protocol):
         ...
 
 
+def shown(problems: Sequence[str], most: int = 3) -> str:
+    """The first of many lines for an error, indented."""
+    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
+    return "".join(f"\n  {line}" for line in [*problems[:most], *more])
+
+
 def whole(shape: Sequence[int]) -> Box:
     """The box that is all of it."""
     return tuple((0, n) for n in shape)

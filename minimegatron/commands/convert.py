@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.errors import CheckpointError, ConfigError, did_you_mean
 from minimegatron.flags import Parser
 
 LOADERS = {"llama_mistral": "hf", "llama2_hf": "hf", "mixtral_hf": "hf", "hf": "hf", "core": "torch_dist"}
@@ -69,7 +69,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="say what each tensor would be made of, and write nothing")
     add("--max-shard-size", type=_size, metavar="5GB", help="of a file; default 5GB")
     add("--family", metavar="NAME", help="to hf: which model_type; default the first that can say what the model is")
-    add("--hf-model", metavar="FOLDER|none", help="to hf: whose config.json and tokenizer; default the model's origin")
+    add(
+        "--hf-model",
+        metavar="FOLDER|none",
+        help="to hf: whose config.json and tokenizer; default those that the model began with; none: a new config.json",
+    )
     add("--no-load-optim", action="store_true", help="to ours: the weights without the state of the optimizer")
     add("--true-vocab-size", type=int, metavar="N", help="tokens of a checkpoint of Megatron's that only has padding")
     dtype = parser.add_mutually_exclusive_group()
@@ -138,12 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = parse(argv)
     from minimegatron.checkpoint import conversion  # torch, which --help does not need
+    from minimegatron.models.weights import logical_tensors
 
     _say_what_changes_nothing(options)
     like = None if options.hf_model in (None, "none") else Path(options.hf_model)
     model = conversion.open_model(options.load, options.source, options.ckpt_step, options.true_vocab_size, like)
     kind = options.to or ("ours" if model.kind == "hf" else "hf")
-    origin = _origin(options, model, kind)
+    origin = _origin(options, model, kind, like)
     _refuse_what_means_nothing(options, model.kind, kind)
     most = options.max_shard_size or 5 * 10**9
     config, weights = conversion.checked(model, logical_tensors, options.dtype)
@@ -152,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = conversion.goes_on(model, config, weights)
     if model.beside:
         print(f"{model.beside}: goes on at iteration {run.step}" if run else f"left where it is: {model.beside}")
-    tensors, keys = conversion.target(kind, config, weights, origin, options.family)
+    tensors, keys = conversion.target(kind, config, weights, origin, options.family, own=options.hf_model == "none")
     if options.dry_run:
         print("\n".join(conversion.explain(conversion.all_of(tensors, run))))
         return 0
@@ -163,33 +168,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     total = sum(described.nbytes for described in written.values())
     what = f"{len(written)} tensors, {total:,} bytes, {config.params_dtype}"
     print(f"{what}: {len(files)} files in {options.save}")
-    if kind == "hf" and origin is None:
-        print(
-            "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
-        )
+    for line in conversion.remarks(options.save, keys) if kind == "hf" else ():
+        print(line)
     return 0
 
 
-def _origin(options: argparse.Namespace, model: Any, kind: str) -> Path | None:
-    if options.hf_model is None:
-        return model.origin  # type: ignore[no-any-return]
-    if kind != "hf" and model.kind != "torch_dist":
+def _origin(options: argparse.Namespace, model: Any, kind: str, like: Path | None) -> Path | None:
+    """Folder with what the model has beside its weights; for Megatron's own checkpoints there is no use for it."""
+    if options.hf_model is not None and kind != "hf" and model.kind != "torch_dist":
         raise ConfigError(f"--hf-model with --to {kind}", fix="drop it: it says what a published folder looks like")
-    return None if options.hf_model == "none" else Path(options.hf_model)
-
-
-def logical_tensors(config: Any) -> dict[str, Any]:
-    """Names, shapes and dtypes of a model's weights, without padding."""
-    import torch
-
-    from minimegatron.checkpoint.regions import logical_shape
-    from minimegatron.checkpoint.sources import Described
-    from minimegatron.comm.mesh import Mesh
-    from minimegatron.config import ParallelConfig
-    from minimegatron.layers.param import layout_of, logical_parameters
-    from minimegatron.models.decoder import GPTModel
-
-    mesh = Mesh.build(ParallelConfig())
-    with torch.device("meta"):
-        model = GPTModel(config, mesh)
-    return {name: Described(param.dtype, logical_shape(layout_of(param))) for name, param in logical_parameters(model)}
+    found = like or (model.origin if kind != "torch_dist" else None)
+    if found is None and model.promised and options.hf_model is None and kind != "torch_dist":
+        raise CheckpointError(
+            "the tokenizer and what else the model was given are missing",
+            where=str(model.beside_it),
+            fix="copy the folder from where the run saved it, or name another: --hf-model FOLDER, or none",
+        )
+    return found

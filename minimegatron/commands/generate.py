@@ -26,19 +26,22 @@ if TYPE_CHECKING:
 
 
 def load(found: Model, mesh: Mesh, params_dtype: str) -> GPTModel:
-    """This rank's part of a model, ready to generate."""
-    import torch
+    """This rank's part of a model, ready to generate.
 
-    from minimegatron.checkpoint.regions import regions
+    Raises:
+        CheckpointError: the weights are not those of the configuration.
+    """
+    from minimegatron.checkpoint.regions import Logical, logical_shape, regions
     from minimegatron.layers.param import layout_of, logical_parameters
     from minimegatron.models.decoder import GPTModel
+    from minimegatron.models.weights import fill
 
     model = GPTModel(found.config.replace(params_dtype=params_dtype), mesh)
-    with torch.no_grad():
-        for name, param in logical_parameters(model):
-            param.zero_()  # padding of the vocabulary is in no file
-            for region in regions(layout_of(param), param.detach()):
-                region.data.copy_(found.weights.read(name, region.box))
+    held: dict[str, Logical] = {}
+    for name, param in logical_parameters(model):
+        values, layout = param.detach().zero_(), layout_of(param)  # padding of the vocabulary is in no file
+        held[name] = Logical(logical_shape(layout), regions(layout, values), param.dtype)
+    fill(held, found, params_dtype)
     return model.eval().to(mesh.device)
 
 
@@ -80,7 +83,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     rank, world = init()
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=world))
     found = open_model(args.folder, step=args.ckpt_step)
-    where = args.tokenizer_model or found.origin
+    where = args.tokenizer_model or found.tokenizer
     if where is None:
         raise CheckpointError(
             "there is no tokenizer in it", where=str(args.folder), fix="--tokenizer-model FOLDER names one"

@@ -29,6 +29,7 @@ from minimegatron.checkpoint import commit
 from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.checkpoint.lock import RootLock
 from minimegatron.checkpoint.manifest import Manifest
+from minimegatron.checkpoint.origin import FOLDER
 from minimegatron.checkpoint.planning import read_tensors
 from minimegatron.checkpoint.regions import Logical
 from minimegatron.checkpoint.save import Flight, Staging, save
@@ -41,7 +42,7 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config.checkpoint import CheckpointConfig
 from minimegatron.errors import BadStep, CheckpointError, ConfigError, DeadlineError, RankError
 from minimegatron.training import saving
-from minimegatron.training.published import load_published
+from minimegatron.training.published import keep_what_was_given, load_published
 from minimegatron.training.same_run import compare
 from minimegatron.training.state import TrainState
 
@@ -67,6 +68,7 @@ class Checkpoints:
         self.config, self.mesh, self.say = config, mesh, say
         self.root = Path(config.save) if config.save is not None else None
         self._last = -1  # the step that was saved last
+        self.given = ""  # hash of what the run was given beside weights
         self._lock: RootLock | None = None
         self._flight: Flight | None = None
         self._staging, self._copied = Staging(), threading.Event()
@@ -83,8 +85,9 @@ class Checkpoints:
         try:
             if self.config.load is not None:
                 self.load(trainer)
-            if self.root is not None:
-                self._refuse_later(self.root, trainer.state.iteration)
+            if (root := self.root) is not None:
+                self._refuse_later(root, trainer.state.iteration)
+                self.given = on_rank_zero(lambda: keep_what_was_given(trainer, root), self.mesh.world)
         except BaseException:
             self.close()
             raise
@@ -116,7 +119,7 @@ class Checkpoints:
         root, step, config = self.root, trainer.state.iteration, self.config
         self._last = step
         tensors = saving.tensors_of(trainer, config.save_optim, config.save_rng)
-        state = saving.state_of(trainer)
+        state = saving.state_of(trainer) | {FOLDER: self.given}
         keep = commit.Keep(config.save_keep_last, config.save_retain_interval, config.save_keep_best)
         copied = threading.Event()
         if config.async_save:

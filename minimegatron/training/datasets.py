@@ -55,6 +55,7 @@ class RunData:
         prefixes: of the files that hold the tokens.
         trained_on: (contents, prefix) of each file of the training data, with its share and its documents: a run that
             goes on must have the same contents, wherever they lie.
+        tokenizer_model: folder of the tokenizer, or its `tokenizer.json`, where it has one.
     """
 
     tokenizer: Tokenizer
@@ -64,6 +65,7 @@ class RunData:
     test: Dataset | None
     prefixes: tuple[str, ...] = ()
     trained_on: tuple[tuple[str, str], ...] = ()
+    tokenizer_model: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """What every rank must have opened, for `launch.agreement`; a file's folder may be another on each node."""
@@ -109,11 +111,12 @@ def load_data(
 def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progress: bool) -> RunData:
     data, chosen = run.data, run.model.vocab_size if "vocab_size" in run.given else None
     data_path: tuple[str, ...] = tuple(read_data_args(data.data_args_path)) if data.data_args_path else data.data_path
+    folder = data.tokenizer_model
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.corpus:
         corpus = prepare_corpus(data.corpus_path, chosen or CORPUS_VOCABULARY, CORPUS_KINDS[data.corpus])
         tokenizer: Tokenizer = corpus.tokenizer()
-        data_path = (corpus.data_path,)
+        data_path, folder = (corpus.data_path,), corpus.tokenizer_model
     else:
         tokenizer = _tokenizer(run, chosen)
     config = GPTDatasetConfig(
@@ -133,7 +136,8 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     blends = [parse_data_path(words)[0] for words in (data_path, *per_split) if words]
     prefixes = sorted({prefix for blend in blends for prefix in blend})
     trained_on = () if train is None else tuple(_contents(train))
-    return RunData(tokenizer, _vocab_size(tokenizer, chosen), train, valid, test, tuple(prefixes), trained_on)
+    vocab_size = _vocab_size(tokenizer, chosen)
+    return RunData(tokenizer, vocab_size, train, valid, test, tuple(prefixes), trained_on, folder)
 
 
 def _contents(dataset: Dataset) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,9 @@ files (`checkpoint/sources`): nothing is converted first and no rank reads what 
 
 The run starts at step 0 with a new optimizer. Weights are rounded to the run's dtype where it is narrower than the
 files', which is said; main parameters start from the rounded ones.
+
+What lies beside the weights, tokenizer, template, the ids that end a text, is kept beside the run's checkpoints, so
+that its model is published as it began (`checkpoint/origin`); a run from scratch keeps its tokenizer there.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from minimegatron.checkpoint.folder import open_published
+from minimegatron.checkpoint import origin
+from minimegatron.checkpoint.conversion import open_model
+from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.checkpoint.hf_export import differing
 from minimegatron.checkpoint.ours import SCALES
 from minimegatron.comm.agree import on_all_ranks
+from minimegatron.data.published_tokenizer import made_files
 from minimegatron.errors import CheckpointError
+from minimegatron.models.weights import fill
 from minimegatron.training.saving import model_tensors
 
 if TYPE_CHECKING:
@@ -38,32 +43,38 @@ def load_published(trainer: Trainer, folder: Path) -> str:
         CheckpointError, ConfigError: on every rank: the folder is not whole, or holds another model.
     """
     world = trainer.mesh.world
-    family, config, weights = on_all_ranks(lambda: open_published(folder), world)
-    differs = differing(trainer.run.model, config)
+    found = on_all_ranks(lambda: open_model(folder, "hf"), world)
+    differs = differing(trainer.run.model, found.config)
     if differs:
         raise CheckpointError(
             "the published model is another one than the flags describe:\n  " + "\n  ".join(differs),
             where=str(folder),
             fix="drop the flags that say something else; config.json describes the model",
         )
-    wanted = {name.removeprefix("model."): tensor for name, tensor in model_tensors(trainer.model).items()}
-
-    def fill() -> None:
-        for name, tensor in wanted.items():
-            if name.endswith(SCALES):
-                continue  # of FP8: they begin with the run
-            if name not in weights.tensors or torch.Size(weights.tensors[name].shape) != tensor.shape:
-                there = weights.tensors.get(name, "nothing")
-                raise CheckpointError(
-                    f"{name}: the run has {tuple(tensor.shape)}, the folder {there}", where=str(folder)
-                )
-            with torch.no_grad():
-                for part in tensor.parts:
-                    part.data.copy_(weights.read(name, part.box))
-
-    on_all_ranks(fill, world)
+    held = {name.removeprefix("model."): tensor for name, tensor in model_tensors(trainer.model).items()}
+    held = {name: tensor for name, tensor in held.items() if not name.endswith(SCALES)}  # FP8's begin with the run
+    on_all_ranks(lambda: fill(held, found, trainer.run.model.params_dtype), world)
     trainer.optimizer.reload_model_params()
     trainer.model.start_param_gather()
-    theirs = weights.tensors["embedding.word_embeddings.weight"].dtype
-    rounded = f", {str(theirs).removeprefix('torch.')} in the files, {trainer.run.model.params_dtype} here"
-    return f"loaded the {family} model in {folder}{rounded if theirs != trainer.run.model.dtype else ''}"
+    theirs, here = found.config.params_dtype, trainer.run.model.params_dtype
+    rounded = f", {theirs} in the files, {here} here" if theirs != here else ""
+    return f"loaded the {found.family} model in {folder}{rounded}"
+
+
+def keep_what_was_given(trainer: Trainer, root: Path) -> str:
+    """Write what the run was given beside weights into the folder of its checkpoints; returns the hash.
+
+    Raises:
+        CheckpointError: it cannot be read or written.
+    """
+    load, tokenizer = trainer.run.checkpoint.load, trainer.data.tokenizer
+    there: origin.Files = {}
+    if load is not None:
+        folder = Path(load) if is_published(Path(load)) else Path(load) / origin.FOLDER
+        there = origin.files_in(folder) if folder.is_dir() else {}
+    files = made_files(tokenizer)
+    if (own := trainer.data.tokenizer_model) is not None:
+        files = origin.tokenizer_files_in(Path(own) if Path(own).is_dir() else Path(own).parent)
+    ids = dict(zip(origin.TOKENS, (tokenizer.bos, tokenizer.eod, tokenizer.pad), strict=True))
+    said = {name: i for name, i in ids.items() if i is not None and i >= 0}  # NO_PAD is no token
+    return origin.keep(root, origin.of_run(there, files, said))

@@ -49,6 +49,23 @@ class RunConfig:
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
+    def trained_model(self, vocab_size: int) -> TransformerConfig:
+        """The model as this run trains it.
+
+        Its vocabulary is the tokenizer's. Positions that have no end are turned as far as the samples reach, so that is
+        the `max_position_embeddings` that an export says, unless a larger one was chosen; a default was not.
+
+        Args:
+            vocab_size: of the tokenizer, or the larger one that was chosen.
+        """
+        model, name = self.model, "max_position_embeddings"
+        if model.position_embedding_type == "learned_absolute":
+            return model.replace(vocab_size=vocab_size)
+        longest = getattr(model, name)
+        chosen = name in self.given or longest != getattr(TransformerConfig, name)
+        longest = max(longest if chosen else 1, self.data.seq_length)
+        return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what `--config` reads and the log file begins with."""
         sections: dict[str, Any] = {name: getattr(self, name).to_dict() for name in SECTIONS}

@@ -105,7 +105,7 @@ class Trainer:
         wanted = self._samples_wanted(run, began)
         self.joint = self._joint(run, began, wanted)
         data = load_data(run, self.mesh, wanted, self.joint, quiet)
-        self.run = run = dataclasses.replace(run, model=run.model.replace(vocab_size=data.vocab_size))
+        self.run = run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
         if data.train is None:
             raise DataError("there is no training set", fix="--split with a first share above 0, or --train-data-path")
         self.data, self.train_set = data, data.train

@@ -148,7 +148,7 @@ def test_weights_are_rounded_to_the_runs_dtype_and_it_is_said(tmp_path, capsys):
     run = parse_args(shlex.split(f"{LINE} --load {published} --bf16"))
     trainer = small_trainer(run)
     trainer.close()
-    assert f"loaded the llama model in {published}, float32 in the files, bf16 here" in capsys.readouterr().out
+    assert f"loaded the llama model in {published}, fp32 in the files, bf16 here" in capsys.readouterr().out
     weights: Any = open_model(published).weights
     for name, tensor in model_tensors(trainer.model).items():
         assert torch.equal(whole(tensor), weights.read(name.removeprefix("model.")).bfloat16())

@@ -18,10 +18,11 @@ from minimegatron.checkpoint.folder import INDEX
 from minimegatron.checkpoint.hf_export import CHOICES, config_to_huggingface
 from minimegatron.checkpoint.shard_file import read_header
 from minimegatron.checkpoint.sources import InMemory, Source
-from minimegatron.commands.convert import logical_tensors, main
+from minimegatron.commands.convert import main
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
 from minimegatron.memory import Tracker
+from minimegatron.models.weights import logical_tensors
 from minimegatron.models.zoo import PRESETS, family_config, preset
 from minimegatron.training.same_run import MODEL
 from tests.models.test_huggingface import EXPERTS, FAMILIES, hf_model
@@ -226,6 +227,7 @@ def test_rounding_happens_where_it_was_asked_for(tmp_path):
 
 def test_an_index_stays_in_its_folder(tmp_path):
     published = publish("llama2", tmp_path / "published")
+    (published / "model.safetensors").unlink()
     (published / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "../other/model.safetensors"}}))
     assert "outside of its folder" in refused("--load", published, "--save", tmp_path / "ours")
 

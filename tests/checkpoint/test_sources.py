@@ -10,7 +10,7 @@ from minimegatron.checkpoint import sources
 from minimegatron.checkpoint.huggingface import as_ours, as_theirs
 from minimegatron.checkpoint.shard_file import Entry
 from minimegatron.checkpoint.sources import InMemory, View, read_box
-from minimegatron.commands.convert import logical_tensors
+from minimegatron.models.weights import logical_tensors
 from minimegatron.models.zoo import family_config
 
 FAMILIES = ("gpt2", "llama", "qwen2", "mixtral", "qwen2_moe")

@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minimegatron.checkpoint.folder import open_published
+from minimegatron.checkpoint.conversion import open_model
+from minimegatron.checkpoint.folder import INDEX, open_published
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.errors import CheckpointError
 from tests.models.test_huggingface import hf_model
+
+transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +45,47 @@ def test_weights_are_those_of_the_file(folder):
 
 
 def test_the_authors_own_copy_is_not_read(folder):
-    """As Mistral publishes it: the same weights in other names."""
+    """As Mistral publishes it: the same weights in other names; and what else transformers passes over."""
     before = read(folder)
-    save_file({"tok_embeddings.weight": torch.ones(3)}, folder / "consolidated.safetensors")
+    for name in ("consolidated.safetensors", "model.fp16.safetensors", "adapter_model.safetensors"):
+        save_file({"tok_embeddings.weight": torch.ones(3)}, folder / name)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     after = read(folder)
-    assert after.keys() == before.keys()
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).model.norm.weight
+    assert torch.equal(after["decoder.final_layernorm.weight"], theirs)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match="no model.safetensors, .*there are adapter_model.safetensors, consolidated"
+    ):
+        read(folder)
+
+
+SHARD = "model-00001-of-00001.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        (INDEX, f"two sets of weights: model.safetensors and {INDEX}"),
+        (SHARD, f"two sets of weights: model.safetensors and {SHARD}"),
+        ("adapter_config.json", "adapter_config.json: an adapter"),
+        ("iter_0000020/manifest.json", "two models: config.json of a published one, and the checkpoint iter_0000020"),
+    ],
+)
+def test_two_sets_of_weights_are_refused_by_their_names(folder, beside, said):
+    """transformers takes the single file, or adds the adapter; a reader that prefers the index has other numbers."""
+    tensors = {n: 2 * t for n, t in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / SHARD)
+    index = {"weight_map": dict.fromkeys(tensors, SHARD)}
+    (folder / beside).parent.mkdir(exist_ok=True)
+    if beside != SHARD:
+        (folder / beside).write_text(json.dumps(index))
+    if beside == "adapter_config.json":
+        (folder / SHARD).unlink()
+    with pytest.raises(CheckpointError, match=said) as caught:
+        open_model(folder)
+    assert caught.value.fix and len(str(caught.value).splitlines()) <= 6
 
 
 def test_the_index_says_which_files(folder):
@@ -56,7 +95,7 @@ def test_the_index_says_which_files(folder):
     halves = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
     for file, mine in halves.items():
         save_file({n: tensors[n] for n in mine}, folder / file)
-    (folder / "model.safetensors").write_bytes(b"left over from another download")
+    (folder / "model.safetensors").unlink()
     index = {"weight_map": {n: file for file, mine in halves.items() for n in mine}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     after = read(folder)
@@ -64,6 +103,10 @@ def test_the_index_says_which_files(folder):
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no .*model-00002-of-00002"):
         read(folder)
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}  # of one file, as some have it
+    (folder / INDEX).write_text(json.dumps(index))
+    save_file(tensors, folder / "model.safetensors")
+    assert all(torch.equal(read(folder)[k], before[k]) for k in before)
 
 
 def test_a_download_that_broke_off(folder):
@@ -107,5 +150,5 @@ def test_gpt2_as_it_was_first_published(tmp_path):
 
 def test_an_empty_folder(folder):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no \\*.safetensors"):
+    with pytest.raises(CheckpointError, match="no model.safetensors, and no model.safetensors.index.json"):
         read(folder)

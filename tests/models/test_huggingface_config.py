@@ -6,6 +6,8 @@ configuration that its class makes of it, and by the logits of a tiny model.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
 import pytest
@@ -155,6 +157,54 @@ def test_an_unknown_key_is_refused_by_its_name(family, key):
         file[key] = True
     with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
         config_from_huggingface(file)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_no_key_is_read_that_the_class_does_not_have(family):
+    """By its attributes, or by the code of the model, which asks for some that a file may add."""
+    config = transformers.CONFIG_MAPPING[family]()
+    code = inspect.getsource(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
+    names = {**DEFAULTS[family], **ALIASES.get(family, {})}
+    assert [k for k in names if k != "rope_theta" and not hasattr(config, k) and f'"{k}"' not in code] == []
+
+
+FOREIGN = {
+    "sliding_window": 8,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "qkv_bias": True,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "use_sliding_window": True,
+    "num_experts": 4,
+    "q_lora_rank": 24,
+    "rope_interleave": True,
+    "rope_theta": 77.0,
+    "partial_rotary_factor": 0.5,
+}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_key_of_other_families_is_refused(family):
+    """transformers passes over it, or fails: what computes with it is another program."""
+    seen = {"partial_rotary_factor"}
+    for key, value in FOREIGN.items():
+        if key in DEFAULTS[family]:
+            continue
+        seen.add(key)
+        with pytest.raises(ConfigError, match=key):
+            config_from_huggingface({**file_of(family), key: value})
+        if value is True and key not in ("qkv_bias", "rope_interleave"):  # off, as the family has it anyway
+            config_from_huggingface({**file_of(family), key: False})
+    assert len(seen) >= 5
+    if family != "gpt2":
+        for kind in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
+            table = {**kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+            if family == "deepseek_v3" and kind["rope_type"] == "linear":
+                continue
+            with pytest.raises(ConfigError, match=f"partial_rotary_factor=0.5 is not {family}'s"):
+                config_from_huggingface({**file_of(family), "rope_parameters": table})
+            whole = {**table, "partial_rotary_factor": 1.0}  # says what is so
+            assert config_from_huggingface({**file_of(family), "rope_parameters": whole})[1].rotary_percent == 1.0
 
 
 def test_files_of_transformers_4():

@@ -382,6 +382,31 @@ MUTANTS = (
         "tests/checkpoint/test_convert.py -k family",
     ),
     Mutant(
+        "a key that a family does not have is read", "minimegatron/checkpoint/hf_keys.py",
+        "{k: v for k, v in self._given.items() if k in has}", "self._given",
+        "tests/models/test_huggingface_config.py -k other_families",
+    ),
+    Mutant(
+        "a share of rotated heads is read in a family that turns them whole", "minimegatron/checkpoint/hf_config.py",
+        '        table.only("partial_rotary_factor", 1.0,', '        table.only("partial_rotary_factor", 0.5,',
+        "tests/models/test_huggingface_config.py -k other_families",
+    ),
+    Mutant(
+        "generate reads the corner of a larger tensor", "minimegatron/models/weights.py",
+        "    _, weights = checked(found, logical_tensors, params_dtype)\n", "    weights = found.weights\n",
+        "tests/models/test_weights.py",
+    ),
+    Mutant(
+        "of two sets of weights the shards are read", "minimegatron/checkpoint/folder.py",
+        "    if single.exists() and beside is not None and", "    if not beside and",
+        "tests/models/test_folder.py -k two_sets",
+    ),
+    Mutant(
+        "the tokenizer of a run is not kept beside its checkpoints", "minimegatron/training/published.py",
+        "    return origin.keep(root, origin.of_run(there, files, said))\n", '    return ""\n',
+        "tests/checkpoint/test_export.py -k scratch",
+    ),
+    Mutant(
         "keys of all groups before their queries", "minimegatron/checkpoint/huggingface.py",
         "yield from ((0, group * queries, queries), (1, at_k + group * d, d), (2, at_v + group * d, d))",
         "yield from ((1, at_k + group * d, d), (0, group * queries, queries), (2, at_v + group * d, d))",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.megatron import config_from_args
-from minimegatron.commands.convert import logical_tensors
+from minimegatron.models.weights import logical_tensors
 from tests.golden import megatron_names
 from tests.oracle import gpt, moe, ranks
 

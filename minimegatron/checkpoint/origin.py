@@ -1,0 +1,156 @@
+"""What a model has beside its weights, from where a run begins to where its model is published.
+
+The problem in a sentence: weights without their tokenizer, their template and the tokens that end an answer load and
+run, and never stop.
+
+    a published folder, or the run's tokenizer --> ROOT/huggingface/ --> a published folder
+
+| file                      | a run from a published folder                    | a run from scratch                    |
+|---------------------------|--------------------------------------------------|---------------------------------------|
+| `config.json`             | as it was                                        | none: an export makes it of the model |
+| `generation_config.json`  | as it was                                        | the ids of the run's tokenizer        |
+| tokenizer, chat templates | of the run's tokenizer; as they were if its data | of the run's tokenizer                |
+|                           | are numbers (`NullTokenizer`)                    |                                       |
+
+The folder lies beside the checkpoints of a run, and the manifest of each has its hash: a folder that was lost or
+changed is not taken for one that was never there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minimegatron.checkpoint.disk import disk, sync_folder, write_durable
+from minimegatron.checkpoint.hf_config import read_json
+from minimegatron.checkpoint.staged import staged
+from minimegatron.errors import CheckpointError
+
+FOLDER = "huggingface"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER = (
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt vocab.txt "
+    "tokenizer.model tekken.json chat_template.jinja chat_template.json"
+).split()
+TEMPLATES = "additional_chat_templates"
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+Files = dict[str, bytes]
+
+
+def tokenizer_files_in(folder: Path) -> Files:
+    """The files of a tokenizer and its chat templates, by name.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    paths = [path for name in TOKENIZER if (path := folder / name).is_file()]
+    with disk(folder, "cannot be read"):
+        paths += sorted(folder.glob(f"{TEMPLATES}/*.jinja"))
+        return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def files_in(folder: Path) -> Files:
+    """All that a folder has beside its weights."""
+    more = [name for name in (CONFIG, GENERATION) if (folder / name).is_file()]
+    with disk(folder, "cannot be read"):
+        return tokenizer_files_in(folder) | {name: (folder / name).read_bytes() for name in more}
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Write what a folder has beside its weights into another one, but for `config.json`."""
+    _write({name: content for name, content in files_in(source).items() if name != CONFIG}, target)
+
+
+def token_ids(folder: Path) -> dict[str, Any]:
+    """Which ids begin, end and fill a document: as `config.json` has it, else `generation_config.json`."""
+    for name in (CONFIG, GENERATION):
+        if (folder / name).is_file():
+            said = read_json(folder / name, "a folder with config.json")
+            return {key: said[key] for key in TOKENS if said.get(key) is not None}
+    return {}
+
+
+def of_run(there: Files, tokenizer: Files, ids: Mapping[str, int]) -> Files:
+    """What the model of a run has beside its weights.
+
+    Args:
+        there: what the folder had that the run begins with; nothing from scratch.
+        tokenizer: files of the run's tokenizer, nothing where it has none.
+        ids: of `TOKENS`, as the run's tokenizer has them.
+    """
+    if not there:
+        return {**tokenizer, GENERATION: _json(dict(ids))}
+    theirs = {name: content for name, content in there.items() if name not in (CONFIG, GENERATION)}
+    if not tokenizer or tokenizer == theirs:
+        return there
+    kept = {name: there[name] for name in (CONFIG, GENERATION) if name in there}
+    said = _table(there.get(GENERATION)) or {k: v for k, v in _table(there.get(CONFIG)).items() if k in TOKENS}
+    eos = said.get("eos_token_id")
+    known = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if (eod := ids["eos_token_id"]) not in known:  # of another tokenizer: texts end with it, so answers may, too
+        kept[GENERATION] = _json({**said, "eos_token_id": [*known, eod] if known else eod})
+    return {**tokenizer, **kept}
+
+
+def keep(root: Path, files: Files) -> str:
+    """Write the files into the folder beside the checkpoints, where they are not there already; returns their hash.
+
+    Raises:
+        CheckpointError: the disk is full, gone, or not ours to write on.
+    """
+    folder = root / FOLDER
+    with disk(folder):
+        if not folder.is_dir() or files_in(folder) != files:
+            for left in (*root.glob(f".{FOLDER}.*"), *root.glob(FOLDER)):  # of a run that was killed, or another one
+                shutil.rmtree(left)
+            with staged(folder) as hidden:
+                _write(files, hidden)
+    return digest(files)
+
+
+def digest(files: Files) -> str:
+    """A hash of names and contents."""
+    return hashlib.sha256(_json({name: hashlib.sha256(files[name]).hexdigest() for name in files})).hexdigest()
+
+
+def given(folder: Path, promised: str | None) -> Path | None:
+    """The folder beside the checkpoints of a run; None where there is none.
+
+    Args:
+        folder: `huggingface`.
+        promised: the hash that a manifest has.
+
+    Raises:
+        CheckpointError: it has changed.
+    """
+    found = files_in(folder) if folder.is_dir() else {}
+    if found and promised and digest(found) != promised:
+        raise CheckpointError(
+            "the tokenizer and what else the model was given have changed since the checkpoint was saved",
+            where=str(folder),
+            fix="copy the folder from where the run saved it; or move it away, and name another: --hf-model FOLDER",
+        )
+    return folder if found else None
+
+
+def _write(files: Files, folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_durable(folder / name, len(content), lambda file, of=content: file.write(of))  # type: ignore[misc]
+    sync_folder(folder)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _table(text: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or b"{}")
+    except ValueError as error:
+        raise CheckpointError(f"a JSON file beside the weights is broken: {error}", fix="download it again") from None
+    return found if isinstance(found, dict) else {}
