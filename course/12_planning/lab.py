@@ -42,7 +42,7 @@ guess("mfu", None, "Llama 3 70B on 1,024 H100: percent of the peak that a good l
 # %% [markdown]
 # ## 1 · The problem
 #
-# A node has 8 GPUs of 80 GB. You want to train Llama 3 70B on it, with sequences of 8,192 tokens, and cut every matrix
+# A node has 8 H100 of 80 GB. You want to train Llama 3 70B on it, with sequences of 8,192 tokens, and cut every matrix
 # over the 8 GPUs (tp 8, with sequence parallelism). `plan` says what will happen, before anything is allocated.
 
 # %%
@@ -71,8 +71,9 @@ memory.ranks({"each of 8 GPUs": one_node.memory[0].peak}, limit=one_node.cluster
 # between two steps already, whatever the batch is. The largest term are AdamW's two moments. ZeRO-1 would share them out
 # among replicas, and here is only one. So more GPUs are needed, and the question is how to use them.
 #
-# An H100 has 80 GB = 74.5 GiB. The planner takes 4 GB of them for what is no tensor: CUDA's context, NCCL's buffers,
-# fragments.
+# One GB is 10⁹ bytes, one GiB is 2³⁰. An H100 is sold with 80 GB, and nvidia-smi shows 81,559 MiB = 79.6 GiB. The planner
+# leaves 4 GiB of them for what is no tensor: the driver, CUDA's context, NCCL's buffers, fragments. So 75.6 GiB are for
+# tensors.
 #
 # ## 2 · Predict: memory to the byte
 #
@@ -190,7 +191,7 @@ check("state_bytes")
 # |---|---|---|
 # | the inputs of two norms, of queries-keys-values, and of gate-up | 2 h each, 8 h together | with sequence parallelism |
 # | statistics of two norms | 8 | with sequence parallelism |
-# | queries, keys and values as they come: heads + 2 groups of them | 2 d each | yes |
+# | queries, keys and values as they come, in one tensor (the values in it are needed, so all of it stays): heads + 2 groups | 2 d each | yes |
 # | queries and keys once more, turned by RoPE: heads + groups | 2 d each | yes |
 # | the output of attention: heads | 2 d each | yes |
 # | a log-sum-exp for each head | 4 each | yes |
@@ -204,9 +205,9 @@ check("state_bytes")
 # backward pass, but no more than there are: min(m, p - r) microbatches. In interleaved 1F1B each rank has v chunks of
 # layers / v layers (lab 03). Then passes of *single chunks* are under way: min(v m, 2 (p - r - 1) + (v - 1) p + 1).
 #
-# An example: h = 8, 2 heads, 1 group, d = 4, f = 12, 10 tokens, tp 1. The first two rows have 72 bytes a token, heads
-# 72 and 8, the MLP 72: 224 bytes a token, 2240 in the layer. A pipeline of one rank has one microbatch under way: with
-# 2 layers 4480.
+# An example: h = 8, 4 heads, 1 group, d = 4, f = 10, 10 tokens, tp 1. The first two rows have 72 bytes a token, heads
+# 120 and 16, the MLP 60: 268 bytes a token, 2680 in the layer. A pipeline of one rank has one microbatch under way: with
+# 2 layers 5360.
 #
 # **Exercise.** Return {"layer": bytes of one microbatch in one layer, "stage": bytes of all that is under way in the
 # `layers` of a rank, at its fullest}. `tokens` are those of a microbatch (cp is 1), `sp` says whether sequence
@@ -218,7 +219,7 @@ check("state_bytes")
 def activation_bytes(
     model: dict, tokens: int, tp: int, sp: bool, recompute: str, layers: int, p: int, v: int, m: int, rank: int
 ) -> dict[str, int]:
-    """{"layer": 2240, "stage": 4480} in the example."""
+    """{"layer": 2680, "stage": 5360} in the example."""
     ### BEGIN SOLUTION
     h, heads = model["h"], model["heads"]
     cut = tokens // tp if sp else tokens
@@ -267,8 +268,9 @@ memory.ranks(bars, limit=four.cluster.usable, title="Memory of the four stages, 
 # given back what the last layer's MLP had kept. The planner adds workspace, what a single operation needs.
 #
 # Where are the scores of attention, which Korthikanti et al. (2022) fought with selective recompute? Their layer keeps
-# s b h (34 + 5 a s / h) bytes, for a heads and s tokens. The second term are the scores, which grow with the square of
-# s. Flash attention does not keep them:
+# s b h (34 + 5 a s / h) bytes, for a heads, s tokens, and b samples of a microbatch. The second term are the scores, which
+# grow with the square of s. Flash attention does not keep them. (That layer is GPT-3's, with GeLU and dropout. Llama's,
+# with SwiGLU and 8 groups, keeps 286 MiB by your table, and the same 34 s b h would be 272: near each other by accident.)
 
 # %%
 from minimegatron.planner.closed_forms import layer_activations
@@ -287,23 +289,24 @@ for name, h, a, s in (("22B", 6144, 64, 2048), ("175B", 12288, 96, 2048), ("Llam
 # In a ring of n ranks each rank sends (n - 1)/n of a payload for an all-gather, a reduce-scatter or an all-to-all, and
 # twice as much for an all-reduce. In a step in bf16, with sequence parallelism and without recompute, a rank sends:
 #
-# | axis | payload, bytes | how often |
-# |---|---|---|
-# | tp | the stream: 2 · tokens · h | for each layer and microbatch 10: each of two pairs of matrices has a gather and a scatter forward, and backward a gather, a scatter, and its input gathered once more. A layer with experts has one pair, attention's: 5 |
-# | cp, a ring of neighbours | keys and values: 2 · groups · d · tokens / tp *numbers*, all of it sent | for each layer and microbatch cp - 1 times 2 bytes a number forward, and cp - 1 times 2 + 4 bytes backward: the keys and values again, and their gradients in fp32 |
-# | pp, to one neighbour | its part of the stream: 2 · tokens · h / tp, all of it sent | for each microbatch and chunk once forward and once backward; but the very last chunk sends no output, and the very first no gradient |
-# | ep, all-to-all | rows: 2 · topk · (tokens / tp) · h | for each layer and microbatch 4: there and back, forward and backward |
-# | dp | gradients, 4 bytes a parameter; weights, 2 bytes | ZeRO-0: gradients all-reduced once. ZeRO-1: gradients scattered, weights gathered, once. ZeRO-3: for each microbatch weights gathered twice, gradients scattered once |
+# | axis | payload | its bytes | how often |
+# |---|---|---|---|
+# | tp | the stream | 2 · tokens · h | for each layer and microbatch 10: each of two pairs of matrices has a gather and a scatter forward, and backward a gather, a scatter, and its input gathered once more. A layer with experts has one pair, attention's: 5 |
+# | cp, a ring of neighbours | keys and values, 2 · groups · d · tokens / tp numbers; all of it is sent | 2 a number forward; 2 + 4 a number backward: the same again, and their gradients in fp32 | for each layer and microbatch cp - 1 |
+# | pp, to one neighbour | its part of the stream; all of it is sent | 2 · tokens · h / tp | for each microbatch and chunk once forward and once backward; but the very last chunk sends no output, and the very first no gradient |
+# | ep, all-to-all | rows | 2 · topk · (tokens / tp) · h | for each layer and microbatch 4: there and back, forward and backward |
+# | dp | gradients, weights | 4 a parameter, 2 a parameter | ZeRO-0: gradients all-reduced once. ZeRO-1: gradients scattered, weights gathered, once. ZeRO-3: for each microbatch weights gathered twice, gradients scattered once |
 #
-# `tokens` are those of a microbatch on this rank of cp. The ring of dp has dp · cp ranks for dense parameters; for
-# experts, whose etp is 1 here, it has the ranks that hold the same expert. Small messages are left out: losses, norms,
+# `tokens` are those of a microbatch on this rank of cp. dp has two rings: one of dp · cp ranks for dense parameters, one
+# for experts, of the ranks that hold the same expert (part A's expert dp; tp does not cut experts here, so etp is 1 and
+# no key of `layout`). With dp 1 both rings may still have several ranks. Small messages are left out: losses, norms,
 # counts.
 #
 # An example: tp 4, h = 4, 16 tokens, 3 layers, 2 microbatches. The stream has 128 bytes, a rank sends 96 of them, 60
 # times: 5760.
 #
 # **Exercise.** Return {"tp": ..., "cp": ..., "pp": ..., "ep": ..., "dp": ...}, the bytes that one rank sends in a step;
-# 0 where a ring has one rank. (With dp 1 the two rings of dp may still have several.) `layout` has tp, cp, pp, dp, ep,
+# 0 where a ring has one rank. `layout` has tp, cp, pp, dp, ep,
 # zero (0, 1 or 3) and v. `model` has h, groups, d, and topk (0: no experts). `layers` and `rank` are those of this rank
 # of the pipeline; the first chunk of the model is on rank 0, the last one on rank pp - 1. `dense` and `experts` are its
 # parameters.
@@ -351,19 +354,20 @@ check("bytes_sent")
 # | backward pass | twice that; with full recompute the forward pass is computed once more in it |
 # | a microbatch | both passes, and `waits` seconds for messages that nothing hides |
 # | all passes | m microbatches, and the bubble: (p - 1)/(v m) of the time of these m microbatches |
-# | the step | all passes, and what is left of `gradients` seconds of messages that travel during the backward pass of the last microbatch (all its chunks on the rank) |
+# | the step | all passes, and what is not hidden of the messages of gradients: they take `gradients` seconds in all, and travel while the last microbatch's backward pass (all its chunks on the rank) computes |
 #
 # The MFU (model FLOPs utilisation) is model FLOPs / (seconds · GPUs · peak). The HFU (hardware FLOPs utilisation)
 # counts recomputed FLOPs, too. A paper that states its HFU as "utilisation" looks a third better with full recompute,
 # and trains no faster for it.
 #
-# An example: a sample's forward pass has 900 FLOPs in matrices and attention's whole square has 200. A batch of 4 on 2
-# GPUs with a peak of 1000 FLOP/s, of which half is reached, in 2 microbatches: 1000 FLOPs a sample, 4000 forward, 12000
-# in the step. A forward pass of a microbatch takes 4000 / (2 · 2 · 500) = 2 s, a backward pass 4 s, the step 12 s. The
-# MFU is 12000 / (12 · 2 · 1000) = 50 %.
+# An example: a sample's forward pass has 900 FLOPs in matrices and attention's whole square has 200. A batch of 8 on 4
+# GPUs with a peak of 1000 FLOP/s, of which half is reached, in 2 microbatches: 1000 FLOPs a sample, 8000 forward, 24000
+# in the step. A forward pass of a microbatch takes 8000 / (4 · 2 · 500) = 2 s, a backward pass 4 s, the step 12 s. The
+# MFU is 24000 / (12 · 4 · 1000) = 50 %.
 #
-# **Exercise.** Return {"seconds": ..., "mfu": ..., "hfu": ...}. `matrices` and `square` are forward FLOPs of one sample
-# on all GPUs together, `square` that of attention without a mask. `full` says whether everything is recomputed.
+# **Exercise.** Return {"seconds": ..., "mfu": ..., "hfu": ...}. `matrices` and `square` are FLOPs of one sample's forward
+# pass through the whole model, not yet divided among GPUs; `square` is attention's without a mask. `full` says whether
+# everything is recomputed. There may be fewer microbatches than ranks of the pipeline: the formula holds for them, too.
 
 # %%
 # %%exercise step_time
@@ -390,8 +394,9 @@ check("step_time")
 # ### All layouts
 #
 # A layout is seven numbers: (tp, cp, pp, v, ep, etp, micro), where micro are samples of a microbatch. dp is what is
-# left of the GPUs, gpus / (tp · cp · pp), and m what is left of the batch, batch / (dp · micro). Not every layout can
-# be:
+# left of the GPUs, gpus / (tp · cp · pp), and m what is left of the batch, batch / (dp · micro). What must divide is a law.
+# What is a power of two, at most a node, at least 4096 tokens, 1 or tp, or at most 8, is a limit of this search: other
+# layouts run, and are seldom the fastest.
 #
 # | size | rule |
 # |---|---|
@@ -453,11 +458,14 @@ check("legal")
 #
 # ## 4 · Run
 #
-# ### Bytes that are really sent
+# ### Bytes, beside the messages of a step
 #
 # The folded cell trains a step of a small model on two processes, five times: with tp, cp, pp, ep and dp of 2. The
-# package notes every message (`trace`). Beside it stands what your `bytes_sent` says. Outside of its layers a model has
-# five more payloads over tp, two at the table of words and three at the output layer; the cell adds them.
+# package notes each communication with its payload (`trace`). Those of losses, norms and counts are left out, the
+# others are added up, each times the share that a rank sends of it: (n - 1)/n in a ring, all of it to a neighbour. So
+# the number and the size of the payloads are counted, and the share is taken from the formula: no link is measured.
+# Beside it stands what your `bytes_sent` says. Outside of its layers a model has five more payloads over tp, two at the
+# table of words and three at the output layer; the cell adds them.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs bytes_sent,stage_parameters --name a_step --out counted
@@ -532,7 +540,7 @@ if rank == 0:
 from minimegatron.viz import volume
 
 predicted, measured = ({f"{axis} 2": pair[i] for axis, pair in counted[0].items()} for i in (0, 1))
-volume.bars(predicted, measured, title="A step on two processes, one axis at a time: what rank 0 sends")
+volume.bars(predicted, measured, title="A step on two processes, one axis at a time: rank 0, counted from its payloads")
 
 # %% [markdown]
 # ### Seconds of a pipeline
@@ -571,8 +579,8 @@ planned_and_done(pipeline.events(0.05), events, title)
 # ### A search
 #
 # Your `legal` gives all layouts of Llama 3 8B on 16 H100 with a batch of 64. The planner estimates each in less than a
-# millisecond. Those that do not fit are thrown away, the fastest of the others is planned exactly. Does the planner's
-# own list have the same layouts?
+# millisecond. Those that do not fit are thrown away, and the three fastest of the others are planned in full, as `plan`
+# does it. Does the planner's own list have the same layouts?
 
 # %%
 # %%needs legal
@@ -615,8 +623,9 @@ pareto(list(estimated.values()), exact, ranked[best].words(), limit=h100.usable,
 
 # %% [markdown]
 # Each dot is a layout. No other layout is both faster and smaller than one on the line, the *front*. So choose among
-# those on the line, left of the limit. The dots and the line are estimates; the star is planned exactly, and can
-# therefore lie beside the line.
+# those on the line, left of the limit. The pale dots and the line are estimates, the three rings are planned in full and
+# can therefore lie beside the line; the star is around the fastest of them. How much memory does it leave? Question 1
+# at the end of this lab asks whether you would start such a run.
 #
 # ### Three cases in which the obvious layout is wrong
 #
@@ -628,10 +637,11 @@ GIB = 2**30
 
 def shown(plans, *parts):
     """For each plan memory, seconds of a step, and seconds of some parts of it."""
-    print(f"{'':28} {'GiB':>7} {'s/step':>8}", *(f"{part:>9}" for part in parts))
+    wide = max(map(len, plans))
+    print(f"{'':{wide}} {'GiB':>7} {'s/step':>8}", *(f"{part:>9}" for part in parts))
     for name, told in plans.items():
         of_parts = (f"{told.time.parts.get(part, 0.0):9.3f}" for part in parts)
-        print(f"{name:28} {told.bytes / GIB:7.1f} {told.time.seconds:8.3f}", *of_parts)
+        print(f"{name:{wide}} {told.bytes / GIB:7.1f} {told.time.seconds:8.3f}", *of_parts)
 
 
 # %% [markdown]
@@ -673,26 +683,44 @@ shown(
 # node, in every layer and microbatch, and each all-to-all has 63 partners in place of 7. Gradients leave the node once
 # a step.
 #
-# **ZeRO-3 against a pipeline.** 256 GPUs, tp 8. With ZeRO-3 no pipeline is needed, so there is no bubble. Obvious: ZeRO-3
-# is faster. Guess for a batch of 32 samples, and for one of 512.
+# **ZeRO-3 against a pipeline.** 256 GPUs. With ZeRO-3 no pipeline is needed, so there is no bubble. The other way is
+# ZeRO-1 and a pipeline. Obvious: ZeRO-3 is faster, above all for a small batch, in which the bubble weighs most. Each way
+# is tuned: of all its layouts with cp 1, without recompute, the cell takes the fastest that fits. Guess for a batch of 32
+# samples, and for one of 512.
 
 # %% tags=["hide-output"]
-ZERO = f"{LLAMA} --tensor-model-parallel-size 8 --sequence-parallel --bf16 --overlap-grad-reduce"
+from minimegatron.planner.estimate import Estimator
+from minimegatron.planner.layouts import layouts
+
+
+def tuned(batch, zero, pipeline):
+    """(Its words, its plan) of the layout that is fastest by the estimate, of those that fit."""
+    flags = f"{LLAMA} --global-batch-size {batch} --context-parallel-size 1 {BEST}"
+    base = parse_args(flags.split(), reads=False)
+    estimator, told = Estimator(base, 256, h100), {}
+    for one in layouts(base, 256, h100):
+        kinds = one.zero, one.pp > 1, one.recompute, one.ends
+        if kinds == (zero, pipeline, "none", False) and not one.schedule.startswith("zb"):
+            told[one] = estimator.estimate(one)
+    fitting = [one for one in told if told[one][0] <= 0.95 * h100.usable]  # an estimate may be a little too small
+    best = min(fitting, key=lambda one: told[one][1])
+    return best.words(), plan(best.run(base), 256, h100)
+
+
 for batch in (32, 512):
     print(f"a batch of {batch}")
-    one = f"{ZERO} --global-batch-size {batch} --data-parallel-sharding-strategy"
-    shown(
-        {
-            "ZeRO-3, no pipeline": planned(256, f"{one} optim_grads_params"),
-            "ZeRO-1, pp 4": planned(256, f"{one} optim --overlap-param-gather --pipeline-model-parallel-size 4"),
-        },
-        "sharding", "bubble", "gradients",
-    )  # fmt: skip
+    shown(dict([tuned(batch, 3, False), tuned(batch, 1, True)]), "tp", "sharding", "bubble", "gradients")
 
 # %% [markdown]
-# The bubble costs the same time whatever the batch is: p - 1 passes. What ZeRO-3 sends, it sends for every microbatch.
-# So a small batch is for ZeRO-3, and a large one for the pipeline. A larger microbatch helps ZeRO-3, too: the same
-# weights are gathered for more tokens.
+# For the small batch the pipeline is clearly faster, for the large one both take about as long. The bubble is p - 1
+# passes of a chunk, whatever the batch is, and many chunks make it short. What ZeRO-3 sends, it sends for every
+# microbatch. With a large batch each microbatch computes long enough to hide it, and a smaller tp leaves less to send. A
+# batch of 32 allows 32 replicas at most, so tp must be 8, and each rank has one microbatch: its computation is shorter
+# than the weights of 80 layers take to arrive twice, and their gradients to leave. In the pipeline a rank has a part of
+# the layers, and sends their gradients and weights once a step.
+#
+# Had the cell compared one layout of each (tp 8, and for the pipeline one chunk a rank), it would have shown the
+# opposite for both batches. Compare ways only after each is tuned.
 #
 # ## 5 · See
 #
@@ -733,7 +761,8 @@ factors(computed, guesses, title="One axis doubled, dp halved: what a rank holds
 # Two rows are worth a second look. Nothing divides the optimizer's state: ZeRO-1 shares it out over all GPUs already,
 # whichever axis they belong to. And pp does not divide the activations: a rank has half of the layers, and twice as many
 # microbatches under way. (pp divides parameters by slightly less than 2, because the first stage keeps all of the table
-# of words.)
+# of words. cp divides activations by slightly more: a ring keeps its own copy of keys and values, and gives back the
+# tensor in which queries, keys and values came.)
 #
 # ### From the peak to a step
 #
@@ -760,13 +789,20 @@ display(waterfall(losses(four.time), work=four.time.model_flops / 1024, title="L
 # %% [markdown]
 # ### Published runs
 #
-# The folded cell plans 27 runs whose layouts and speeds were published: all rows of three tables. The planner's rates of
-# an A100 were fitted to two of them, those of the 22B model. Each table counts FLOPs by its own convention.
+# The folded cell plans 30 runs whose layouts and speeds were published: all rows of four tables. What was fitted to them?
+# Of an A100 the two rates of products and of memory, to the two 22B rows of 2205.05198. Of an H100 the same two, to the
+# 1.7B and the 16B row of Megatron's README. Attention's rate is that of measured kernels, links are assumed. So 26 rows are
+# predictions, and of two tables no row was used at all.
+#
+# Each table is compared in its own convention. Papers before 2023, and Megatron's counter until March 2025 (so the
+# README of July 2024, too), count the whole square of attention; for Llama 3 the half is taken. What a table does not say
+# was chosen: micro-batch and v of the README's rows are those that the planner finds fastest, for Llama 3 they are 1 and 4.
 
 # %% jupyter={"source_hidden": true}
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig, TransformerConfig
 from minimegatron.planner import closed_forms
 from minimegatron.planner.timing import step_time as planned_time
+from minimegatron.training.flops import step_flops
 from minimegatron.training.run import RunConfig
 from minimegatron.viz.agreement import agreement
 
@@ -798,14 +834,15 @@ KORTHIKANTI = {  # arXiv 2205.05198, table 5: seconds with full, and with select
     "530B": (20480, 105, 128, 8, 35, 3, 280, 280, 1, (49.05, 37.83)),
     "1T": (25600, 128, 160, 8, 64, 1, 512, 512, 1, (94.42, 71.49)),
 }
-README = {  # Megatron-LM's README: TFLOP/s a GPU, H100; micro-batches and v are those that the planner finds fastest
+README = {  # Megatron-LM's README of July 2024: TFLOP/s a GPU, H100
     "1.7B": (2048, 24, 16, 1, 1, 1, 48, 192, 4, 408.8), "7.1B": (4096, 30, 32, 2, 1, 1, 96, 192, 4, 465.9),
     "16B": (6144, 32, 48, 4, 1, 1, 192, 192, 4, 489.1), "32B": (7168, 48, 56, 8, 1, 1, 384, 192, 4, 459.6),
     "70B": (8192, 84, 64, 8, 2, 14, 768, 384, 4, 419.7), "119B": (10240, 92, 80, 8, 4, 23, 1536, 768, 4, 420.5),
-    "177B": (12288, 96, 96, 8, 6, 8, 2304, 1152, 4, 432.8), "314B": (16384, 96, 128, 8, 8, 12, 3072, 1536, 4, 474.4),
+    "177B": (12288, 96, 96, 8, 6, 16, 2304, 1152, 4, 432.8), "314B": (16384, 96, 128, 8, 8, 12, 3072, 1536, 4, 474.4),
     "462B": (18432, 112, 144, 8, 16, 7, 6144, 3072, 2, 459.9),
 }
-a100, beside = CLUSTERS["a100"], {"2104.04473, A100": {}, "2205.05198, A100": {}, "Megatron's README, H100": {}}
+a100 = CLUSTERS["a100"]
+beside = {name: {} for name in ("2104.04473, A100", "2205.05198, A100", "Megatron's README, H100", "2407.21783, H100")}
 for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, tflops) in NARAYANAN.items():
     run = published_run(h, layers, heads, 51_200, 2048, batch, micro, tp, pp, v,
                         {"overlap_grad_reduce": pp == 1}, **OLD, **FULL)
@@ -817,22 +854,38 @@ for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, seconds) in KORTHIKA
         run = published_run(h, layers, heads, 51_200, 2048, batch, micro, tp, pp, v,
                             {"sequence_parallel": again is SELECTIVE}, **OLD, **again)
         flops = closed_forms.model_flops(batch, 2048, layers, h, 51_200) / gpus / 1e12
-        beside["2205.05198, A100"][f"{name} {how}"] = flops / took, flops / planned_time(run, gpus, a100).seconds
+        label = f"{name} {how}" + " (fitted)" * (name == "22B")
+        beside["2205.05198, A100"][label] = flops / took, flops / planned_time(run, gpus, a100).seconds
 for name, (h, layers, heads, tp, pp, v, gpus, batch, micro, tflops) in README.items():
     overlapped = {"sequence_parallel": tp > 1, "overlap_grad_reduce": True, "use_distributed_optimizer": True}
     run = published_run(h, layers, heads, 131_072, 4096, batch, micro, tp, pp, v,
                         {"overlap_param_gather": True, **overlapped}, untie_embeddings_and_output_weights=True)
-    beside["Megatron's README, H100"][name] = tflops, planned_time(run, gpus, h100).tflops
+    flops = step_flops(run.model, batch, 4096, causal=False) / gpus / 1e12
+    label = name + " (fitted)" * (name in ("1.7B", "16B"))
+    beside["Megatron's README, H100"][label] = tflops, flops / planned_time(run, gpus, h100).seconds
+LLAMA3 = {"8k": (1, 8192, 8192, 430), "8k, 16,384": (1, 8192, 16384, 400), "128k": (16, 131072, 16384, 380)}
+for name, (cp, s, gpus, tflops) in LLAMA3.items():  # arXiv 2407.21783, table 4: cp, tokens, GPUs, TFLOP/s a GPU
+    flags = f"--preset llama3-405b --seq-length {s} --micro-batch-size 1 --global-batch-size {2**24 // s} {BEST}"
+    flags += f" --tensor-model-parallel-size 8 --sequence-parallel --context-parallel-size {cp}"
+    flags += " --pipeline-model-parallel-size 16 --num-virtual-stages-per-pipeline-rank 4"
+    flags += " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    told = planned_time(parse_args(flags.split(), gpus, reads=False), gpus, h100).tflops
+    beside["2407.21783, H100"][name] = tflops, told
 for table, runs in beside.items():
-    apart = [abs(told / published - 1) for published, told in runs.values()]
-    print(f"{table:24} {len(runs):2} runs, mean distance below 8 %: {sum(apart) / len(apart) < 0.08}")
+    errors = [told / published - 1 for name, (published, told) in runs.items() if "fitted" not in name]
+    mean, worst = sum(map(abs, errors)) / len(errors), max(errors, key=abs)
+    print(f"{table:24} {len(errors):2} runs that nothing was fitted to: mean distance {mean:.0%}, the worst {worst:+.0%}")
 
 # %%
-agreement(beside, what="TFLOP/s a GPU", title="27 published runs, and what is planned for them")
+agreement(beside, what="TFLOP/s a GPU", title="30 published runs, and what is planned for them")
 
 # %% [markdown]
-# A plan that is 5 % off can still choose a layout, because the others that it compares are mostly off in the same
-# direction.
+# The error depends on the layout: look at tp 1 without a pipeline, and at 16 or 35 stages. So of two layouts of one kind
+# a plan can choose the faster one, though both are 5 % off. Two kinds that it puts closer than 10 % you must measure.
+#
+# Where does a plan end? These runs are large. In a small one the GPU is faster than its host, which asks for one
+# operation after the other (about 95 µs each, fitted to steps on a node of A100 that arXiv 2312.12391 measured). The plan
+# shows it as "launches", and is within about 10 % there too, on the average; no other host was measured.
 #
 # *This is a good place to stop: the end of part C.*
 #
@@ -906,13 +959,15 @@ print("counted on the mesh, ranks with the same experts:", sorted(set(same)))
 # microbatch, while it computes) and recompute: "none", "selective" (the core of attention is computed again, not the
 # MLP as in part A) or "full".
 #
-# 10 GiB of the fullest rank must stay free. A plan knows nothing of fragments, of a library's own buffers that grow,
-# or of what an evaluation needs besides, and a run that dies of memory after three weeks costs more than 5 % of speed.
+# Of the 75.6 GiB for tensors 10 must stay free on the fullest rank. A plan knows nothing of fragments, of a library's
+# own buffers that grow, or of what an evaluation needs besides, and a run that dies of memory after three weeks costs
+# more than 5 % of speed.
 #
 # Try layouts with `try_layout`. It prints the plan's memory and the parts of a step. `minimegatron plan --search` in a
 # terminal searches among all of them, within seconds; its fastest layouts may have too little margin.
 
 # %%
+from minimegatron.errors import ConfigError
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.pictures import losses
 from minimegatron.viz.waterfall import waterfall
@@ -928,10 +983,14 @@ def plan_of(tp, cp, pp, v, micro, zero, recompute):
 
 def try_layout(*sizes):
     """The plan of a layout, printed; sizes are tp, cp, pp, v, micro, zero, recompute."""
-    told = plan_of(*sizes)
+    try:
+        told = plan_of(*sizes)
+    except ConfigError as error:
+        print(f"{sizes}: {error}")
+        return
     left = (told.cluster.usable - told.bytes) / GIB
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in told.time.parts.items() if seconds > 0.01)
-    print(f"{sizes}: {left:.1f} GiB left, most bytes: {told.blame}; {told.time.seconds:.2f} s a step")
+    print(f"{sizes}: {left:.1f} of {told.cluster.usable / GIB:.1f} GiB left, most bytes: {told.blame}; {told.time.seconds:.2f} s a step")
     print(f"    {parts}")
 
 
@@ -940,16 +999,17 @@ try_layout(8, 1, 4, 20, 1, 1, "none")
 
 # %% [markdown]
 # **Exercise.** Return your layout, with what you know of its memory: {"tp", "cp", "pp", "v", "micro", "zero",
-# "recompute", "left": GiB that stay free on the fullest rank, within 0.5, "largest": the owner of most bytes there}. A
-# step must take at most 5 % longer than with the fastest layout that keeps 10 GiB free.
+# "recompute", "left": GiB for tensors that stay free on the fullest rank, within 0.5, "largest": the owner of most bytes
+# there}. A step must take at most 5 % longer than with the fastest layout that keeps 10 GiB free. The exercise's cell
+# knows none of the notebook's names, so it cannot call `plan_of`: write down the numbers that you have read.
 
 # %%
 # %%exercise run_1024
 def run_1024() -> dict:
     """{"tp": 8, "cp": 1, "pp": 4, "v": 1, "micro": 1, "zero": 1, "recompute": "none", "left": ..., "largest": ...}"""
     ### BEGIN SOLUTION
-    layout = {"tp": 4, "cp": 1, "pp": 4, "v": 20, "micro": 1, "zero": 2, "recompute": "none"}
-    return {**layout, "left": 12.2, "largest": "activations"}
+    layout = {"tp": 4, "cp": 2, "pp": 2, "v": 20, "micro": 2, "zero": 2, "recompute": "none"}
+    return {**layout, "left": 12.5, "largest": "activations"}
     ### END SOLUTION
 
 
@@ -965,7 +1025,11 @@ waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run 
 
 # %% [markdown]
 # How would you defend it? Say aloud, in two minutes: why this tp and not twice or half of it; what pays for the bubble;
-# what grows if the sequences become twice as long; how much of a gain would make you give up the margin.
+# what grows if the sequences become twice as long; how much of a gain would make you give up the margin. If you took
+# ZeRO-2: what does it send in every microbatch, behind which computation does it hide, and would you trust a plan that
+# counts on it? (Megatron-LM's own ZeRO-2 is that of Megatron-FSDP, and torch's FSDP2 refuses pipelines.) Megatron's README
+# has 42 % of the peak for a model of 70B on 768 H100, the whole square counted, with tp 8. What earns your layout more, and
+# how much of that would you promise?
 #
 # ### Questions with numbers
 #
@@ -974,9 +1038,9 @@ waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run 
 # | key | question |
 # |---|---|
 # | `days` | A dense model of P `parameters` is trained on so many `tokens`. `gpus` GPUs reach `tflops` TFLOP/s of model FLOPs each. How many days? Attention's square is left out: 2 FLOPs a parameter and token forward. |
-# | `microbatches` | A pipeline of `p` ranks with `v` chunks each. How many microbatches at least, so that the bubble is at most `percent` % of the work? (Whether p divides them is not asked.) |
+# | `microbatches` | A pipeline of `p` ranks with `v` chunks each. How many microbatches at least, so that the bubble is at most `percent` % of the work? (Whether p divides them is not asked. A step has one at least, and p may be 1.) |
 # | `checkpoint` | Bytes of a checkpoint to go on from: bf16 weights, fp32 main parameters and moments. |
-# | `smallest` | How many GPUs of 80 GB (80·10⁹ bytes) hold the state at least, with ZeRO-3 and 16 bytes a parameter? |
+# | `smallest` | How many GPUs with 80·10⁹ bytes for it hold the state at least, with ZeRO-3 and 16 bytes a parameter? (2 + 2 + 12, gradients in 16 bits, as the ZeRO paper counts. Part A keeps them in fp32: 18.) |
 # | `tokens` | A layer has 12 h² parameters. tp sends eight payloads of `tokens` · h numbers for it (four all-reduces), ZeRO-3 three of 12 h². At how many tokens of a microbatch do both send equally many numbers? (Numbers, not bytes; leave out the (n - 1)/n of a ring.) |
 
 # %%
@@ -988,7 +1052,7 @@ def asked(
     ### BEGIN SOLUTION
     return {
         "days": 6 * parameters * tokens / (gpus * tflops * 1e12) / 86_400,
-        "microbatches": -(-100 * (p - 1) // (v * percent)),
+        "microbatches": max(1, -(-100 * (p - 1) // (v * percent))),
         "checkpoint": 14 * parameters,
         "smallest": -(-16 * parameters // 80_000_000_000),
         "tokens": 9 * h // 2,
@@ -1045,4 +1109,4 @@ progress()
 # al. 2022, Reducing activation recomputation in large transformer models (arXiv 2205.05198); Rajbhandari et al. 2020,
 # ZeRO (arXiv 1910.02054).
 #
-# This was the last lab.
+# Labs 09 to 11 are still to come: training end to end, inference, post-training.

@@ -9,7 +9,8 @@ a heads and g groups of d channels on this rank, n tokens, e bytes an element:
 | attention           | q and k after RoPE, the packed qkv, the output, log-sum-exp       | e n (2 a + g + a + 2 g) d |
 | `reference`         | q, k and v of every head, output, weights                         | + 4 s/head, not n d       |
 | documents, window   | on a CPU a table of who sees whom, in every layer                 | e b s^2, e s^2            |
-| ring, all-gather    | q, its own k and v, the output twice, log-sum-exp                 | e n (3 a + 2 g) d         |
+| ring                | q, its own k and v, the output, log-sum-exp                       | e n (2 a + 2 g) d         |
+| all-gather          | the same, and the output once more (`_ring`)                      | e n (3 a + 2 g) d         |
 | all-to-all          | q, k and v of other heads, the output twice, log-sum-exp          | e n (3 a + 2 g) d         |
 | latent              | the latents and their norms; q, k and [k; v] of all heads         |                           |
 
@@ -132,7 +133,6 @@ def core_attention(heads: Heads, z: Sizes) -> Step:
         not drops or (z.mesh.cp.size == 1 and backend == "sdpa"), f"dropout of attention weights by {backend}"
     )
     inner, outer = z.mesh.cp_inner.size, z.mesh.cp_outer.size
-    require_known(heads.d == heads.d_v or z.mesh.cp.size == 1, "context parallelism with values narrower than keys")
     require_known(inner == 1 or outer == 1, "cp_comm_type a2a+p2p")
     if outer > 1:
         return _ring(heads, z, z.mesh.parallel.cp_comm_type == "allgather")
@@ -189,12 +189,23 @@ CORES: dict[str, Callable[[Heads, Sizes], Step]] = {
 
 
 def _ring(heads: Heads, z: Sizes, gathers: bool) -> Step:
-    """Blocks of k and v come by, or all at once; gradients are added up in fp32."""
-    q, kv = heads.q(z), heads.kv(z)
-    keeps = (heads.made and q + heads.angles or heads.packed) + kv + 2 * q + 4 * z.n * heads.a
+    """Blocks of k and v come by, or all at once; gradients are added up in fp32.
+
+    Where one piece covers all queries first (a rank's own block; of gathered keys those of the last rank, whose tokens
+    are neighbours), the output is that piece, which lies as the projection wants it. Else it is copied once more.
+    Values narrower than keys are as wide here, in zeros, and the output is copied without them.
+    """
+    q, kv, outer = heads.q(z), 2 * z.e * z.n * heads.g * heads.d, z.mesh.cp_outer
+    plain = not z.documents and z.config.sliding_window is None and z.config.attention_backend in ("auto", "sdpa")
+    as_wanted = plain and heads.d == heads.d_v and (not gathers or outer.rank == outer.size - 1)
+    out = q + heads.out(z) * (not as_wanted)
+    keeps = (heads.made and q + heads.angles or heads.packed) + kv + out + 4 * z.n * heads.a
     blocks = z.mesh.cp_outer.size if gathers else 1
     wide = 4 // z.e
-    return Step("attention", keeps, wide * q + 2 * blocks * kv, 2 * wide * q + q + 3 * blocks * wide * kv + blocks * kv)
+    back = 2 * wide * q + q + 3 * blocks * wide * kv + blocks * kv
+    if outer.size > 2 and not gathers:  # the next block arrives, and the gradient that follows the last one
+        back += kv + 2 * wide * kv
+    return Step("attention", keeps, wide * q + 2 * blocks * kv, back)
 
 
 def _all_to_all(core: Callable[[Heads, Sizes], Step], heads: Heads, z: Sizes, ranks: int) -> Step:
@@ -204,7 +215,7 @@ def _all_to_all(core: Callable[[Heads, Sizes], Step], heads: Heads, z: Sizes, ra
         g += heads.g
     arrived = z.e * z.n * (heads.a + 2 * g) * heads.d
     whole = dataclasses.replace(z, s=z.s * ranks)
-    some = Heads(heads.a // ranks, g // ranks, heads.d, heads.d_v, 0, 0, arrived)
+    some = Heads(heads.a // ranks, g // ranks, heads.d, heads.d, 0, 0, arrived)  # narrower values are filled up
     step = core(some, whole)
     return dataclasses.replace(
         step,

@@ -79,6 +79,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama3-8b": ("llama", _sizes(32, 4096, 32, 128256, num_query_groups=8, ffn_hidden_size=14336, **_LLAMA3_ROPE)),
     "llama3-70b": ("llama", _sizes(80, 8192, 64, 128256, num_query_groups=8, ffn_hidden_size=28672, **_LLAMA3_ROPE)),
+    "llama3-405b": (
+        "llama",
+        _sizes(126, 16384, 128, 128256, num_query_groups=8, ffn_hidden_size=53248, **_LLAMA3_ROPE),
+    ),
     "mistral-7b": (
         "mistral",
         _sizes(32, 4096, 32, 32000, num_query_groups=8, ffn_hidden_size=14336, max_position_embeddings=32768),

@@ -4,21 +4,31 @@ The problem in a sentence: the time of a step is arithmetic over rates, and a ra
 program reaches.
 
 So a cluster has two kinds of numbers. Those of the data sheet are peaks; the `..._share`s are the parts of them that
-products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs (the
-A100's to 22B of arXiv 2205.05198, the H100's to 1.7B and 16B of Megatron-LM's README), or assumed (`CALIBRATED`).
+products, attention, copies and messages reach: measured (`minimegatron plan --measure`), fitted to published runs, or
+assumed. `CALIBRATED` says which; `tests/planner/test_published.py` holds them against runs that nothing was fitted to.
 
 On a CPU no operation is fused, and each has rates of its own: `operations` holds what was measured of it
 (`planner/operations`), and `of` gives the cluster as that operation finds it.
 
-| GPU  | memory | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU | data sheet            |
-|------|--------|--------------|-----------------|------------------|----------------------|-----------------------|
-| A100 | 80 GB  | 312 TFLOP/s  | 2.039 T         | 300 G            | 25 G (HDR, 200 Gb/s) | A100 80GB SXM         |
-| H100 | 80 GB  | 989.5        | 3.35 T          | 450 G            | 50 G (NDR, 400 Gb/s) | H100 SXM              |
-| H200 | 141 GB | 989.5        | 4.8 T           | 450 G            | 50 G                 | H200 SXM              |
-| B200 | 180 GB | 2250         | 7.7 T           | 900 G            | 50 G                 | HGX B200              |
+| GPU  | sold as | MiB that it has | dense bf16   | memory, bytes/s | NVLink, each way | between nodes, a GPU |
+|------|---------|-----------------|--------------|-----------------|------------------|----------------------|
+| A100 | 80 GB   | 81,920          | 312 TFLOP/s  | 2.039 T         | 300 G            | 25 G (HDR, 200 Gb/s) |
+| H100 | 80 GB   | 81,559          | 989.5        | 3.35 T          | 450 G            | 50 G (NDR, 400 Gb/s) |
+| H200 | 141 GB  | 143,771         | 989.5        | 4.8 T           | 450 G            | 50 G                 |
+| B200 | 180 GB  | 183,359         | 2250         | 7.7 T           | 900 G            | 50 G                 |
+
+Peaks are those of the data sheets of A100 80GB SXM, H100 SXM, H200 SXM and HGX B200. What a card has is what nvidia-smi
+reports as its total, as public logs show it, which is not the number it is sold with. Half a GiB of that is the
+driver's (torch reports 79.1 of an H100's 79.6 GiB); CUDA's context, NCCL's buffers and the allocator's fragments take
+more. `reserve`, 4 GiB, is assumed for all of it.
 
 FP8 products have twice the dense peak of bf16, the A100 has none. The host's memory is reached over PCIe 4 or 5 (32 and
 64 GB/s each way) and has 16 channels of DDR for eight GPUs: 51 GB/s a GPU with DDR4-3200, 77 with DDR5-4800.
+
+**Launches.** The host asks for one operation after the other, and a GPU that is faster than that waits. So a pass takes
+at least `call` seconds for each operation and message (`timing`). Small models on one node are bound by it: without it
+the 180 steps of arXiv 2312.12391 are predicted 31 % off on the average (90 % at worst), with it 9 % (28 %), and 210
+others 9 %. The number is that of Megatron-DeepSpeed's program on their hosts; no other was measured.
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has those of a tree, 2 log N. A group with g ranks on each node has g network cards
@@ -41,11 +51,15 @@ from minimegatron.trace import Event
 from minimegatron.training.flops import peak_tflops
 
 NOTHING = 1e-30  # seconds
+MIB, GIB, CALL = 2**20, 2**30, 9.5e-5
 _FLASH = "flash_share: cuDNN on an H100 in arXiv 2407.08608, 518 TFLOP/s forward and 499 backward"
-_LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}"
+_CALL = "call: 180 of the 1,440 steps on up to 8 A100 that arXiv 2312.12391 measured"
+_LIKE = f"assumed: shares as the H100's, links as the A100's; {_FLASH}; {_CALL}, no other GPU's host"
 CALIBRATED = {
-    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs; flash_share: arXiv 2307.08691",
-    "H100": f"the 1.7B and 16B rows of Megatron-LM's README, copy_share and matmul_share; links are assumed; {_FLASH}",
+    "A100": "the 22B row of table 5 of arXiv 2205.05198: its two step times, on 8 GPUs; flash_share: arXiv 2307.08691; "
+    f"{_CALL}",
+    "H100": "copy_share and matmul_share: the 1.7B and 16B rows of Megatron-LM's README of July 2024, which count the "
+    f"full square of attention; links are assumed; {_FLASH}; {_CALL}, no H100's host",
     "H200": _LIKE,
     "B200": _LIKE,
 }
@@ -57,8 +71,8 @@ class Cluster(Config):
 
     gpu: str = opt("GPU", "name")
     gpus_per_node: int = opt(8, "GPUs that the fast link joins", least=1)
-    memory: float = opt(80e9, "bytes of a GPU", above=0.0)
-    reserve: float = opt(4e9, "bytes of them that are no tensor's: CUDA, NCCL, cuBLAS, fragments", least=0.0)
+    memory: float = opt(81920.0 * MIB, "bytes of a GPU, all that nvidia-smi reports", above=0.0)
+    reserve: float = opt(4.0 * GIB, "bytes of them that are no tensor's: driver, CUDA, NCCL, fragments", least=0.0)
     matmul: float = opt(312e12, "peak of dense products in the model's dtype, FLOP/s", above=0.0)
     copy: float = opt(2e12, "peak of memory, bytes/s read and written", above=0.0)
     inside: float = opt(300e9, "of the link inside a node, bytes/s a GPU sends", above=0.0)
@@ -69,6 +83,7 @@ class Cluster(Config):
     flash_share: float = opt(0.5, "of the peak that attention reaches that keeps no weights in memory", above=0.0)
     copy_share: float = opt(0.86, "of the peak that large copies reach", above=0.0)
     link_share: float = opt(0.80, "of the peak that large messages reach", above=0.0)
+    call: float = opt(0.0, "seconds in which the host asks for one operation (planner/work); 0: none waits", least=0.0)
     fp8: float = opt(0.0, "peak of dense FP8 products, FLOP/s; 0: there are none", least=0.0)
     bus: float = opt(0.0, "to the memory of the host, bytes/s a GPU sends; 0: not known", least=0.0)
     host: float = opt(0.0, "memory of the host, bytes/s read and written for a GPU; 0: not known", least=0.0)
@@ -148,18 +163,21 @@ class Cluster(Config):
         return self.inside if self._together(ranks) == len(ranks) else min(self.inside, self.between * cards)
 
 
-def _given(gpu: str, memory: float, copy: float, inside: float, between: float, **more: Any) -> Cluster:
+def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float, **more: Any) -> Cluster:
     peak = peak_tflops(gpu)
     assert peak is not None, "a GPU of the table"
-    return Cluster(gpu, 8, memory, 4e9, peak * 1e12, copy, inside, between, **more)
+    return Cluster(
+        gpu=gpu, memory=float(mebibytes * MIB), matmul=peak * 1e12, copy=copy, inside=inside, between=between,
+        call=CALL, **more,
+    )  # fmt: skip
 
 
-_HOPPER = {"matmul_share": 0.77, "copy_share": 0.54, "bus": 64e9, "host": 77e9}
+_HOPPER = {"matmul_share": 0.80, "copy_share": 0.40, "bus": 64e9, "host": 77e9}
 CLUSTERS = {
-    "a100": _given("A100", 80e9, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
-    "h100": _given("H100", 80e9, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
-    "h200": _given("H200", 141e9, 4.8e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
-    "b200": _given("B200", 180e9, 7.7e12, 900e9, 50e9, fp8=4500e12, **_HOPPER),
+    "a100": _given("A100", 81_920, 2.039e12, 300e9, 25e9, flash_share=0.55, bus=32e9, host=51e9),
+    "h100": _given("H100", 81_559, 3.35e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
+    "h200": _given("H200", 143_771, 4.8e12, 450e9, 50e9, fp8=1979e12, **_HOPPER),
+    "b200": _given("B200", 183_359, 7.7e12, 900e9, 50e9, fp8=4500e12, **_HOPPER),
 }
 
 

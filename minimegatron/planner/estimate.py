@@ -25,7 +25,7 @@ from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import Cluster
 from minimegatron.planner.layouts import Layout
 from minimegatron.planner.planning import RECOMPUTE
-from minimegatron.planner.timing import Pieces, one_of_each
+from minimegatron.planner.timing import Pieces, as_asked, one_of_each
 from minimegatron.planner.update import update_time
 from minimegatron.training.run import RunConfig
 
@@ -40,7 +40,7 @@ class Estimator:
     """
 
     def __init__(self, base: RunConfig, world: int, cluster: Cluster) -> None:
-        self.base, self.world, self.cluster = base, world, cluster
+        self.base, self.world, self.cluster = base, world, as_asked(base, cluster)
         self._bytes, self._update = self._of_an_element()
         self.pieces = functools.cache(self._pieces)
         self.model = functools.cache(self._model)

@@ -63,8 +63,12 @@ class Layout:
         """The base with this layout.
 
         Raises:
-            ConfigError: a rule of one configuration.
+            ConfigError: a rule of one configuration, or a name that is none.
         """
+        require(
+            self.recompute in RECOMPUTE, f"recompute {self.recompute!r} in a layout", f"one of {', '.join(RECOMPUTE)}"
+        )
+        require(self.zero in range(len(ZERO)), f"zero {self.zero!r} in a layout", "a stage, 0 to 3")
         kept = base.parallel.overlap_param_gather and self.zero in (1, 2)
         return changed(
             base,

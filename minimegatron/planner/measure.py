@@ -15,7 +15,8 @@ slow one down. `CPU` counts seconds of the processor that a rank and its threads
 waiting for the other rank is not in it, so the sum over ranks is what a run costs, however many share a core.
 
 A GPU whose name `cluster.CLUSTERS` knows keeps its peaks and gets measured shares; any other device has what was
-measured as its peak. The links of GPUs are not measured, they stay those of the data sheet.
+measured as its peak. The links of GPUs are not measured, they stay those of the data sheet; nor is what the host takes
+to ask for an operation (`Cluster.call`), it stays that of the hosts it was fitted to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.collectives import all_gather, all_reduce, reduce_scatter
 from minimegatron.comm.ring import SHIFT, Shift
-from minimegatron.planner.cluster import CLUSTERS, Cluster
+from minimegatron.planner.cluster import CALL, CLUSTERS, Cluster
 from minimegatron.planner.operations import Run, Timed, Trial, fits, trials
 from minimegatron.trace import Event
 
@@ -131,7 +132,8 @@ def _of_gpu(device: torch.device, computed: float, copied: float) -> Cluster:
     known = next((cluster for cluster in CLUSTERS.values() if cluster.gpu in name.split()[1:]), None)
     if known is None:
         peaks = {"matmul": computed, "copy": copied, "matmul_share": 1.0, "copy_share": 1.0}
-        return Cluster(gpu=name, gpus_per_node=torch.cuda.device_count(), memory=memory, **peaks)  # type: ignore[arg-type]
+        nodes = {"gpus_per_node": torch.cuda.device_count(), "call": CALL}
+        return Cluster(gpu=name, memory=memory, **nodes, **peaks)  # type: ignore[arg-type]
     return known.replace(memory=memory, matmul_share=computed / known.matmul, copy_share=copied / known.copy)
 
 

@@ -16,10 +16,24 @@ from minimegatron.planner.planning import Plan, without_host
 from minimegatron.planner.report import sent
 from minimegatron.planner.search import Found
 from minimegatron.planner.stages import layer_work
-from minimegatron.planner.timing import AGAIN, BELOW, MEMORY, PEAK, StepTime, one_of_each, played, stages_of_run
+from minimegatron.planner.timing import (
+    AGAIN,
+    BELOW,
+    LAUNCHES,
+    MEMORY,
+    PEAK,
+    StepTime,
+    one_of_each,
+    played,
+    stages_of_run,
+)
 from minimegatron.training.memory_report import work_of_run
 
-KINDS = dict.fromkeys((PEAK, BELOW, AGAIN), "compute") | {MEMORY: "memory", "optimizer": "memory", "bubble": "wait"}
+KINDS = (
+    dict.fromkeys((PEAK, BELOW, AGAIN), "compute")
+    | {MEMORY: "memory", "optimizer": "memory"}
+    | dict.fromkeys(("bubble", LAUNCHES), "wait")
+)
 PANELS = 6  # stages whose memory over a step is drawn: of more some, the first and the last among them
 NAMES = {PEAK: "scores computed twice, uneven stages", MEMORY: "memory-bound work"}
 

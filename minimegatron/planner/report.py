@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from minimegatron.comm.mesh import Mesh
 from minimegatron.planner.planning import TERMS, Change, Plan
 from minimegatron.planner.search import Found
-from minimegatron.planner.timing import AGAIN, BELOW, MEMORY, PEAK
+from minimegatron.planner.timing import AGAIN, BELOW, LAUNCHES, MEMORY, PEAK
 from minimegatron.trace import Event
 from minimegatron.training.memory_report import explain as explain_memory
 from minimegatron.training.memory_report import predicted_row, spans, table
@@ -18,6 +18,7 @@ FORMULAS = {
     BELOW: "the same over matmul_share of the peak, and factors and result read and written",
     MEMORY: "bytes of norms, activations, the loss over copy_share of the memory's rate",
     AGAIN: "what is recomputed, forward once more",
+    LAUNCHES: "operations and messages of a pass times the host's call, less what the GPU computes meanwhile",
     "tp": "activations summed or gathered, what a ring sends over the link; less what travels beside a product",
     "cp": "keys and values, less what travels beside attention",
     "experts": "rows to experts and back",
@@ -88,6 +89,9 @@ def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
     mfu = f"MFU {time.mfu:.1%} of the dense peak (model FLOPs, half of attention's square, no recompute)"
     tokens_a_second = f"{told.tokens_a_step() / time.seconds:,.0f} tokens/s"
     lines = [grid(rows), "", f"{time.tflops:.1f} TFLOP/s a GPU, {mfu}; {tokens_a_second}"]
+    if time.parts.get(LAUNCHES, 0.0) > 0.01 * time.seconds:
+        call = f"{1e6 * told.cluster.call:.0f} us an operation, fitted to hosts of A100 and measured on no other"
+        lines.append(f"launches: the GPU waits for its host, {call}; in a CUDA graph there are none")
     if explains:
         lines.append(f"{time.model_flops:.4e} model FLOPs of a step = 3 x forward, see training/flops")
     if tokens is not None:

@@ -7,6 +7,7 @@ time that all take.
     memory        bytes / (copy * share)                                     norms, activations, the loss, AdamW
     message       what a ring sends / link + steps * latency                 `Cluster.collective`
     F, B, W       sums of a stage's operations; what travels beside a product counts where it takes longer
+    launches      no pass of a layer is faster than the host asks for its operations: calls * `Cluster.call`
     the passes    `parallel/schedule_sim` plays the list of actions that the executor runs
     the step      passes + gradients and weights that nothing hides + the optimizer
 
@@ -47,6 +48,7 @@ from minimegatron.training.run import RunConfig
 FLASH_AGAIN = 0.5  # of a forward pass: attention that keeps no weights computes the scores once more on the way back
 OF_AXIS = {"tp": "tp", "cp": "cp", "cp_inner": "cp", "cp_outer": "cp"}  # the others move rows of experts
 PEAK, BELOW, MEMORY, AGAIN = "products at the peak", "products below the peak", "memory", "recompute"
+LAUNCHES = "launches"  # what a pass waits for the host, which asks for one operation after the other
 PLAYED = 4  # microbatches a rank of a pipeline that are played; a further one takes what the busiest rank needs
 
 
@@ -98,7 +100,7 @@ class _Watch:
     """Adds up seconds by part."""
 
     def __init__(self, z: Sizes, cluster: Cluster) -> None:
-        self.z, self.cluster, self.parts = z, cluster, dict[str, float]()
+        self.z, self.cluster, self.parts, self.calls = z, cluster, dict[str, float](), 0
 
     def _add(self, part: str, seconds: float) -> float:
         if seconds:
@@ -112,6 +114,8 @@ class _Watch:
 
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         """An operation of a pass, with what it sends."""
+        messages = [m for m in op.messages if m.backward == backward]
+        self.calls += calls_of(op, backward) + len(messages)
         flash = op.product is not None and op.product.unit == "flash"
         times = 2 + FLASH_AGAIN * flash if backward else 1
         product, back = times * self.product(op), BACK * op.moved if op.moved_back is None else op.moved_back
@@ -124,7 +128,12 @@ class _Watch:
             self._add(PEAK, ideal)
             self._add(BELOW, product - ideal)
         self._add(MEMORY, 0.0 if again else moved)
-        return product + moved + self._send([m for m in op.messages if m.backward == backward], product)
+        return product + moved + self._send(messages, product)
+
+    def asked(self, seconds: float) -> float:
+        """A pass that takes the device so many seconds: as long as the host needs to ask for it, at least."""
+        calls, self.calls = self.calls, 0
+        return seconds + self._add(LAUNCHES, max(0.0, calls * self.cluster.call - seconds))
 
     def _send(self, messages: Sequence[Message], product: float) -> float:
         """What travels beside the product counts where it takes longer."""
@@ -148,7 +157,7 @@ class _Measured(_Watch):
     def run(self, op: Op, backward: bool, again: bool = False) -> float:
         if (seconds := self.cluster.measured(_kind(op))) is None:
             return super().run(op, backward, again)
-        calls = seconds[0] * (2 if backward and op.product is not None else 1)
+        calls = seconds[0] * calls_of(op, backward)
         with self._rates_of(op):
             return self._add(AGAIN if again else MEMORY, calls) + super().run(op, backward, again)
 
@@ -157,6 +166,11 @@ class _Measured(_Watch):
         whole, self.cluster = self.cluster, self.cluster.of(_kind(op))
         yield
         self.cluster = whole
+
+
+def calls_of(op: Op, backward: bool) -> int:
+    """How often the host asks for something: backward once for the input of a product and once for its weight."""
+    return 2 if backward and op.product is not None else 1
 
 
 def _kind(op: Op) -> str:
@@ -172,8 +186,9 @@ def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
 def pass_time(ops: Iterable[Op], repeated: Iterable[Op], z: Sizes, cluster: Cluster) -> PassTime:
     """One microbatch through these operations, some of which the backward pass repeats."""
     watch, ops = (_Measured if cluster.operations else _Watch)(z, cluster), list(ops)
-    forward = sum(watch.run(op, False) for op in ops)
+    forward = watch.asked(sum(watch.run(op, False) for op in ops))
     backward = sum(watch.run(op, True) for op in ops) + sum(watch.run(op, False, True) for op in repeated)
+    backward = watch.asked(backward)
     return PassTime(forward, backward, sum(watch.product(op) for op in ops if op.weights), watch.parts)
 
 
@@ -295,11 +310,16 @@ def played(plan: StagePlan, z: Sizes, cluster: Cluster, stages: list[PassTime], 
     return simulate(schedule_of(plan, z.mesh.parallel, m), costs, checked=True)
 
 
+def as_asked(run: RunConfig, cluster: Cluster) -> Cluster:
+    """The cluster as a run finds it: a step that was recorded as a CUDA graph is asked for at once."""
+    return cluster if run.training.cuda_graph_impl == "none" else dataclasses.replace(cluster, call=0.0)
+
+
 def stages_of_run(run: RunConfig, world: int, cluster: Cluster) -> tuple[StagePlan, Sizes, list[PassTime]]:
     """Where the model is cut, a microbatch of the first rank, and the seconds of each stage."""
     plan, mesh = plan_stages(run.parallel, run.model.num_layers), Mesh.planned(run.parallel, 0, world)
     z = sizes_of(run.model, mesh, run.optimizer, work_of_run(run, world, "cuda"))
-    pieces = Pieces(z, cluster, one_of_each(run.model, mesh))
+    pieces = Pieces(z, as_asked(run, cluster), one_of_each(run.model, mesh))
     return plan, z, [pieces.stage(plan, number) for number in range(len(plan.layers))]
 
 

@@ -39,7 +39,7 @@ def pareto(
 
     Args:
         estimated: bytes and seconds of each.
-        planned: the same of those that were computed exactly; the fastest has a star.
+        planned: the same of those that were computed exactly, rings; a star is around the fastest and hides none.
         best: its name.
         limit: bytes that there are, drawn as a line where it is not far away.
         title: above the picture.
@@ -62,9 +62,10 @@ def pareto(
         axes = figure.subplots()
         axes.plot(*columns(estimated), ".", color=FAINT, markersize=3, label=f"estimated: {len(estimated):,}")
         axes.plot(*columns(front(estimated)), color=INK, linewidth=1.4, drawstyle="steps-post", label="their front")
-        axes.plot(*columns([fastest]), "*", markersize=17, color=PALETTE[2], markeredgecolor=INK,
-                  label=f"the fastest: {best}")  # fmt: skip
-        axes.plot(*columns(planned), "o", markersize=3.5, color=INK, label=f"planned: {len(planned)}")
+        axes.plot(*columns([fastest]), "*", markersize=19, color="none", markeredgecolor=PALETTE[2],
+                  markeredgewidth=1.8, label=f"the fastest: {best}")  # fmt: skip
+        axes.plot(*columns(planned), "o", markersize=4.5, color="none", markeredgecolor=INK, markeredgewidth=1.2,
+                  label=f"planned: {len(planned)}")  # fmt: skip
         if limit is not None and limit <= FAR * max(nbytes for nbytes, _ in estimated):
             axes.axvline(limit / divisor, label="memory for tensors", **PREDICTED_LINE)
         axes.set_xscale("log")

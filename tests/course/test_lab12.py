@@ -199,12 +199,13 @@ def test_replicas_are_counted_on_a_mesh(seed):
     parallel = layout_of(at["tp"], at["cp"], at["pp"], at["ep"], at["etp"])
     mesh = Mesh.planned(parallel, at["world"] - 1, at["world"])
     told = LAB["replicas"].reference(**at)
-    assert told == {"dp": mesh.dp.size, "dense": mesh.dp_cp.size, "expert": mesh.edp.size, "refused": False}
+    assert told == {"dp": mesh.dp.size, "dense": mesh.dp_cp.size, "expert": mesh.edp.size}
     assert told["dp"] == parallel.data_parallel_size(at["world"])
 
 
 def test_the_crossover_of_tensor_parallelism_and_zero_3():
-    assert part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192)["tokens"] == crossover_tokens(8192)
+    told = part("asked").asked(1, 1, 1, 1.0, 1, 1, 1, 8192)
+    assert told["tokens"] == crossover_tokens(8192) and told["microbatches"] == 1
 
 
 @pytest.mark.thorough

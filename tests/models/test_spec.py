@@ -126,6 +126,7 @@ def test_presets_make_models_that_fit_their_name(name):
         "llama2-70b": 68.98e9,
         "llama3-8b": 8.030e9,
         "llama3-70b": 70.55e9,
+        "llama3-405b": 405.85e9,
         "mistral-7b": 7.242e9,
         "mixtral-8x7b": 46.70e9,
         "mixtral-8x22b": 140.6e9,

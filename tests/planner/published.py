@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minimegatron.config import DataConfig, OptimizerConfig, ParallelConfig, TrainingConfig, TransformerConfig
+from minimegatron.training.arguments import parse_args
 from minimegatron.training.run import RunConfig
 
 
@@ -59,7 +60,8 @@ WEAK_A100 = {
     "1008B": (25600, 128, 160, 8, 64, 1, 3072, 3072, 1, 163),
 }
 
-# Megatron-LM's README, H100, V = 131,072, s = 4,096: h, L, heads, tp, pp, GPUs, batch, TFLOP/s a GPU.
+# Megatron-LM's README of July 2024, H100, V = 131,072, s = 4,096; its counter added the full square of attention (the
+# half since March 2025): h, L, heads, tp, pp, GPUs, batch, TFLOP/s a GPU.
 WEAK_H100 = {
     "1.7B": (2048, 24, 16, 1, 1, 48, 192, 408.8),
     "7.1B": (4096, 30, 32, 2, 1, 96, 192, 465.9),
@@ -75,6 +77,43 @@ FASTEST = {  # micro-batch and chunks, which the README does not say: what the p
     "1.7B": (4, 1), "7.1B": (4, 1), "16B": (4, 1), "32B": (4, 1), "70B": (4, 14), "119B": (4, 23), "177B": (4, 16),
     "314B": (4, 12), "462B": (2, 7),
 }  # fmt: skip
+
+
+# arXiv 2407.21783, table 4, Llama 3 405B on H100, batches of 16 Mi tokens, tp 8, pp 16: cp, tokens of a sequence, GPUs,
+# TFLOP/s a GPU. Its first and its last stage have a layer less than the others. Not published are chunks (taken: 4, two
+# layers each), the micro-batch (taken: 1) and how attention was counted (taken: half of the square).
+LLAMA_405B = {"8k": (1, 8192, 8192, 430), "8k, 16,384 GPUs": (1, 8192, 16384, 400), "128k": (16, 131072, 16384, 380)}
+
+# arXiv 2312.12391, measured with Megatron-DeepSpeed on A100, nodes of 8 with 4 cards of 200 Gb/s, full recompute:
+# h, L, heads, tp, pp, GPUs, s, batch, micro-batch, seconds. Every tenth row of data/ground_truth_multi.csv in
+# github.com/VIA-Research/vTrain, and every 120th from the fifth on of ground_truth_single.csv.
+NODES_A100 = [
+    (3072, 30, 32, 1, 1, 64, 2048, 512, 8, 3.5665),
+    (3072, 30, 32, 4, 1, 64, 2048, 512, 4, 4.764),
+    (3072, 30, 32, 8, 1, 64, 2048, 512, 2, 8.8809),
+    (6144, 40, 48, 4, 2, 256, 2048, 1024, 8, 10.8563),
+    (6144, 40, 48, 8, 8, 256, 2048, 1024, 32, 16.2414),
+    (8192, 48, 64, 2, 16, 512, 2048, 1536, 3, 26.1888),
+    (8192, 48, 64, 4, 16, 512, 2048, 1536, 4, 15.5855),
+    (8192, 48, 64, 4, 16, 512, 2048, 1536, 6, 20.0441),
+    (8192, 48, 64, 2, 16, 512, 2048, 1536, 6, 27.2284),
+    (12288, 96, 96, 4, 32, 512, 2048, 1536, 2, 53.9096),
+    (12288, 96, 96, 8, 16, 512, 2048, 1536, 3, 55.6775),
+]
+NODE_A100 = [
+    (1024, 16, 16, 1, 4, 8, 1024, 4, 1, 0.0772),
+    (2048, 20, 16, 4, 2, 8, 1024, 4, 1, 0.1656),
+    (1024, 24, 16, 1, 2, 4, 1024, 16, 2, 0.238),
+    (1024, 16, 16, 1, 2, 2, 1024, 2, 1, 0.0884),
+    (2048, 16, 16, 2, 1, 2, 1024, 4, 1, 0.243),
+    (2048, 12, 16, 2, 1, 4, 1024, 32, 8, 0.294),
+    (1024, 16, 16, 1, 4, 8, 1024, 8, 2, 0.0892),
+    (1024, 24, 16, 1, 1, 2, 1024, 16, 1, 0.6416),
+    (2048, 12, 16, 1, 4, 4, 1024, 16, 1, 0.3601),
+    (2048, 24, 16, 1, 2, 2, 1024, 16, 8, 0.7467),
+    (1024, 12, 16, 1, 2, 8, 1024, 16, 1, 0.1203),
+    (2048, 16, 16, 1, 2, 8, 1024, 32, 4, 0.3012),
+]
 
 
 def selective_run(name: str, full: bool) -> tuple[int, RunConfig, float]:
@@ -100,3 +139,21 @@ def weak_h100(name: str, micro: int, v: int) -> tuple[int, RunConfig, float]:
     layout = layout_of(tp, pp, v, overlap_param_gather=True, **more)
     model = {"untie_embeddings_and_output_weights": True}
     return gpus, run_of(h, layers, heads, 131_072, 4096, batch, micro, layout, **model), tflops
+
+
+def llama_405b(name: str) -> tuple[int, RunConfig, float]:
+    """GPUs, the run, TFLOP/s."""
+    cp, s, gpus, tflops = LLAMA_405B[name]
+    flags = f"""--preset llama3-405b --bf16 --seq-length {s} --micro-batch-size 1 --global-batch-size {2**24 // s}
+        --tensor-model-parallel-size 8 --sequence-parallel --context-parallel-size {cp}
+        --pipeline-model-parallel-size 16 --num-virtual-stages-per-pipeline-rank 4
+        --account-for-embedding-in-pipeline-split
+        --account-for-loss-in-pipeline-split --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"""
+    return gpus, parse_args(flags.split(), gpus, reads=False), tflops
+
+
+def measured_a100(row: tuple[Any, ...]) -> tuple[int, RunConfig, float]:
+    """GPUs, the run, seconds."""
+    h, layers, heads, tp, pp, gpus, s, batch, micro, seconds = row
+    run = run_of(h, layers, heads, 50_257, s, batch, micro, layout_of(tp, pp), **OLD, **FULL)
+    return gpus, run, seconds

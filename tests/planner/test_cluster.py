@@ -24,7 +24,14 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
 def test_every_gpu_says_what_its_shares_come_from() -> None:
     assert set(CALIBRATED) == {cluster.gpu for cluster in CLUSTERS.values()}
     assert all(read_cluster(name) is cluster for name, cluster in CLUSTERS.items())
-    assert CLUSTERS["h100"].matmul == 989.5e12 and CLUSTERS["h200"].usable == 137e9
+    assert CLUSTERS["h100"].matmul == 989.5e12
+
+
+def test_memory_is_what_a_card_has_and_not_what_it_is_sold_as() -> None:
+    """MiB as nvidia-smi reports them; torch, which does not see the driver's part, has a little less."""
+    reported = {name: cluster.memory / 2**20 for name, cluster in CLUSTERS.items()}
+    assert reported == {"a100": 81_920, "h100": 81_559, "h200": 143_771, "b200": 183_359}
+    assert CLUSTERS["h100"].usable == 81_559 * 2**20 - 4 * 2**30 and CLUSTERS["h100"].usable < 79.1 * 2**30
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from minimegatron import cli
 from minimegatron.errors import ConfigError
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.estimate import Estimator
-from minimegatron.planner.layouts import layouts
+from minimegatron.planner.layouts import Layout, layouts
 from minimegatron.planner.planning import plan
 from minimegatron.planner.search import search
 from minimegatron.training.arguments import parse_args
@@ -113,3 +115,10 @@ def test_the_command_prints_a_table_and_command_lines(capsys: pytest.CaptureFixt
     words = torchrun.split(" -m minimegatron train ")[1].split()
     check_run(parse_args(words, 16, reads=False), 16, reads=False)
     assert any(line.startswith("sbatch --nodes 2 ") for line in out.splitlines())
+
+
+@pytest.mark.parametrize("wrong", [{"recompute": "mlp"}, {"zero": 4}])
+def test_a_layout_with_a_name_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    point = Layout(1, 1, 1, 1, 1, 1, "1f1b", 1, **({"recompute": "none", "zero": 1} | wrong))
+    with pytest.raises(ConfigError, match="in a layout"):
+        point.run(base_of(SMALL))

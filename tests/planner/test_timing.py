@@ -16,7 +16,20 @@ from minimegatron.models.zoo import family_config
 from minimegatron.parallel.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.timing import AGAIN, BELOW, FLASH_AGAIN, MEMORY, PEAK, PassTime, one_of_each, play, step_time
+from minimegatron.planner.stages import ends_work, layer_work
+from minimegatron.planner.timing import (
+    AGAIN,
+    BELOW,
+    FLASH_AGAIN,
+    LAUNCHES,
+    MEMORY,
+    PEAK,
+    PassTime,
+    calls_of,
+    one_of_each,
+    play,
+    step_time,
+)
 from minimegatron.planner.work import work_of
 from minimegatron.training.flops import forward_flops, step_flops
 from minimegatron.training.run import RunConfig
@@ -98,6 +111,21 @@ def test_the_waterfall_adds_up(name: str) -> None:
     assert {PEAK, BELOW, MEMORY, "tp", "bubble", "sharding", "optimizer"} <= found.parts.keys()
     assert min(found.parts.values()) > 0
     assert found.mfu == pytest.approx(found.model_flops / found.seconds / 16 / CLUSTERS[name].matmul)
+
+
+def test_a_pass_takes_no_less_than_the_host_needs_to_ask_for_it() -> None:
+    """What the GPU does meanwhile costs nothing; a recorded step is asked for at once."""
+    slow, run = FREE.replace(call=1.0), run_of({"tensor_model_parallel_size": 2}, batch=2)
+    told = step_time(run, 2, slow)
+    mesh = Mesh.planned(run.parallel, 0, 2)
+    model, z = one_of_each(run.model, mesh), sizes_of(run.model, mesh, run.optimizer, Work(512, 2, device="cuda"))
+    (layer,), (first, last, _) = model.decoder.layers.values(), ends_work(model, z)
+    every = [*(8 * layer_work(layer, z)[0]), *first, *last]
+    calls = sum(calls_of(op, False) + calls_of(op, True) + len(op.messages) for op in every)
+    assert told.seconds == pytest.approx(calls, rel=1e-6)
+    assert told.parts[LAUNCHES] == pytest.approx(calls - step_time(run, 2, FREE).seconds, rel=1e-6)
+    recorded = dataclasses.replace(run, training=run.training.replace(cuda_graph_impl="local"))
+    assert step_time(recorded, 2, slow) == step_time(run, 2, FREE)
 
 
 PIPELINES = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb_h1", 1), ("zb_v", 2)]

@@ -42,6 +42,7 @@ MOE = LOADS | {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capac
 LATENT = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_head_dim": 16,
           "qk_pos_emb_head_dim": 8, "v_head_dim": 16, "num_query_groups": 4, "num_layers": 2}
 # fmt: on
+NARROW = {"ffn_hidden_size": 64, "num_layers": 8, "kv_channels": 64}  # most of what is kept is attention's
 OWN = {"kernels": "emulated", "num_layers": 2}
 FP8 = {"fp8_format": "hybrid", "params_dtype": "bf16", "num_layers": 2}
 # name -> (ranks, fields of the layout, fields of the model; `documents` and `optimizer` are the run's)
@@ -65,6 +66,18 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "cp2 ring, bf16": (2, CP2, BF16),
     "cp2 gathered": (2, CP2 | {"cp_comm_type": "allgather"}, {}),
     "cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, {}),
+    "cp2 ring, stage 2, narrow MLP": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads"}, NARROW),
+    "cp2 ring, stage 3, narrow MLP": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, NARROW),
+    "cp2 ring, stage 3, bf16": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, BF16 | NARROW),
+    "cp2 gathered, stage 3": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}
+                              | {"cp_comm_type": "allgather"}, NARROW),
+    "cp2 by heads, stage 2": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads", "cp_comm_type": "a2a"}, {}),
+    "cp2 ring, stage 3, recompute": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, FULL),
+    "cp2 ring, blockwise": (2, CP2, {"attention_backend": "local"}),
+    "cp2 ring, window": (2, CP2, {"sliding_window": 16}),
+    "cp4 ring, stage 3": (4, {"context_parallel_size": 4} | {"data_parallel_sharding_strategy": "optim_grads_params"},
+                          NARROW),
+    "tp2 cp2 ring, stage 2": (4, CP2 | TP2 | {"data_parallel_sharding_strategy": "optim_grads"}, NARROW),
     "cp2, stage 1, recompute": (2, CP2 | {"data_parallel_sharding_strategy": "optim"}, FULL),
     "ep2": (2, EP2, MOE),
     "ep2, bf16": (2, EP2, MOE | BF16),
@@ -76,6 +89,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "shared expert, recompute": (1, {}, MOE | FULL | {"moe_shared_expert_intermediate_size": 128}),
     "latent": (1, {}, LATENT),
     "latent, bf16, tp2 sp": (2, TP2, LATENT | BF16),
+    "latent, cp2 ring": (2, CP2, LATENT),
+    "latent, cp2 ring, stage 2, bf16": (2, CP2 | {"data_parallel_sharding_strategy": "optim_grads"}, LATENT | BF16),
+    "latent, cp2 gathered": (2, CP2 | {"cp_comm_type": "allgather"}, LATENT),
+    "latent, cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, LATENT),
     "latent experts, bf16": (2, EP2, LATENT | MOE | BF16 | {"mtp_num_layers": 1}),
     "two more tokens, pp2": (2, PP2, {"mtp_num_layers": 2}),
     "one more token, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, {"mtp_num_layers": 1}),
@@ -113,6 +130,9 @@ COVERED = {
     "latent", "fp16", "block", "sgd", "muon", "own kernels, tp2 sp, recompute", "a wide vocabulary, bf16",
     "documents, latent, bf16", "two more tokens, pp2", "norms of queries", "fp8", "tp2 sp, stage 1", "ep2, bf16",
     "fsdp2", "fsdp2, recompute",
+    "cp2 ring, stage 3, narrow MLP", "cp2 ring, stage 3, bf16", "cp2 gathered, stage 3", "cp2 by heads, stage 2",
+    "cp2 ring, stage 3, recompute", "cp2 ring, blockwise", "cp2 ring, window", "cp4 ring, stage 3",
+    "tp2 cp2 ring, stage 2", "latent, cp2 ring, stage 2, bf16", "latent, cp2 gathered", "latent, cp2 by heads",
     "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "stage 3, bf16", "stage 3",
 }
 # fmt: on

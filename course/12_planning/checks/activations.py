@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -24,7 +25,8 @@ def activation_bytes(
     h, heads, groups, d, f = (model[name] for name in ("h", "heads", "groups", "d", "f"))
     cut = tokens // (tp if sp or mistake.get("all_cut") else 1)
     inputs = cut * (8 * h + (0 if mistake.get("no_statistics") else 8))
-    attention = 6 * (heads + (heads if mistake.get("no_groups") else groups)) * d + 4 * heads
+    sums = 0 if mistake.get("no_sums") else 4 * heads
+    attention = 6 * (heads + (heads if mistake.get("no_groups") else groups)) * d + sums
     if mistake.get("whole_kv"):
         attention += 6 * groups * d * (tp - 1)
     mlp = 6 * f
@@ -41,13 +43,13 @@ def activation_bytes(
     return {"layer": layer, "stage": int(layers * number * layer)}
 
 
-_SMALL = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12}
-_WIDE = {"h": 16, "heads": 4, "groups": 2, "d": 4, "f": 24}
+_SMALL = {"h": 8, "heads": 4, "groups": 1, "d": 4, "f": 10}
+_WIDE = {"h": 16, "heads": 12, "groups": 4, "d": 4, "f": 24}
 _RUN = {"recompute": "none", "layers": 2, "p": 1, "v": 1, "m": 4, "rank": 0}
 _FIRST = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN}
-_CUT = {"model": _WIDE, "tokens": 10, "tp": 2, "sp": True, **_RUN, "p": 4, "m": 6, "rank": 1}
-_PIPE = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN, "p": 4, "m": 2, "rank": 0, "recompute": "full"}
-_CHUNKS = {**_PIPE, "recompute": "mlp", "p": 2, "v": 2, "m": 8, "layers": 4}
+_CUT = {"model": _WIDE, "tokens": 12, "tp": 4, "sp": True, **_RUN, "p": 4, "m": 6, "rank": 1, "layers": 5}
+_PIPE = {"model": _SMALL, "tokens": 10, "tp": 1, "sp": False, **_RUN, "p": 5, "m": 3, "rank": 0, "recompute": "full"}
+_CHUNKS = {**_PIPE, "recompute": "mlp", "p": 3, "v": 4, "m": 12, "layers": 8}
 _LLAMA = {"h": 8192, "heads": 64, "groups": 8, "d": 128, "f": 28672}
 
 
@@ -103,9 +105,9 @@ ACTIVATIONS = Exercise(
     reference=activation_bytes,
     cases=[
         Case("the example: 10 tokens, 2 layers, one rank", _FIRST),
-        Case("tp 2 with sequence parallelism, rank 1 of 4", _CUT),
-        Case("recompute full, rank 0 of 4 with 2 microbatches", _PIPE),
-        Case("recompute mlp, rank 0 of 2 with 2 chunks", _CHUNKS),
+        Case("tp 4 with sequence parallelism, rank 1 of 4", _CUT),
+        Case("recompute full, rank 0 of 5 with 3 microbatches", _PIPE),
+        Case("recompute mlp, rank 0 of 3 with 4 chunks", _CHUNKS),
         Case("other models, with and without sequence parallelism", _run, hidden=True, fixed=_SHAPES),
         Case("other pipelines, and full recompute", lambda draw: _run(draw, draw.choice(["full", "none"])), hidden=True,
              fixed=[*_FULL, *_LIVE]),
@@ -117,6 +119,7 @@ ACTIVATIONS = Exercise(
         Mistake(_with(no_groups=True), "Keys and values have `groups` heads, not as many as queries."),
         Mistake(_with(whole_kv=True), "Keys and values are cut over tp, as queries are."),
         Mistake(_with(no_statistics=True), "The statistics of the two norms are missing."),
+        Mistake(_with(no_sums=True), "The log-sum-exp of each head is missing."),
         Mistake(_with(keeps_mlp=True), "With recompute mlp nothing between the MLP's matrices is kept."),
         Mistake(_with(keeps=2), "With recompute mlp the product of gate and up is not kept, either."),
         Mistake(_with(keeps=4), "With recompute mlp gate and up are not kept, either."),
@@ -144,6 +147,15 @@ ACTIVATIONS = Exercise(
         Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) * v), "What is under way with v chunks are passes of "
                 "single chunks, each with layers / v layers."),
         Mistake(_alive(lambda p, v, m, rank: _warm(p, v, m, rank) if v > 1 else live(p, v, m, rank)), _ONE_MORE),
+        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) if v == 1 else live(p, v, m, 0)), "Later ranks have "
+                "fewer "
+                "under way: the backward pass reaches them earlier."),
+        Mistake(_alive(lambda p, v, m, rank: math.ceil(live(p, v, m, rank))), "Single chunks of a microbatch are "
+                "under way: "
+                "they need not add up to whole microbatches."),
+        Mistake(_alive(lambda p, v, m, rank: live(p, v, m, rank) if v == 1 else Fraction(
+                min(v * m, 2 * (p - rank - 1) + p + 1), v)), "The warm-up goes through v - 1 chunks of p microbatches, "
+                "however many v are."),
         Mistake(instead(activation_bytes, stage=lambda **i: activation_bytes(**i)["stage"] // i["layers"]), "A rank "
                 "has several layers."),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise, Mistake, instead
+from labkit.wanted import ANYTHING
 
 DAY = 86_400
 
@@ -16,7 +17,7 @@ def asked(
 ) -> dict[str, Any]:
     return {
         "days": 6 * parameters * tokens / (gpus * tflops * 1e12) / DAY,
-        "microbatches": -(-(p - 1) * 100 // (v * percent)),
+        "microbatches": max(1, -(-(p - 1) * 100 // (v * percent))),
         "checkpoint": 14 * parameters,
         "smallest": -(-16 * parameters // (80 * 10**9)),
         "tokens": 9 * h // 2,
@@ -28,17 +29,17 @@ _FIRST = {
     "tokens": 864 * 10**8,
     "gpus": 10,
     "tflops": 300.0,
-    "p": 5,
-    "v": 1,
-    "percent": 10,
+    "p": 7,
+    "v": 2,
+    "percent": 9,
     "h": 8,
 }
 
 
 def _some(draw: Draw) -> dict[str, Any]:
     while True:  # until the share is not met exactly: there the last bit of a float would decide
-        p, v, percent = draw.integer(2, 40), draw.integer(1, 6), draw.integer(1, 25)
-        if (p - 1) * 100 % (v * percent):
+        p, v, percent = draw.integer(1, 40), draw.integer(1, 6), draw.integer(1, 25)
+        if p == 1 or (p - 1) * 100 % (v * percent):
             break
     return {"parameters": draw.integer(1, 900) * 10**9, "tokens": draw.integer(1, 30_000) * 10**9,
             "gpus": 8 * draw.integer(1, 2000), "tflops": float(draw.integer(150, 900)), "p": p,
@@ -47,6 +48,17 @@ def _some(draw: Draw) -> dict[str, Any]:
 
 def _wrong(**which: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     return instead(asked, **which)
+
+
+def _only(name: str) -> Callable[..., dict[str, Any]]:
+    """Right where one of the five is."""
+    return lambda **inputs: {**dict.fromkeys(asked(**inputs), ANYTHING), name: asked(**inputs)[name]}
+
+
+def _question(name: str, *fixed: dict[str, Any]) -> Case:
+    return Case(
+        f"{name}, of other runs", _some, hidden=True, reference=_only(name), fixed=[{**_FIRST, **f} for f in fixed]
+    )
 
 
 def _whole_rounds(p: int, v: int, **others: Any) -> int:
@@ -58,12 +70,15 @@ ASKED = Exercise(
     "asked",
     reference=asked,
     cases=[
-        Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 5, at most 10 %, h 8", _FIRST),
-        Case("other questions", _some, points=3, hidden=True, fixed=[
-            {**_FIRST, "parameters": 9 * 10**9}, {**_FIRST, "parameters": 7 * 10**11},
-            {**_FIRST, "p": 9, "v": 2, "percent": 7},
-            {**_FIRST, "p": 2, "v": 3, "percent": 25}, {**_FIRST, "parameters": 10**10, "p": 33, "percent": 3},
-            {**_FIRST, "parameters": 80_000_000_001}]),
+        Case("1e9 parameters, 86.4e9 tokens, 10 GPUs at 300 TFLOP/s, p 7, v 2, at most 9 %, h 8", _FIRST),
+        _question("days"),
+        _question("microbatches", {"p": 9, "v": 2, "percent": 7}, {"p": 2, "v": 3, "percent": 25}, {"p": 1},
+                  {"p": 1, "v": 4},
+                  {"p": 33, "percent": 3}, {"p": 2, "v": 6, "percent": 25}, {"p": 5, "v": 1, "percent": 10}),
+        _question("checkpoint"),
+        _question("smallest", {"parameters": 9 * 10**9}, {"parameters": 7 * 10**11}, {"parameters": 10**10},
+                  {"parameters": 80_000_000_001}),
+        _question("tokens"),
     ],
     mistakes=[
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] / 3), "days: a forward pass has 2 FLOPs for each parameter "
@@ -72,6 +87,13 @@ ASKED = Exercise(
                 "the TFLOP/s are model FLOPs."),
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] * DAY), "days: these are seconds."),
         Mistake(_wrong(days=lambda **i: asked(**i)["days"] * 24), "days: these are hours."),
+        Mistake(_wrong(days=lambda gpus, **i: asked(gpus=gpus, **i)["days"] * gpus), "days: `tflops` are those of "
+                "each GPU, "
+                "and all of them compute."),
+        Mistake(_wrong(microbatches=lambda p, v, percent, **i: -(-(p - 1) * 100 // (v * percent))), "microbatches: "
+                "of one rank, too, a step has a microbatch."),
+        Mistake(_wrong(microbatches=lambda p, v, percent, **i: -(-(p - 1) * 100 // (v * percent)) or -1),
+                "microbatches: of one rank, too, a step has a microbatch."),
         Mistake(_wrong(microbatches=lambda p, v, percent, **i: (p - 1) * 100 // (v * percent)), "microbatches: rounded "
                 "down, the bubble is larger than what is allowed."),
         Mistake(_wrong(microbatches=lambda p, v, percent, **i: round((p - 1) * 100 / (v * percent))), "microbatches: "
@@ -112,6 +134,6 @@ ASKED = Exercise(
         Mistake(_wrong(tokens=lambda h, **i: 36 * h * h), "tokens: at how many tokens is 8 tokens h 36 h^2?"),
     ],
     idea="Each is one line of arithmetic; write down what is equal to what before you divide.",
-    hint="days = 6 P T / (n X) / 86400; (p - 1)/(v m) <= percent/100, so m = ceil(100 (p - 1) / (v percent)); 14 P; "
-    "ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2.",
+    hint="days = 6 P T / (n X) / 86400; (p - 1)/(v m) <= percent/100, so m = ceil(100 (p - 1) / (v percent)), 1 at "
+    "least; 14 P; ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2.",
 )  # fmt: skip

@@ -65,17 +65,30 @@ def _same(answer: Answer) -> str | None:
     want = set(legal(**inputs))
     if len(got) != len(set(got)):
         return "a layout is there twice"
+    for i, j in itertools.combinations(range(len(NAMES)), 2):
+        if set(got) != want and {_swapped(one, i, j) for one in got} == want:
+            return f"{NAMES[i]} and {NAMES[j]} have changed places; a layout is ({', '.join(NAMES)})"
     if more := set(got) - want:
-        rules = [broken(**inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more" for one in sorted(more)]
-        return f"{len(more)} layouts break a rule, the first of them this one: {rules[0]}"
+        one = min(more)
+        rule = broken(**inputs, layout=one) if min(one) > 0 else "all sizes are 1 or more"
+        return f"{_many(more)} too many; one of them has {_what(one)}, and breaks a rule: {rule}"
     if missing := want - set(got):
-        one = min(missing)
-        return f"{len(missing)} layouts are missing; one of them has {_what(one)}"
+        return f"{_many(missing)} missing; one of them has {_what(min(missing))}"
     return None
 
 
+def _swapped(layout: tuple[int, ...], i: int, j: int) -> tuple[int, ...]:
+    found = list(layout)
+    found[i], found[j] = layout[j], layout[i]
+    return tuple(found)
+
+
+def _many(layouts: set[tuple[int, ...]]) -> str:
+    return "1 layout is" if len(layouts) == 1 else f"{len(layouts)} layouts are"
+
+
 def _what(layout: tuple[int, ...]) -> str:
-    sizes = [f"{name} {n}" for name, n in zip(NAMES, layout, strict=True) if n > 1]
+    sizes = [f"{name} {n}" for name, n in zip(NAMES, layout, strict=True) if n != 1]
     return ", ".join(sizes) or "no size above 1"
 
 

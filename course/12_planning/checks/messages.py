@@ -17,8 +17,11 @@ def bytes_sent(
     h, moe = model["h"], model["topk"] > 0
     tokens //= cp if mistake.get("cp_again") else 1
     stream, each = 2 * tokens * h, layers * m
-    rows = 2 * model["topk"] * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
+    rows = (
+        2 * (moe if mistake.get("once") else model["topk"]) * (tokens // (1 if mistake.get("all_tokens") else tp)) * h
+    )
     whole = mistake.get("whole", False)
+    round_cp = (cp - 1) / cp if mistake.get("cp_share") else cp - 1
     matrices = mistake.get("tp", (5, 10))[0 if moe else 1]
     kv = 2 * model["groups"] * model["d"] * tokens // tp
     sends = mistake["pp"](m, v, rank, pp) if "pp" in mistake else m * (2 * v - (rank == 0) - (rank == pp - 1))
@@ -29,8 +32,8 @@ def bytes_sent(
 
     of_zero = mistake.get("zero", lambda m: {0: 2 * 4, 1: 4 + 2, 3: m * (2 + 2 + 4)})(m)[zero]
     return {
-        "tp": each * matrices * share(stream, tp),
-        "cp": each * (cp - 1) * kv * mistake.get("cp", 2 + 2 + 4),
+        "tp": each * matrices * (stream * (tp > 1) if mistake.get("tp_whole") else share(stream, tp)),
+        "cp": each * round_cp * kv * mistake.get("cp", 2 + 2 + 4),
         "pp": (pp > 1) * sends * stream // (1 if mistake.get("message_whole") else tp),
         "ep": moe * each * mistake.get("ep", 4) * share(rows, ep),
         "dp": of_zero * (share(dense, dp if mistake.get("without_cp") else dp * cp) + share(experts, edp)),
@@ -44,12 +47,12 @@ def _layout(
 
 
 _DENSE = {"h": 4, "groups": 2, "d": 2, "topk": 0}
-_EXPERTS = {"h": 4, "groups": 2, "d": 2, "topk": 2}
+_EXPERTS = {"h": 4, "groups": 2, "d": 2, "topk": 3}
 _ONE = {"model": _DENSE, "layout": _layout(), "tokens": 16, "layers": 3, "m": 2, "rank": 0, "dense": 800, "experts": 0}
 _TP = {**_ONE, "layout": _layout(tp=4)}
-_CP = {**_ONE, "layout": _layout(cp=2, dp=4)}
+_CP = {**_ONE, "layout": _layout(cp=4, dp=3), "dense": 960}
 _PP = {**_ONE, "layout": _layout(pp=3), "rank": 1, "m": 5}
-_EP = {**_ONE, "model": _EXPERTS, "layout": _layout(tp=2, ep=4, dp=4), "experts": 640}
+_EP = {**_ONE, "model": _EXPERTS, "layout": _layout(tp=4, ep=8, dp=6), "dense": 960, "experts": 720, "m": 5}
 
 
 def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
@@ -65,7 +68,7 @@ def _draw(draw: Draw, topk: int = 0) -> dict[str, Any]:
 
 
 _FIXED = [{**_ONE, "layout": _layout(cp=2), "tokens": 64}] + [
-    {**_ONE, "layout": _layout(2, 2, 2, 2, zero=zero, v=v), "tokens": 64, "m": 6, "rank": rank, "dense": 9600}
+    {**_ONE, "layout": _layout(4, 3, 2, 5, zero=zero, v=v), "tokens": 64, "m": 6, "rank": rank, "dense": 9600}
     for zero in (0, 1, 3) for v in (1, 2) for rank in (0, 1)
 ] + [{**_ONE, "layout": _layout(pp=4, v=v), "rank": rank, "m": 4} for v in (1, 3) for rank in (0, 2, 3)]  # fmt: skip
 _FIXED_EXPERTS = [
@@ -92,22 +95,28 @@ SENT = Exercise(
     reference=bytes_sent,
     cases=[
         Case("tp 4, nothing else", _TP),
-        Case("cp 2 and dp 4, ZeRO-1", _CP),
+        Case("cp 4 and dp 3, ZeRO-1", _CP),
         Case("the rank in the middle of pp 3", _PP),
-        Case("experts: tp 2, dp 4, ep 4", _EP),
+        Case("experts: 5 microbatches, topk 3, tp 4, dp 6, ep 8", _EP),
         Case("other layouts without experts", _draw, hidden=True, fixed=_FIXED),
         Case("other layouts with experts", lambda draw: _draw(draw, draw.integer(1, 4)), hidden=True,
              fixed=_FIXED_EXPERTS),
     ],
     mistakes=[
         Mistake(_with(whole=True), "In a ring of n ranks a rank sends (n - 1)/n of a payload."),
+        Mistake(_with(tp_whole=True), "tp: in a ring of n ranks a rank sends (n - 1)/n of a payload."),
         Mistake(_with(tp=(4, 8)), "tp: the backward pass of the first matrix of a pair gathers its input once more."),
         Mistake(_with(tp=(10, 10)), "tp: a layer with experts has one pair of matrices that tp cuts, attention's."),
         Mistake(_with(tp=(2, 4)), "tp: that is the forward pass alone."),
         Mistake(_with(cp_again=True), "`tokens` are those of this rank of cp already: they are not divided once more."),
-        Mistake(_with(cp=4), "cp: the backward pass is missing: keys and values come by once more, and their "
+        Mistake(_with(cp=2), "cp: the backward pass is missing: keys and values come by once more, and their "
                 "gradients with them, in fp32."),
+        Mistake(_with(cp=4), "cp: half of it is missing: keys and values both travel, forward and again backward, and "
+                "their gradients with them, in fp32."),
         Mistake(_with(cp=6), "cp: the gradients of keys and values travel in fp32."),
+        Mistake(_with(cp_share=True), "cp: neighbours send a whole block in each of cp - 1 rounds; (n - 1)/n is the "
+                "share of "
+                "a ring that gathers."),
         Mistake(_with(message_whole=True), "pp: the message between stages is cut over tp, as with sequence "
                 "parallelism all of the stream is."),
         Mistake(_sends(lambda m, v, rank, pp: 2 * m * v), "pp: the last stage has no next one, and the first has none "
@@ -118,10 +127,16 @@ SENT = Exercise(
                 "last rank sends its outputs to the first one, but for its last chunk."),
         Mistake(_sends(lambda m, v, rank, pp: m * v), "pp: outputs go forward, gradients go back."),
         Mistake(_with(ep=2), "ep: rows go there and back, and so do their gradients."),
+        Mistake(_with(once=True), "ep: every token goes to topk experts, a row for each."),
+        Mistake(_with(ep=8), "ep: a row goes there and back, forward and backward: four times, whatever room experts "
+                "have."),
         Mistake(_with(all_tokens=True), "ep: with sequence parallelism each rank of tp sends its own tokens, not "
                 "those of all."),
         Mistake(_with(without_cp=True), "dp: ranks of cp have the same dense parameters, so their gradients are summed "
                 "over dp * cp ranks."),
+        Mistake(_with(edp=lambda at: at["dp"] // at["ep"] or 1), "dp: etp is 1, so the ranks that hold the same "
+                "expert are "
+                "among all tp * cp * dp ranks of a stage."),
         Mistake(_with(edp=lambda at: at["dp"] * at["cp"] // at["ep"] or 1), "dp: etp is 1, so ranks of tp hold whole "
                 "experts: they are in the experts' ring, too."),
         Mistake(_alone, "dp: the ring has dp * cp ranks, or those with the same expert: with dp 1, too."),
@@ -132,6 +147,9 @@ SENT = Exercise(
                 "anew."),
         Mistake(_with(zero=lambda m: {0: 4, 1: 6, 3: 8 * m}), "dp: an all-reduce is a reduce-scatter and an "
                 "all-gather."),
+        Mistake(_with(zero=lambda m: {0: 8, 1: 6 * m, 3: 8 * m}), "dp: ZeRO-1 scatters gradients and gathers weights "
+                "once a "
+                "step, however many microbatches it has."),
         Mistake(_with(zero=lambda m: {0: 8, 1: 8, 3: 8 * m}), "dp: after the step ZeRO-1 gathers weights, which have 2 "
                 "bytes."),
         Mistake(_with(zero=lambda m: {0: 8, 1: 6, 3: 4 * m + 4}), "dp: ZeRO-3 scatters gradients in every "

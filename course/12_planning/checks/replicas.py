@@ -7,25 +7,27 @@ from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise, Mistake
 
+REFUSED = "a ValueError"
+
 
 def _counted(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
     """Rounded down, whatever the layout."""
     dp = world // (tp * cp * pp)
-    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp), "refused": False}
+    return {"dp": dp, "dense": dp * cp, "expert": world // (etp * ep * pp)}
 
 
-def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str, Any]:
+def replicas(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> Any:
+    """The counts, or the name of the error."""
     if world % (tp * cp * pp) or world % (etp * ep * pp):
-        return {"refused": True}
+        return REFUSED
     return _counted(world, tp, cp, pp, ep, etp)
 
 
 def _drive(exercise: Any, world: Any, tp: Any, cp: Any, pp: Any, ep: Any, etp: Any) -> Any:
     try:
-        found = exercise.replicas(world, tp, cp, pp, ep, etp)
+        return exercise.replicas(world, tp, cp, pp, ep, etp)
     except ValueError:
-        return {"refused": True}
-    return {**found, "refused": False} if isinstance(found, dict) else found
+        return "a ValueError"
 
 
 def _at(world: int, tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1, etp: int = 1) -> dict[str, Any]:
@@ -37,14 +39,14 @@ def _some(draw: Draw, fits: bool = True) -> dict[str, Any]:
         tp, cp, pp, ep = (draw.choice([1, 2, 3, 4, 8]) for _ in range(4))
         world = tp * cp * pp * draw.choice([1, 2, 3, 4, 6, 8])
         found = _at(world if fits else world + draw.choice([0, 1, pp]), tp, cp, pp, ep, draw.choice([1, 2, tp]))
-        if replicas(**found)["refused"] != fits:
+        if (replicas(**found) != REFUSED) == fits:
             return found
 
 
 def _mistaken(change: Callable[..., dict[str, Any]], refuses: Callable[..., bool] | None = None) -> Callable[..., Any]:
-    def answer(**inputs: int) -> dict[str, Any]:
-        refused = replicas(**inputs)["refused"] if refuses is None else refuses(**inputs)
-        return {"refused": True} if refused else {**change(**inputs), "refused": False}
+    def answer(**inputs: int) -> Any:
+        refused = replicas(**inputs) == REFUSED if refuses is None else refuses(**inputs)
+        return REFUSED if refused else change(**inputs)
 
     return answer
 
@@ -55,7 +57,7 @@ def _by_ep(world: int, tp: int, cp: int, pp: int, ep: int, etp: int) -> dict[str
 
 
 def _right(change: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    return lambda **i: {**replicas(**i), **change(**i, dp=i["world"] // (i["tp"] * i["cp"] * i["pp"]))}
+    return lambda **i: {**_counted(**i), **change(**i, dp=i["world"] // (i["tp"] * i["cp"] * i["pp"]))}
 
 
 REPLICAS = Exercise(
@@ -74,16 +76,21 @@ REPLICAS = Exercise(
             _at(12, 2, ep=4, etp=2), _at(12, pp=2, ep=4)]),
     ],
     mistakes=[
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]
+        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp) == REFUSED
                           or (world // (tp * cp * pp)) % ep != 0), "ep need not divide dp: it divides tp cp dp / etp."),
-        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp)["refused"]
+        Mistake(_mistaken(replicas, lambda world, tp, cp, pp, ep, etp: replicas(world, tp, cp, pp, ep, etp) == REFUSED
                           or etp not in (1, tp)), "An etp other than 1 or tp gives whole numbers, too."),
         Mistake(_mistaken(_by_ep, lambda world, tp, cp, pp, ep, etp: world % (tp * cp * pp * ep) != 0), "This is the "
                 "colleague's bug: the ranks of ep are among the tp cp dp ranks, they are no further factor."),
         Mistake(_mistaken(_by_ep), "This is the colleague's bug: the ranks of ep are among the tp cp dp ranks, they "
                 "are no further factor."),
-        Mistake(_mistaken(_right(lambda cp, dp, ep, **i: {"expert": dp * cp // ep or 1})), "If etp is not tp, ranks of "
-                "tp that share a dense matrix hold different experts, or the same one."),
+        Mistake(_mistaken(_right(lambda cp, dp, ep, **i: {"expert": dp * cp // ep or 1})), "The ranks of tp are "
+                "among those over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
+        Mistake(_mistaken(_right(lambda dp, ep, **i: {"expert": dp // ep or 1})), "The ranks of tp and of cp are "
+                "among those "
+                "over which experts are spread: all tp cp dp ranks of a stage are cut by etp and ep."),
+        Mistake(_mistaken(_right(lambda world, etp, pp, **i: {"expert": world // (etp * pp)})), "Ranks of ep hold "
+                "different experts."),
         Mistake(_mistaken(_right(lambda cp, dp, tp, ep, etp, **i: {"expert": dp * tp // (ep * etp)})), "Ranks of cp "
                 "are among those that hold the same expert: they see other tokens, not other weights."),
         Mistake(_mistaken(_right(lambda world, ep, pp, **i: {"expert": world // (ep * pp)})), "etp cuts each expert: "

@@ -16,7 +16,8 @@ def step_time(
     sample = matrices + square * mistake.get("half", 0.5)
     model = mistake.get("three", 3) * batch * sample
     forward = batch * sample / (gpus * (1 if mistake.get("whole_batch") else m) * peak * reached)
-    backward = mistake.get("three", 3) * forward - forward + forward * full * mistake.get("again", 1)
+    forward *= (gpus if mistake.get("one_gpu") else 1) * (reached if mistake.get("at_peak") else 1)
+    backward = (mistake.get("back", mistake.get("three", 3) - 1) + full * mistake.get("again", 1)) * forward
     one = forward + backward + mistake.get("times_waited", 1) * waits
     bubble = mistake["bubble"](p, v, m) if "bubble" in mistake else (p - 1) / (v * m)
     passes = m * one * (1 + bubble)
@@ -40,16 +41,17 @@ def step_time(
     return {"seconds": seconds, **shares}
 
 
-_TINY = {"matrices": 900.0, "square": 200.0, "batch": 4, "gpus": 2, "peak": 1000.0, "reached": 0.5, "p": 1, "v": 1,
+_TINY = {"matrices": 900.0, "square": 200.0, "batch": 8, "gpus": 4, "peak": 1000.0, "reached": 0.5, "p": 1, "v": 1,
          "m": 2, "full": False, "waits": 0.0, "gradients": 0.0}  # fmt: skip
-_PIPE = {**_TINY, "p": 2, "m": 4, "gpus": 4, "full": True}
-_WAITS = {**_TINY, "waits": 1.0, "gradients": 6.0}
+_PIPE = {**_TINY, "p": 3, "m": 4, "batch": 12, "gpus": 6, "full": True}
+_WAITS = {**_TINY, "waits": 0.75, "gradients": 7.0}
 
 
 def _some(draw: Draw) -> dict[str, Any]:
     p = draw.choice([1, 2, 4, 8])
-    v, m = draw.choice([1, 2, 5]) if p > 1 else 1, p * draw.integer(1, 8)
-    gpus = p * draw.choice([1, 8, 24])
+    v = draw.choice([1, 2, 5]) if p > 1 else 1
+    m = p * draw.integer(1, 8) if v > 1 else draw.integer(1, 20)
+    gpus = p * draw.choice([3, 8, 24])
     matrices, peak = float(draw.integer(100, 900)) * 1e12, 1e12 * draw.choice([312, 989, 2250])
     forward = matrices * m * 3 / (gpus * m * peak * 0.6)
     return {"matrices": matrices, "square": matrices * draw.choice([0.1, 0.7, 3.0]), "batch": 3 * m, "gpus": gpus,
@@ -61,7 +63,12 @@ def _some(draw: Draw) -> dict[str, Any]:
 _FIXED = [
     {**_TINY, "p": 4, "v": v, "m": 8, "full": full, "waits": 0.25, "gradients": gradients, "gpus": 8}
     for v in (1, 3) for full in (True, False) for gradients in (0.0, 0.3, 50.0)
-] + [{**_TINY, "square": 33.0}]  # fmt: skip
+] + [
+    {**_TINY, "square": 33.0},
+    *({**_TINY, "p": p, "m": m, "batch": 2 * m, "gpus": 16, "full": full}  # fewer microbatches than ranks, and as many
+      for p, m in ((8, 3), (8, 1), (4, 4), (2, 1)) for full in (True, False)),
+    {**_TINY, "p": 4, "v": 3, "m": 4, "gpus": 12, "waits": 0.5, "gradients": 9.0},
+]  # fmt: skip
 
 
 def _with(**mistake: Any) -> Callable[..., dict[str, float]]:
@@ -78,10 +85,10 @@ STEP = Exercise(
     "step_time",
     reference=step_time,
     cases=[
-        Case("the example: 2 GPUs, 2 microbatches, nothing else", _TINY),
-        Case("2 stages, 4 microbatches, full recompute", _PIPE),
-        Case("a second of waiting in each microbatch, gradients of 6 seconds", _WAITS),
-        Case("other runs", _some, points=3, hidden=True, fixed=_FIXED),
+        Case("the example: 4 GPUs, 2 microbatches, nothing else", _TINY),
+        Case("3 stages, 4 microbatches, full recompute", _PIPE),
+        Case("0.75 seconds of waiting in each microbatch, gradients of 7 seconds", _WAITS),
+        Case("other runs, some with fewer microbatches than ranks", _some, points=3, hidden=True, fixed=_FIXED),
     ],
     mistakes=[
         Mistake(_with(half=1.0), "That is the whole square of attention. Megatron's convention counts the half that a "
@@ -97,6 +104,13 @@ STEP = Exercise(
                 "needs: the HFU counts it."),
         Mistake(_with(of_reached=True), "Both are shares of the peak, not of what large products reach."),
         Mistake(_with(again=0), "Full recompute runs the forward pass a second time."),
+        Mistake(_with(back=1), "A backward pass has twice the products of the forward pass: it takes twice as long."),
+        Mistake(_with(bubble=lambda p, v, m: min(1.0, (p - 1) / (v * m))), "With fewer microbatches than ranks the "
+                "bubble is more than the work, p - 1 passes: nothing limits it."),
+        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m) if m >= p else 0.0), "A pipeline with fewer "
+                "microbatches than ranks has a bubble, too, and the longest one."),
+        Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m) if m > p else 0.0), "A pipeline with as many "
+                "microbatches as ranks, or fewer, has a bubble, too."),
         Mistake(_with(bubble=lambda p, v, m: 0.0), "The bubble is missing."),
         Mistake(_with(bubble=lambda p, v, m: (p - 1) / m), "With v chunks the bubble is smaller."),
         Mistake(_with(bubble=lambda p, v, m: (p - 1) / (v * m + p - 1)), "That is the share of the whole time. As a "
@@ -106,6 +120,9 @@ STEP = Exercise(
                 "wait, too: the bubble is a share of all of a microbatch's time."),
         Mistake(_with(times_waited=0), "A microbatch takes `waits` seconds longer."),
         Mistake(_with(times_waited=2), "`waits` are the seconds of both passes together."),
+        Mistake(_with(one_gpu=True), "The FLOPs of a microbatch are shared by all GPUs."),
+        Mistake(_with(at_peak=True), "Products reach a share of the peak, `reached`; at the peak itself they would "
+                "be faster."),
         Mistake(_with(whole_batch=True), "That is the time of all microbatches; a rank computes one of m at a time."),
         Mistake(_with(hidden=lambda f, b, m, v: 0.0), "Gradients travel while the last backward pass still "
                 "computes: only what takes longer is waited for."),
@@ -117,6 +134,11 @@ STEP = Exercise(
                 "of all its v chunks on the rank."),
         Mistake(_with(hidden=lambda f, b, m, v: f + b), "Gradients hide behind the backward "
                 "pass alone."),
+        Mistake(_with(hidden=lambda f, b, m, v: b / m), "`m` is in the backward pass already: it is that of one "
+                "microbatch."),
+        Mistake(_with(hidden=lambda f, b, m, v: float("inf")), "Messages of gradients that take longer than the last "
+                "backward "
+                "pass are waited for."),
         Mistake(_with(signed=True), "Gradients that are fast do not make a step shorter."),
     ],
     idea="Begin with the forward pass of one microbatch on one rank; every other time is a multiple of it or is added.",

@@ -27,12 +27,12 @@ def stage_parameters(
     kv = 2 * groups * d * h // (1 if mistake.get("whole_kv") else tp)
     square = (heads * d * h) // tp if not mistake.get("h_by_h") else h * h // tp
     norms = 2 * h // (tp if mistake.get("norms_cut") else 1) * (not mistake.get("no_norms"))
-    mlp = (2 if mistake.get("two_matrices") else 3) * h * f
+    mlp, uncut = (2 if mistake.get("two_matrices") else 3) * h * f, mistake.get("mlp_whole")
     words = model["vocab"] if mistake.get("not_padded") else padded(model["vocab"], 1 if mistake.get("by_128") else tp)
     table = h * words // tp
-    each = norms + 2 * square + kv + (0 if experts else mlp // tp)
+    each = norms + 2 * square + kv + (0 if experts else mlp // (1 if uncut else tp))
     if experts and not mistake.get("no_router"):
-        each += h * experts // (mistake["router"](tp, ep) if "router" in mistake else 1)
+        each += h * experts // (mistake["router"](tp, ep) if "router" in mistake else 1) * mistake.get("routers", 1)
     if experts and mistake.get("mlp_too"):
         each += mlp // tp
     ends = first * table + last * (h * (not mistake.get("no_final_norm")) + table)
@@ -48,8 +48,9 @@ def stage_parameters(
 _TINY: Model = {"h": 8, "heads": 2, "groups": 1, "d": 4, "f": 12, "vocab": 200, "tied": False, "experts": 0}
 _ONE = {"layers": 1, "first": True, "last": True, "tp": 1, "ep": 1, "etp": 1}
 _EXAMPLE = {"model": _TINY, **_ONE}
-_TWO = {"model": {**_TINY, "heads": 8, "groups": 2}, **_ONE, "tp": 2, "first": False}
-_MOE = {"model": {**_TINY, "experts": 8}, **_ONE, "first": False, "last": False, "ep": 2}
+_TWO = {"model": {**_TINY, "heads": 12, "groups": 4}, **_ONE, "tp": 4, "etp": 4, "first": False, "layers": 3}
+_MOE = {"model": {**_TINY, "groups": 2, "heads": 6, "experts": 10}, **_ONE, "first": False, "last": False, "tp": 2,
+        "ep": 5, "layers": 3}  # fmt: skip
 _LLAMA: Model = {
     "h": 8192,
     "heads": 64,
@@ -117,8 +118,8 @@ PARAMETERS = Exercise(
     reference=stage_parameters,
     cases=[
         Case("the example: one layer and both ends, on one rank", _EXAMPLE),
-        Case("the last stage, with 8 heads in 2 groups, on tp = 2", _TWO),
-        Case("a stage between, with 8 experts on ep = 2", _MOE),
+        Case("the last stage, 3 layers with 12 heads in 4 groups, on tp = 4", _TWO),
+        Case("a stage between, 3 layers with 10 experts, on tp = 2 and ep = 5", _MOE),
         Case("other models without experts", _stage, hidden=True, fixed=_PLACES),
         Case("models with experts", lambda draw: _stage(draw, 4 * draw.integer(1, 4)), hidden=True, fixed=_OF_EXPERTS),
     ],
@@ -136,6 +137,10 @@ PARAMETERS = Exercise(
         Mistake(_with(router=lambda tp, ep: tp), "Every rank has the router whole."),
         Mistake(_with(router=lambda tp, ep: ep), "Every rank has the router whole: its tokens choose among all "
                 "experts, not among those of the rank."),
+        Mistake(_with(routers=2), "A layer with experts has one router."),
+        Mistake(_with(mlp_whole=True), "The matrices of the MLP are cut over tp: gate and up by their outputs, down "
+                "by its "
+                "inputs."),
         Mistake(_with(mlp_too=True), "The experts stand in place of the MLP: a layer with experts has no other MLP."),
         Mistake(lambda **i: _router_as_expert(**i), "The router is no part of an expert: it counts as dense."),
         Mistake(_with(no_final_norm=True), "The last stage has one more norm."),
@@ -184,7 +189,7 @@ def _state(draw: Draw) -> dict[str, Any]:
     tp, cp, dp = (draw.choice([1, 2, 4]) for _ in range(3))
     etp = draw.choice([1, tp])
     ep = draw.choice([n for n in (1, 2, 4, 8) if tp * cp * dp % (n * etp) == 0])
-    layout = {"tp": tp, "cp": cp, "pp": draw.choice([1, 2, 4]), "dp": dp, "ep": ep, "etp": etp}
+    layout = {"tp": tp, "cp": cp, "pp": draw.choice([1, 3, 5]), "dp": dp, "ep": ep, "etp": etp}
     return {"dense": 512 * draw.integer(1_000, 10_000_000), "experts": 512 * draw.integer(1_000, 10_000_000),
             "layout": layout, "zero": draw.integer(0, 3), "precision": draw.choice(["bf16", "fp32"])}  # fmt: skip
 
@@ -194,10 +199,10 @@ def _layout(tp: int = 1, cp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, etp
 
 
 _FIRST = {"dense": 1200, "experts": 0, "layout": _layout(cp=2, dp=3), "zero": 1, "precision": "bf16"}
-_SECOND = {"dense": 1200, "experts": 480, "layout": _layout(tp=2, dp=4, ep=2), "zero": 2, "precision": "bf16"}
+_SECOND = {"dense": 1200, "experts": 480, "layout": _layout(tp=4, dp=6, ep=3, pp=5), "zero": 2, "precision": "bf16"}
 _EVERY = [
     {"dense": 2**20, "experts": 2**19, "layout": layout, "zero": zero, "precision": precision}
-    for layout in (_layout(4, 2, 4, 8, 8, 1), _layout(4, 2, 2, 8, 2, 4), _layout(dp=8), _layout(cp=8))
+    for layout in (_layout(4, 2, 3, 8, 8, 1), _layout(4, 2, 5, 8, 2, 4), _layout(dp=8), _layout(cp=8))
     for zero in range(4) for precision in ("bf16", "fp32")
 ]  # fmt: skip
 
@@ -224,7 +229,7 @@ STATES = Exercise(
     reference=state_bytes,
     cases=[
         Case("1200 parameters, cp 2, dp 3, ZeRO-1 in bf16", _FIRST),
-        Case("480 more of experts, tp 2, dp 4, ep 2, ZeRO-2", _SECOND),
+        Case("480 more of experts, tp 4, dp 6, pp 5, ep 3, ZeRO-2", _SECOND),
         Case("the same in fp32, ZeRO-3", {**_SECOND, "precision": "fp32", "zero": 3}),
         Case("other layouts, stages and precisions", _state, points=2, hidden=True, fixed=_EVERY),
     ],
@@ -239,6 +244,10 @@ STATES = Exercise(
                 "ranks of tp hold whole experts: they are among the ranks that share one."),
         Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["pp"]), "Stages of a pipeline hold "
                 "different parameters, they share nothing."),
+        Mistake(_shared(dense=lambda layout: layout["dp"] * layout["cp"] * layout["tp"]), "Ranks of tp hold different "
+                "parts of a dense matrix, they share nothing of it."),
+        Mistake(_shared(experts=lambda layout: layout["tp"] * layout["cp"] * layout["dp"] // layout["ep"]), "etp cuts "
+                "an expert: its ranks hold different parts."),
         Mistake(_in(_half), "Gradients are kept in fp32 here, 4 bytes each."),
         Mistake(_in({"bf16": (2, 4, 4, 4), "fp32": (4, 4, 0, 4)}), "AdamW keeps two moments of each parameter."),
         Mistake(_in({"bf16": (2, 4, 0, 8), "fp32": (4, 4, 0, 8)}), "In bf16 the optimizer has an fp32 copy of the "

@@ -3,8 +3,8 @@ from fractions import Fraction
 
 
 def asked(parameters, tokens, gpus, tflops, p, v, percent, h):
-    m = 0
-    while (m == 0 and p > 1) or (m > 0 and Fraction(p - 1, v * m) > Fraction(percent, 100)):
+    m = 1
+    while Fraction(p - 1, v * m) > Fraction(percent, 100):
         m += 1
     flops = parameters * tokens * (2 + 4)
     return {"days": flops / gpus / tflops / 1e12 / 24 / 60 / 60, "microbatches": m, "checkpoint": (2 + 4 + 4 + 4) * parameters,

@@ -1,4 +1,4 @@
-# told: is refused | refused
+# told: a ValueError
 # the word of the table in place of an error
 def replicas(world, tp, cp, pp, ep, etp):
     if world % (tp * cp * pp) or world % (etp * ep * pp):
