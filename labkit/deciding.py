@@ -203,6 +203,8 @@ def _wrong(
         return f"it changes its input `{min(changed)}`: compute on a copy", None
     reference = case.reference or asked.reference
     if reference and (phrase := apart(reference, case.hidden)):
+        if unfinished := _never_waited_for(evidence):
+            return unfinished, REFUSED
         suspects.seen(gives_it)
         return phrase, VALUE
     for accept in (*asked.accept, *case.accept):
@@ -215,6 +217,14 @@ def _wrong(
                 suspects.seen(gives_it)
             return sentence, REFUSED
     return None, None
+
+
+def _never_waited_for(evidence: Sequence[Evidence]) -> str | None:
+    """A message that was to bring what the answer is made of: numbers that have not come say nothing of the rest."""
+    for rank, one in enumerate(evidence):
+        if call := next((call for call in one.calls if call.waited is None and call.name != "send"), None):
+            return f"rank {rank} never waits for its {call.name}: what it brings may not be there when it is used"
+    return None
 
 
 def _compares(asked: Exercise) -> bool:

@@ -31,10 +31,11 @@ smallest complete one::
 | a list of dicts        | on so many ranks, each with its own dict     | `reference(inputs)`   | a list, one per rank |
 | a function of a `Draw` | as what it returns says                      |                       |                      |
 
-On ranks the default process group (gloo) is initialised. The learner's process gets nothing but the inputs, so neither
-references nor expected values can be read there; for the same reason `drive`, which calls code that is not one plain
-function (a class, a backward pass), travels as source text and must do its own imports. No call may change its inputs,
-unless `changes` names them::
+On ranks the default process group (gloo) is initialised when the function is called, and not yet when its cell is
+imported: scripts import it before they begin. The learner's process gets nothing but the inputs, so neither references
+nor expected values can be read there; for the same reason `drive`, which calls code that is not one plain function (a
+class, a backward pass), travels as source text and must do its own imports. No call may change its inputs, unless
+`changes` names them::
 
     def forward_backward(exercise, x):
         x.requires_grad_()

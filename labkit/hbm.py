@@ -69,8 +69,12 @@ class Memory:
         if name not in self.tensors:
             raise ConfigError(f"there is no tensor {name!r} in this memory", fix=f"it has {', '.join(self.tensors)}")
         if not 0 <= start < stop <= self.tensors[name].shape[0]:
-            rows = self.tensors[name].shape[0]
-            raise ConfigError(f"{name} has {rows} rows, not {start} to {stop - 1}", fix=f"0 <= start < stop <= {rows}")
+            there, what = self.tensors[name].shape[0], "numbers" if self.tensors[name].dim() == 1 else "rows"
+            if start == stop:
+                asked = f"an empty read of {name}: {start} to {stop}"
+            else:
+                asked = f"{name} has {there} {what}; asked for are {start} to {stop}, the last not included"
+            raise ConfigError(asked, fix=f"0 <= first < last <= {there}")
         return self.tensors[name][start:stop]
 
 

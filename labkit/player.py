@@ -27,6 +27,7 @@ only another rank's failure seen from here}`, and the trials before it.
 from __future__ import annotations
 
 import random
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -43,6 +44,12 @@ from minimegatron.errors import MinimegatronError
 from minimegatron.launch.consequence import is_consequence
 
 STUB = "your code here"
+_NO_FUNCTION = re.compile(r"module '(exercises\.\w+)' has no attribute '(\w+)'")
+_BESIDE = {  # words of an error, and what a learner does not know of the place where it was raised
+    "got an unexpected keyword argument": "the check calls by name: keep the names of the parameters",
+    "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
+    "groups inside the function",
+}
 
 
 def begins(trial: int) -> str:
@@ -87,7 +94,9 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         for number, was in enumerate(before):
             if number:
                 transport_group.mark(begins(number))
-            done.append(_call(_import(job), job, number, given, was, job["members"].index(rank)))
+            with transport_group.without_a_group():
+                exercise = _import(job)
+            done.append(_call(exercise, job, number, given, was, job["members"].index(rank)))
         transport_group.finish(took_part=calls)
         return {"trials": done}
     except NotImplementedError as error:
@@ -173,7 +182,17 @@ def _error(error: BaseException, name: str) -> dict[str, Any]:
     if isinstance(error, cuda.LaunchError):
         line = error.line or line  # of the CUDA statement
     first = text.strip().splitlines()[0][:400] if text.strip() else ""
+    if isinstance(error, AttributeError) and (missing := _NO_FUNCTION.fullmatch(first)):
+        return {"error": _not_defined(*missing.groups()), "line": None, "peer": False}
+    beside = next((said for words, said in _BESIDE.items() if words in first), "")
+    first = f"{first} ({beside})" if beside else first
     if type(error) is NameError:  # the notebook may have the name
         first += ": the cell of an exercise sees only what it imports or defines itself"
     return {"error": f"{type(error).__name__}: {first}" if first else type(error).__name__,
             "line": line, "peer": is_consequence(error)}  # fmt: skip
+
+
+def _not_defined(module: str, wanted: str) -> str:
+    """What the cell defines in place of what the check calls."""
+    there = [name for name, value in vars(sys.modules[module]).items() if getattr(value, "__module__", "") == module]
+    return f"the cell defines {', '.join(f'`{name}`' for name in there) or 'nothing'}, not `{wanted}`"

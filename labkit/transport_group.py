@@ -16,10 +16,11 @@ sent. See torch/testing/_internal/distributed/multi_threaded_pg.py for another g
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ from labkit.transport_tensors import (
 )
 from labkit.transport_work import BrokerWork
 
-__all__ = ["BrokerGroup", "BrokerWork", "Link", "begin", "connect", "finish", "late", "mark", "watch"]
+__all__ = [
+    "BrokerGroup", "BrokerWork", "Link", "begin", "connect", "finish", "late", "mark", "watch", "without_a_group",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
@@ -54,6 +57,17 @@ def connect(line: Line, rank: int, world: int) -> None:
     Link.line, Link.store = line, BrokerStore(line)
     setattr(distributed_c10d, "ProcessGroupGloo", BrokerGroup)  # noqa: B010  mypy forbids the assignment
     dist.init_process_group("gloo", store=Link.store, rank=rank, world_size=world)
+
+
+@contextlib.contextmanager
+def without_a_group() -> Iterator[None]:
+    """Meanwhile there is no default process group, as where a program imports its modules. The line stays."""
+    ours = dist.group.WORLD
+    distributed_c10d._update_default_pg(None)
+    try:
+        yield
+    finally:
+        distributed_c10d._update_default_pg(ours)
 
 
 class BrokerGroup(dist.ProcessGroup):

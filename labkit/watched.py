@@ -118,22 +118,26 @@ _OPERATORS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "
 
 
 @contextlib.contextmanager
-def travels(rank: int, axis: str) -> Iterator[Run]:
+def travels(rank: int, axis: str, waits: bool = False) -> Iterator[Run]:
     """In the block every gather and reduce-scatter becomes an event when it has been waited for, however it was called.
 
     Args:
         rank: of this process.
         axis: what the events say.
+        waits: the time that the rank stands in a wait is an event, too, of kind `wait`.
     """
     events: Run = []
 
-    def arrived(name: str, start: float) -> None:
-        events.append(trace.Event(name, "comm", rank, start, time.monotonic(), axis))
+    def arrived(name: str, start: float, waited: float) -> None:
+        end = time.monotonic()
+        events.append(trace.Event(name, "comm", rank, start, end, axis))
+        if waits:
+            events.append(trace.Event("wait", "wait", rank, waited, end, axis))
 
     def timed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def begin(group: Any, *args: Any, **kwargs: Any) -> _Travelling:
             start = time.monotonic()
-            return _Travelling(real(group, *args, **kwargs), lambda: arrived(name, start))
+            return _Travelling(real(group, *args, **kwargs), lambda waited: arrived(name, start, waited))
 
         return begin
 
@@ -150,15 +154,16 @@ def travels(rank: int, axis: str) -> Iterator[Run]:
 
 
 class _Travelling:
-    """A communication under way; `arrived` is called when it has been waited for."""
+    """A communication under way; `arrived(when the wait began)` is called when it has been waited for."""
 
-    def __init__(self, work: Any, arrived: Callable[[], None]) -> None:
+    def __init__(self, work: Any, arrived: Callable[[float], None]) -> None:
         self._work, self._arrived = work, arrived
 
     def wait(self, *timeout: Any) -> Any:
+        began = time.monotonic()
         result = self._work.wait(*timeout)
-        self._arrived()
-        self._arrived = lambda: None
+        self._arrived(began)
+        self._arrived = lambda waited: None
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -168,7 +173,7 @@ class _Travelling:
 class _Functional(TorchDispatchMode):
     """Functional collectives pass no method of a process group; their operators are seen here."""
 
-    def __init__(self, arrived: Callable[[str, float], None]) -> None:
+    def __init__(self, arrived: Callable[[str, float, float], None]) -> None:
         super().__init__()
         self._arrived, self._begun = arrived, dict[int, tuple[str, float]]()
 
@@ -181,5 +186,5 @@ class _Functional(TorchDispatchMode):
         elif space == "_c10d_functional" and name == "wait_tensor":
             begun = self._begun.pop(getattr(args[0], "elem", args[0]).data_ptr(), None)
             if begun:
-                self._arrived(*begun)
+                self._arrived(*begun, start)
         return out

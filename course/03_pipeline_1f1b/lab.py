@@ -30,26 +30,29 @@
 
 # %% [markdown]
 # Before anything else, guess. Eight GPUs form a pipeline, and each holds an eighth of the layers. A batch is cut into
-# eight parts that pass through one after the other, and a backward takes twice as long as a forward. For what share of
-# the time is a GPU idle?
+# eight parts that pass through one after the other, and a backward takes twice as long as a forward. For how many
+# percent of the time is a GPU idle?
 
 # %%
-guess("idle", None, "8 stages, 8 microbatches: idle for how many percent of the time?")  # a number in place of None
+guess("idle", None, "8 stages, 8 microbatches: idle for how many percent of the time?")  # None: a number from 0 to 100
 
 # %% [markdown]
 # ## 1 · The problem
 #
 # GPT-3 has 96 layers and 175 billion parameters: 2.8 TB with gradients and Adam's state. Tensor parallelism over the 8
-# GPUs of one machine leaves 350 GB for each; a GPU has 80. So the model must be cut once more, now across machines.
-# There the links are slower: on an H100 machine NVLink moves 450 GB/s each way, the network card of a GPU 50 GB/s. The
-# cut should go where little has to travel.
+# GPUs of one machine leaves 350 GB for each; a GPU has 80. So the model must be cut once more, now across machines. (Or
+# its state is shared out over data parallel ranks: lab 06.) Between machines the links are slower: on an H100 machine
+# NVLink moves 450 GB/s each way, the network card of a GPU 50 GB/s. The cut should go where little has to travel.
+#
+# The 8 GPUs of a stage share an activation at its border, too: each holds and sends an eighth of it (sequence
+# parallelism, lab 02).
 
 # %%
 tokens, h, t = 2048, 12288, 8
 layer = 8 * tokens * h * (t - 1) / t  # numbers a rank sends for one layer under tensor parallelism (lab 02)
-border = 2 * tokens * h  # an activation forward and its gradient back, at one border of a pipeline
+border = 2 * tokens * h / t  # of one GPU: its part of an activation forward, and of the gradient back
 
-print(f"one activation: {tokens * h * 2 / 2**20:.0f} MiB in bf16")
+print(f"one activation: {tokens * h * 2 / 2**20:.0f} MiB in bf16, {tokens * h * 2 / t / 2**20:.0f} MiB on each GPU")
 print(f"tensor parallelism, 12 layers, sends {12 * layer / border:.0f} times what a pipeline sends at a border")
 
 # %% [markdown]
@@ -178,9 +181,14 @@ display(draw("Your GPipe: p=4, m=8", [gpipe(rank, 4, 8) for rank in range(4)]))
 kept = 34 * h // t * tokens * 96 // 8  # bytes for one microbatch in the 12 layers of a rank
 for m in (8, 64):
     print(f"GPipe, m={m:<3} keeps {m * kept / 1e9:4.1f} GB on every GPU")
+inputs = 2 * tokens * h // t  # bytes of a stage's input for one microbatch
+print(f"GPipe, m=64, as it was published: {(64 * inputs + kept) / 1e9:.1f} GB, with every forward run twice")
 
 # %% [markdown]
-# With m = 64, which makes the bubble small, the activations alone need more than the 80 GB of the GPU.
+# With m = 64, which makes the bubble small, the activations alone need more than the 80 GB of the GPU. The paper has a
+# way out: a stage keeps only the *input* of each microbatch, and runs its forward once more before the backward
+# (*recompute*). That takes little memory and a third more computation. Here and below "GPipe" means its order alone,
+# without recompute.
 #
 # ### 1F1B
 #
@@ -219,6 +227,23 @@ display(draw("Your 1F1B: p=4, m=8 (grey on the scale of GPipe's)", rows, most=8)
 # Compare the two pictures. The bubble is the same: 1F1B does not make the pipeline faster. But it bounds the memory:
 # rank r keeps at most p-r activations, however large m is. For GPT-3 rank 0 keeps 8 in place of 64, 10.3 GB in place of
 # 82.1. So you *can* raise m now.
+#
+# The pictures are drawn with messages that take no time. What if a message takes a tenth of a forward?
+
+# %%
+# %%needs gpipe one_f_one_b
+from fractions import Fraction
+
+for latency in (Fraction(0), Fraction(1, 10)):
+    for m in (32, 128):
+        lists = [schedule_from_text(f.__name__, [f(r, 8, m) for r in range(8)]) for f in (gpipe, one_f_one_b)]
+        bubbles = [f"{float(simulate(one, Costs(latency=latency)).bubble):5.1%}" for one in lists]
+        print(f"p=8 m={m:<3} messages take {float(latency):3.1f} F:  bubble of GPipe {bubbles[0]}, of 1F1B {bubbles[1]}")
+
+# %% [markdown]
+# So the bubble is the same only if messages are free. In the steady state of 1F1B a rank waits in *every* microbatch
+# for two messages, one there and one back. So a larger m does not help: the distance to GPipe, 6 % of the work, stays. In
+# part B you will see the cure, a longer warm-up, which costs memory.
 #
 # ### What a wrong list does
 #
@@ -292,7 +317,8 @@ check("interleaved")
 
 # %%
 # %%needs interleaved
-display(draw("Your interleaved 1F1B: p=4, m=8, v=2", [interleaved(rank, 4, 8, 2) for rank in range(4)], v=2))
+rows = [interleaved(rank, 4, 8, 2) for rank in range(4)]
+display(draw("Your interleaved 1F1B: p=4, m=8, v=2 (grey on the scale of 1F1B's: 16 halves)", rows, v=2, most=16))
 
 # %% [markdown]
 # The bubble is half that of 1F1B. The price: more than twice the messages, because a microbatch crosses 7 borders in
@@ -341,16 +367,17 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
 # for a time when the rank would be idle. F, B and W are one matrix product each: about a step each. In a list that has
 # `W3`, `B3` is the first half only.
 #
-# By hand: let W be the 2 × 2 identity and x = dy = (1, 1). Then z = (1, 1), y = (0.762, 0.762), dz = (0.42, 0.42). So
-# B returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
+# By hand: let W be the 2 × 2 identity and x = dy = (1, 1). Then z = (1, 1), y = (0.762, 0.762), dz = (0.42, 0.42). So B
+# returns dx = (0.42, 0.42), and W adds 0.42 to each of the four entries of the gradient. This is the first case of the
 # check.
 #
 # **Exercise.** A stage with a method for each of F, B and W.
 #
 # - `forward` keeps y, so that `backward` needs one matrix product only: dx. The check counts.
 # - `weights` computes dW and *adds* it to `self.grad`. After it the stage keeps no tensor of this microbatch.
-# - Several microbatches are under way at once, and their B and W may come in another order than their F. The next batch
-#   uses the same numbers again.
+# - Several microbatches are under way at once, and their B and W may come in another order than their F. In the next
+#   batch the microbatches have the same numbers again, from 0.
+# - With several chunks a rank has several stages at once. A stage must not find what another one has kept.
 
 # %%
 # %%exercise split_stage
@@ -400,8 +427,9 @@ check("split_stage")
 # the W of a microbatch **r microbatches after** its B: rank 0 does each W at once, the last rank puts p-1 of them
 # aside.
 #
-# An activation is kept until its W is done. So the last ranks keep more than in 1F1B: now every rank keeps p, as rank 0
-# always did. (Qi et al., *Zero Bubble Pipeline Parallelism*, arXiv 2401.10241.)
+# Why r? An activation is kept until its W is done. Rank r of 1F1B keeps p-r activations. If every rank may keep p, as
+# rank 0 does, rank r has room for p - (p-r) = r more: so many W may wait. Now every rank keeps p. (Qi et al., *Zero
+# Bubble Pipeline Parallelism*, arXiv 2401.10241.)
 #
 # By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
 #
@@ -433,7 +461,24 @@ check("zb_h1")
 display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
-# The bubble is a third of that of 1F1B, and no rank keeps more than rank 0 did.
+# Where F, B and W take equally long, the bubble is a third of that of 1F1B, and no rank keeps more whole activations
+# than rank 0 did. (After B a real layer may let go of what its W does not need, so a waiting W costs less than that.)
+#
+# In a linear layer the three *are* equally long. Attention's scores have no weights, so no W, and in a real layer W is
+# shorter. Let it take half as long:
+
+# %%
+# %%needs one_f_one_b interleaved zb_h1
+W = Fraction(1, 2)
+bubbles = {}
+for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("interleaved, v=2", 2, interleaved)):
+    rows = [function(r, 8, 32, *([v] if v > 1 else [])) for r in range(8)]
+    plan = simulate(schedule_from_text(name, rows, round_robin(8, v)), Costs(backward_weight=W).divided(v))
+    bubbles[name] = float(plan.bubble)
+    print(f"p=8 m=32, W half as long as F: {name:17} {bubbles[name] / bubbles['1f1b']:.2f} of the bubble of 1F1B")
+
+# %% [markdown]
+# So with a short W interleaving with two chunks is ahead of ZB-H1, and pays with memory and messages.
 #
 # ### Stages on a V
 #
@@ -446,8 +491,9 @@ display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 #   rank is idle between its first and its last action. The bubble is then a sixth of that of 1F1B, and no rank keeps
 #   more than rank 0 of 1F1B does.
 # - **DualPipeV**, a shorter form of DeepSeek-V3's DualPipe, pairs each forward with the backward of another microbatch.
-#   While one of a pair computes, the messages of the other travel. The picture draws the forward of a pair first and
-#   the backward right behind it. Only some of the backwards are divided.
+#   While one of a pair computes, the tokens of the other travel between the experts of its layers (the all-to-all of
+#   lab 05): these messages take as long as the computation, and are what DeepSeek hides. The picture draws the forward
+#   of a pair first and the backward right behind it. Only some of the backwards are divided.
 #
 # Follow microbatch 0 through both pictures: light down the ranks, dark up again, then back.
 
@@ -466,8 +512,13 @@ for name, title in (("zb_v", "ZB-V: p=3, m=6"), ("dualpipe_v", "DualPipeV: p=3, 
 # ### Time against memory
 #
 # All schedules in one picture: to the right the activations that the fullest rank keeps, upwards the bubble. A chunk
-# counts as 1/v of an activation. To try other p, m and v set `SLIDERS = True`: pale points show where the last ones
-# stood.
+# counts as 1/v of an activation; F, B and W take equally long, messages no time. To try other p, m and v set
+# `SLIDERS = True`: pale points show where the last ones stood.
+#
+# DualPipeV stands here where DeepSeek counts it. Its picture above sends the result of a forward as soon as that is
+# done. But a pair runs as one unit: its two halves share the GPU and end together. Then the bubble is 2(p-1) chunks'
+# forwards, twice what is drawn above: as large as ZB-H1's, at the same length of a pair. DualPipeV pays where a pair
+# takes less time than its two halves one after the other, because messages are hidden. That is its purpose.
 
 # %%
 # %%needs gpipe one_f_one_b interleaved zb_h1
@@ -487,13 +538,16 @@ def points_of(p, m, v):
         plans["interleaved"] = schedule_from_text("interleaved", rows, round_robin(p, v))
     plans.update({name: build_schedule(name, p, m) for name in ("zb_v", "dualpipe_v")})
     runs = {name: simulate(schedule, Costs().divided(schedule.v)) for name, schedule in plans.items()}
-    return {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
+    points = {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
+    kept, bubble = points["dualpipe_v"]
+    points["dualpipe_v"] = kept, max(bubble, (p - 1) / (3 * m))  # 2(p-1) of 6m halves of a step, a pair as one unit
+    return points
 
 
 def compare(p=4, m=8, v=2):
-    m = max(p, m // p * p)  # interleaving wants a multiple
-    here = points_of(p, m, v)
-    display(trade_off(here, title=f"p={p}, m={m}, v={v}", before=dict(shown)))
+    asked, m = m, max(p, m // p * p)  # interleaving wants a multiple of p
+    here, note = points_of(p, m, v), "" if m == asked else f" (in place of {asked}: a multiple of p)"
+    display(trade_off(here, title=f"p={p}, m={m}{note}, v={v}", before=dict(shown)))
     shown.clear()
     shown.update(here)
 
@@ -513,9 +567,10 @@ if SLIDERS:
 display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", before=points_of(4, 8, 2)))
 
 # %% [markdown]
-# From m = 2p on, doubling m halves every bubble, and only GPipe's point moves to the right as well: GPipe keeps all m
-# activations, the others a number that no longer grows with m. From m = p to 2p ZB-V gains more: its bubble falls to a
-# quarter, because its list needs about 2p microbatches to fill the V.
+# The scale is logarithmic here: equal arrows downwards are equal factors. From m = 2p on, doubling m halves every
+# bubble, and only GPipe's point moves to the right as well: GPipe keeps all m activations, the others a number that no
+# longer grows with m. From m = p to 2p ZB-V gains more: its bubble falls to a quarter, because its list needs about 2p
+# microbatches to fill the V.
 #
 # **End of part B**, a good place to stop.
 
@@ -674,11 +729,12 @@ print("lists that add up in the same order agree in every bit:", all(same))
 # gradient (1, 2), the last rank (10, 20); then both return (11, 22).
 #
 # **Exercise.** Sum `grad` over the first and the last of at least two ranks; both return the sum, and you may change
-# `grad` itself. Every other rank gets `None`, returns `None`, and sends nothing.
+# `grad` itself. Every other rank gets `None`, returns `None`, and sends nothing; it waits for no other rank either.
 # Remember lab 01: `dist.new_group` must be called by *every* rank, also by those that will not be in the group.
 #
 # A real program creates its groups once, when it starts (`comm/mesh.py`). This function gets nothing but a gradient, so
-# it may create the group in each call, or at the first call and keep it.
+# it may create the group in each call, or at the first call and keep it. (Not outside of the function: when the cell is
+# imported, there is no process group yet.)
 
 # %%
 # %%exercise sync_tied
@@ -711,10 +767,17 @@ check("sync_tied")
 # it prints one line, and the lab goes on.
 #
 # One thing is new. A GPU works on *streams*: queues, each in its own order. The products of a stage are on the current
-# stream; a receive that was posted ahead waits on another stream. For example, rank 0 has posted the receive for its
-# `B0` and now computes `F0`. The message for `B0` comes when rank 1 has done its `F0` and `B0`, and for these it needs
-# the output of rank 0's `F0`. To time `F0`, rank 0 waits for the current stream only. `torch.cuda.synchronize()` waits
-# for all streams, so also for that message: rank 0 would wait for rank 1 before it sends what rank 1 waits for.
+# stream; a receive that was posted ahead waits on another stream. How long does `F0` take on rank 0? A program that
+# asks `torch.cuda.synchronize()` for its end waits for *all* streams, and hangs:
+#
+# | | rank 0 | rank 1 |
+# |---|---|---|
+# | 1 | has posted the receive for its `B0`, on its own stream | has posted the receive for its `F0` |
+# | 2 | computes `F0` on the current stream | waits for the output of rank 0's `F0` |
+# | 3 | `synchronize()`: waits for `F0`, *and* for the message for `B0` | waits |
+# | 4 | would send the output of `F0` now, but still waits | sends the message for `B0` only after its own `F0` and `B0` |
+#
+# Rank 0 waits for rank 1 before it sends what rank 1 waits for. So rank 0 waits for the current stream only.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun --gpus 2 --name gpus --out on_gpus
@@ -775,7 +838,7 @@ if on_gpus:
 #
 # Your `one_f_one_b` runs a Llama of four layers on two ranks, with a tied embedding that your `sync_tied` keeps equal.
 # The stages and their autograd are the package's. The folded cell trains for 40 steps, about 20 s, and compares the two
-# copies.
+# copies. The last rank then trains the serial twin: the same model in one process, without a pipeline.
 
 # %% jupyter={"source_hidden": true}
 # %%torchrun -n 2 --needs one_f_one_b,sync_tied --name train --timeout 170 --out trained
@@ -791,6 +854,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
 from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.decoder import build_model
 from minimegatron.models.zoo import family_config
 from minimegatron.parallel.actions import schedule_from_text
 from minimegatron.parallel.pipeline import Hidden, run
@@ -838,22 +902,45 @@ for step in range(STEPS):
 
 copies = [torch.empty_like(tied) for _ in range(world)]
 dist.all_gather(copies, tied.detach())
+twins, entropy = [], 0.0
 if rank == world - 1:
+    twin = build_model(config, Mesh.serial(), 1)
+    optimizer, places = torch.optim.AdamW(twin.parameters(), lr=3e-3), torch.Generator().manual_seed(5)
+    for step in range(STEPS):
+        at = torch.randint(len(data) - SEQ, (M, MICRO), generator=places).flatten().tolist()
+        rows = torch.stack([data[a : a + SEQ + 1] for a in at])
+        loss = twin(rows[:, :-1], labels=rows[:, 1:]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        twins.append(loss.item())
+    share = torch.bincount(data) / len(data)
+    entropy = -(share * share.clamp(min=1e-9).log()).sum().item()
     print(f"loss per byte fell by more than a quarter: {losses[-1] < losses[0] * 3 / 4}")
     print(f"after {STEPS} steps the two copies agree in every bit: {torch.equal(*copies)}")
-report(losses)
+    apart = max(abs(a - b) for a, b in zip(losses, twins))
+    print(f"never more than 0.01 from the loss of the serial twin: {apart < 0.01}")
+report((losses, twins, entropy))
 finish()
 
 # %%
 # %%needs one_f_one_b sync_tied
 import matplotlib.pyplot as plt
 
-from minimegatron.viz.picture import MEASURED_LINE
+from minimegatron.viz.picture import MEASURED_LINE, REFERENCE_LINE
 
-fig, ax = plt.subplots(figsize=(7, 2.6))
-ax.plot(trained.reports[1], **MEASURED_LINE)
+losses, twins, entropy = trained.reports[1]
+fig, ax = plt.subplots(figsize=(7, 2.8))
+ax.plot(twins, label="serial twin, one process", **REFERENCE_LINE)
+ax.plot(losses, label="two stages, your 1F1B", **MEASURED_LINE)
+ax.axhline(entropy, linestyle=":", color="black", linewidth=1, label="entropy of single bytes")
 ax.set(xlabel="step", ylabel="loss per byte", title="Your 1F1B, training on two stages")
+ax.legend()
 plt.show()
+
+# %% [markdown]
+# The two curves are one: the pipeline computes what the serial twin computes. The dotted line is the entropy of single
+# bytes in this text, the loss of a model that knows only how frequent each byte is. Forty steps teach little more.
 
 # %% [markdown]
 # ## 6 · Break it
@@ -940,11 +1027,13 @@ print(f"gradient norm at the first step:   pipeline {norms[0]:.3f}   serial {nor
 #
 # *What* is lost? `evidence` holds, for each rank, the gradient with which the pipeline ended its first step and the
 # gradients of the eight microbatches, computed one by one in one process. If some microbatches were lost, the
-# pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0), (-2, 1,
-# 0) and (1, 1, 1), the sum (2, 1, 1) holds the first and the last, so the answer is [0, 2].
+# pipeline's gradient is the sum of the gradients of those that are left. By hand: of the gradients (1, 0, 0, 0),
+# (-2, 1, 0, 0), (1, 1, 1, 0) and (2, 1, 0, 1), the sum (2, 1, 1, 0) holds the first and the third, so the answer is
+# [0, 2].
 #
 # **Exercise.** Which microbatches are in the sum? Return their indices in order: at least one, of at most eight. The
-# gradients are like each other, but only one selection has this sum, up to rounding.
+# gradients are like each other, but only one selection has this sum, up to rounding. A rounding error is about 10⁻⁷ of
+# the *largest* numbers that are added up; and gradients may be tiny, as in `evidence`, or large.
 
 # %%
 # %%exercise survivors
@@ -983,9 +1072,10 @@ for rank, (got, grads) in enumerate(evidence):
 #
 # Questions an interviewer asks about pipelines. Say your answer aloud before you open the one here.
 #
-# 1. *GPipe and 1F1B have the same bubble. Why is 1F1B used?*
+# 1. *While messages are free, GPipe and 1F1B have the same bubble. Why is 1F1B used?*
 #    <details><summary>answer</summary>It keeps at most p activations in place of m, so m can grow until the bubble no
-#    longer matters.</details>
+#    longer matters, without recompute. Where messages take time it is even slower than GPipe, unless it warms up
+#    longer.</details>
 # 2. *Why not v = 16 chunks?*
 #    <details><summary>answer</summary>More than v times the messages, more activations, and a chunk needs at least one
 #    layer. Below some size a chunk takes less time than the message it waits for.</details>
@@ -1011,8 +1101,8 @@ for rank, (got, grads) in enumerate(evidence):
 # | `kept_bytes_on_rank_0` | at the peak of 1F1B, or of interleaved 1F1B where v > 1 |
 # | `bytes_between_ranks` | sent over all borders together in one batch, both ways |
 #
-# By hand, for p = 3, m = 5 and v = 1, with 6 layers, 7 tokens, hidden size 11 and 13 kept bytes: the idle share is 6/21;
-# 40 microbatches; rank 0 keeps 3 microbatches in 2 layers, 3 · 2 · 7 · 13 = 546 bytes; and 5 microbatches cross 2
+# By hand, for p = 3, m = 5 and v = 1, with 6 layers, 7 tokens, hidden size 11 and 13 kept bytes: the idle share is
+# 6/21; 40 microbatches; rank 0 keeps 3 microbatches in 2 layers, 3 · 2 · 7 · 13 = 546 bytes; and 5 microbatches cross 2
 # borders both ways with 7 · 11 numbers of 2 bytes, 5 · 2 · 2 · 7 · 11 · 2 = 3080 bytes. One more number: with p = 8 and
 # v = 4, 35 microbatches would be enough, and the next multiple of 8 is 40.
 

@@ -10,6 +10,10 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(p - 1)", "p", told="p-1 steps from the last"),
         Edit("(p - 1) / (v * m)", "round((p - 1) / (v * m), 3)", told="Close: this is rounded"),
         Edit("(p - 1) / (v * m)", "100 * (p - 1) / (v * m)", told="in percent"),
+        Edit("(p - 1) / (v * m)", "(p - 1) / (v * v * m)", told="v is counted twice"),
+        Edit("(p - 1) / (v * m)", "0.5", told="the same number for every pipeline"),
+        Edit("p: int, m: int, v: int", "ranks: int, m: int, v: int", ("(p - 1)", "(ranks - 1)"), told="calls by name"),
+        Edit("def bubble(", "def bubbles(", told="defines `bubbles`"),
     ],
     "gpipe": [
         Edit("range(m)]\n", "range(m - 1)]\n", told="never does B"),
@@ -38,6 +42,11 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(v - 1) * p", "v * p", told="a whole group of p forwards more"),
         Edit("(v - 1) * p", "(v - 1) * m", told="The warm-up grows with m"),
         Edit("min(len(table), ", "min(m, ", told="cut off at m forwards"),
+        Edit(
+            "return todo + backward[len(table) - warmup :]",
+            "return ' '.join(todo + backward[len(table) - warmup :])",
+            told="returns one string",
+        ),
     ],
     "split_stage": [
         Edit("self.grad += x.T @ dz", "self.grad = x.T @ dz", told="that of the last W alone; each W *adds*"),
@@ -47,6 +56,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("dz @ self.weight.T", "dz @ self.weight", told="the weight is to be transposed"),
         Edit("self.kept[microbatch] = x, dz", "self.kept[microbatch] = x, dy", told="it adds up x.T @ dy"),
         Edit("x.T @ dz", "dz.T @ x", told="the gradient transposed"),
+        # two stages on a rank share what they keep
+        Edit(
+            "    def __init__(self, weight: torch.Tensor):\n",
+            "    kept = {}\n\n    def __init__(self, weight: torch.Tensor):\n",
+            ("        self.kept = {}  # by microbatch\n", ""),
+            told="belongs to each stage",
+        ),
         # y computed again in B
         Edit(
             "x, y = self.kept[microbatch]",
@@ -114,6 +130,14 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "sync_tied": [
         Edit("return total", "return total / 2", told="nothing is divided"),
+        Edit("total, group=group)", "total, group=group, async_op=True)", told="never waits for its all_reduce"),
+        Edit("[0, dist.get_world_size() - 1]", "[0, 1]", told="first and the last rank"),
+        Edit(
+            "    if grad is None:\n        return None\n    total = grad.clone()\n",
+            "    total = grad\n",
+            told="in no group",
+        ),
+        Edit("    group = dist", "    dist.barrier()\n    group = dist", told="calls barrier"),
     ],
     "answers": [
         Edit("bubble / (1 + bubble)", "bubble", told="work and idle time together"),
@@ -126,14 +150,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("2 * (p * v - 1) * m", "2 * (p * v - 1)", told="bytes of one microbatch"),
         Edit("warmup + 1", "warmup", told="the warm-up alone"),
         Edit("bubble / (1 + bubble)", "100 * bubble / (1 + bubble)", told="in percent here"),
+        Edit("bubble / (1 + bubble)", "round(bubble / (1 + bubble), 2)", told="rounded"),
     ],
 }
 
 RIGHT: dict[str, list[Edit]] = {
     "interleaved": [
-        Edit(
-            "return todo + backward[len(table) - warmup :]", "return ' '.join(todo + backward[len(table) - warmup :])"
-        ),
+        Edit("return todo + backward[len(table) - warmup :]", "return iter(todo + backward[len(table) - warmup :])"),
     ],
     "split_stage": [
         Edit("dy * (1 - y * y)", "dy - dy * y.square()", ("x.T @ dz", "(dz.T @ x).T")),

@@ -34,8 +34,8 @@
 
 # %% [markdown]
 # One number from the gut. Sixty-four GPUs train one model. Instead of a whole copy each GPU keeps one sixty-fourth of
-# the weights, of the gradients and of Adam's state, and fetches the weights of a layer whenever it needs them. A step is
-# one microbatch, and a gradient has as many bytes as its weight. How many times as many bytes as in plain data
+# the weights, of the gradients and of Adam's state, and fetches the weights of a layer whenever it needs them. A step
+# is one microbatch, and a gradient has as many bytes as its weight. How many times as many bytes as in plain data
 # parallelism does each GPU send in a step?
 
 # %%
@@ -79,8 +79,8 @@ stage_grid(4, formulas=False)
 #
 # ### Bytes that are held
 #
-# D is the number of ranks from here on. An example to check by hand: 10 parameters of 2 + 2 + 12 bytes on 2 ranks, stage 2. Weights are whole: 20 bytes.
-# Gradients and the optimizer's state are halved: 10 and 60 bytes.
+# D is the number of ranks from here on. An example to check by hand: 10 parameters of 2 + 2 + 12 bytes on 2 ranks,
+# stage 2. Weights are whole: 20 bytes. Gradients and the optimizer's state are halved: 10 and 60 bytes.
 #
 # **Exercise.** The bytes that each rank holds. `weight`, `gradient` and `optimizer` are bytes of one parameter;
 # padding is not counted.
@@ -202,10 +202,10 @@ for microbatches in (1, 8):
     print(f"microbatches {microbatches}   bytes against stage 0   " + "   ".join(times))
 
 # %% [markdown]
-# Here a weight has as many bytes as its gradient. Then, with one microbatch, stages 1 and 2 send exactly as much as plain
-# data parallelism: an all-reduce *is* a reduce-scatter and an all-gather. Stage 3 sends one more all-gather, 1.5 times as
-# much in all. With several microbatches stages 2 and 3 send several times as much, and stage 1 does not. Keep this in
-# mind for the questions at the end.
+# Here a weight has as many bytes as its gradient. Then, with one microbatch, stages 1 and 2 send exactly as much as
+# plain data parallelism: an all-reduce *is* a reduce-scatter and an all-gather. Stage 3 sends one more all-gather, 1.5
+# times as much in all. With several microbatches stages 2 and 3 send several times as much, and stage 1 does not. Keep
+# this in mind for the questions at the end.
 #
 # *This is a good place to stop: the end of part A.*
 #
@@ -218,10 +218,12 @@ for microbatches in (1, 8):
 # first: the first bucket is full while most gradients are still to come.
 #
 # Each bucket is cut into D equal parts, and rank r owns the r-th part of *every* bucket. So the size of a bucket must
-# divide by D, and some elements at its end may belong to no parameter. This *padding* is 0 and stays 0.
+# be a multiple of D. Where its parameters are no multiple, elements that belong to no parameter are added at its end.
+# This *padding* is 0 and stays 0.
 #
 # An example to check by hand: parameters 0, 1, 2 have 4, 2, 5 elements. A bucket is full when it holds 6 elements or
-# more, and there are 2 ranks. "At 0 to 5" means elements 0, 1, 2, 3 and 4, as in Python: the last number is not included.
+# more, and there are 2 ranks. "At 0 to 5" means elements 0, 1, 2, 3 and 4, as in Python: the last number is not
+# included.
 #
 # 1. Parameter 2 comes first, at 0 to 5. The bucket holds 5 elements and is not full.
 # 2. Parameter 1 follows, at 5 to 7. Now the bucket holds 7 and is full. It is padded to 8.
@@ -272,10 +274,10 @@ check("lay_out")
 # several ranks, and a part may hold pieces of several parameters. If whole parameters were dealt out instead, ranks
 # would own different amounts.
 #
-# **Exercise.** What a rank owns of each parameter, in the order of the buffer from the left: bucket by bucket, and within
-# a bucket the last parameter first. A piece is `(i, first, last, n, at)`: elements first to last of the flattened
-# parameter i lie in this rank's part of bucket n, and begin there at `at`. Parameters of which it owns nothing are left
-# out.
+# **Exercise.** What a rank owns of each parameter, in the order of the buffer from the left: bucket by bucket, and
+# within a bucket the last parameter first. A piece is `(i, first, last, n, at)`: elements first to last of the
+# flattened parameter i lie in this rank's part of bucket n, and begin there at `at`. Parameters of which it owns
+# nothing are left out.
 
 # %%
 # %%exercise my_pieces
@@ -330,9 +332,10 @@ buffer_strip(BufferLayout(places, buckets, ranks), names, title="Three layers on
 # * one bucket on its way;
 # * one bucket that fills.
 #
-# So when a bucket is full, send it; if another one is still on its way, wait for *that one* and let it go. It has had
-# the time of a whole bucket's backward to travel. Never wait inside the backward pass for the bucket that has left last,
-# neither at once nor a layer later: until the next bucket is full it may travel. With a bucket for each layer:
+# So when a bucket is full, send it; if another one is still on its way, wait for *that one* and drop it. It has had the
+# time of a whole bucket's backward to travel. Do not wait for the bucket that has left last: it may travel until the
+# next bucket is full. (A parameter that gets no gradient in this step keeps its bucket open until the end of the
+# backward pass. Then there is one more.) With a bucket for each layer:
 #
 #     backward   | layer 3  | layer 2  | layer 1  | layer 0  |
 #     network               | bucket 0 | bucket 1 | bucket 2 | bucket 3 |
@@ -341,14 +344,15 @@ buffer_strip(BufferLayout(places, buckets, ranks), names, title="Three layers on
 #                           | bucket 1 fills,     | bucket 3 fills,     |
 #                           | then travels        | then travels        |
 #
-# Take the gradient out of `p.grad` as soon as it is there, and set `p.grad = None`, or the whole gradient is alive a
-# second time. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when `p.grad` is complete.
+# Copy the gradient out of `p.grad` as soon as it is there, and set `p.grad = None`. If gradients stay where they are
+# until their bucket is full, they are alive a second time. `p.register_post_accumulate_grad_hook(f)` calls `f(p)` when
+# `p.grad` is complete.
 #
 # **Exercise.** `places` and `buckets` are those of `lay_out`. `finish` is called after the backward pass. It returns
-# this rank's shard of each bucket, summed over the ranks of `group` by one reduce-scatter for each bucket, in the order of
-# the buckets. A parameter may have no gradient in a step, on all ranks alike: its bucket does not become full, and leaves
-# in `finish`, with zeros in that place. One object serves many steps: a backward pass, then `finish`, and again. At any
-# moment the check allows the shards, two buckets and two gradients.
+# this rank's shard of each bucket, summed over the ranks of `group` by one reduce-scatter for each bucket, in the order
+# of the buckets. A parameter may have no gradient in a step, on all ranks alike: its bucket does not become full, and
+# leaves in `finish`, with zeros in that place. One object serves many steps: a backward pass, then `finish`, and again.
+# At any moment the check allows the shards, two buckets and two gradients; a bucket has up to eight gradients.
 
 # %%
 # %%exercise reduce_early
@@ -442,10 +446,10 @@ check("reduce_early")
 # is [1, -1], and only the first weight decays. After one step m / (1 - β₁) = g and v / (1 - β₂) = g², so each weight
 # moves by 0.1 against the sign of its gradient: [0.95 - 0.1, 2 + 0.1] = [0.85, 2.1].
 #
-# **Exercise.** `weights` is the flat buffer; change it in place. `step` gets this rank's part of the summed gradient, and
-# leaves it as it is. State of other ranks' parts must not exist here: the check counts the bytes that stay, in tensors,
-# numpy arrays, bytes or lists of numbers. (Here and in all exercises with tensors the dtype stays what it is; float64 is
-# tried too.)
+# **Exercise.** `weights` is the flat buffer; change it in place: the parameters are views of this memory. `step` gets
+# this rank's part of the summed gradient, and leaves it as it is. State of other ranks' parts must not exist here: the
+# check counts the bytes that stay, in tensors, numpy arrays, bytes or lists of numbers. (Here and in all exercises with
+# tensors the dtype stays what it is; float64 is tried too.)
 
 # %%
 # %%exercise sharded_adamw
@@ -458,7 +462,7 @@ class ShardedAdamW:
         self, weights: torch.Tensor, decay: list[tuple[int, int]], lr: float, weight_decay: float,
         betas: tuple[float, float], eps: float, group: dist.ProcessGroup | None = None,
     ):
-        """weights [n], n divides by the number of ranks of `group`."""
+        """weights [n], where n is a multiple of the number of ranks of `group`."""
         ### BEGIN SOLUTION
         self.weights, self.decay, self.group = weights, decay, group
         self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
@@ -493,7 +497,7 @@ check("sharded_adamw")
 #
 # In stage 3 a rank has its part of the weights only. A *unit* is what is gathered at once, usually one layer: its
 # weights lie in one flat buffer, padded, of which this rank has the shard. Before a unit runs, its weights must be
-# whole; after it, they are let go. The next unit's weights travel meanwhile:
+# whole; after it, they are dropped. The next unit's weights travel meanwhile:
 #
 #     forward    gather 0 | unit 0   | unit 1   | unit 2   |
 #                         | gather 1 | gather 2 |
@@ -502,24 +506,24 @@ check("sharded_adamw")
 #                                            | reduce-scatter 2 | reduce-scatter 1 | reduce-scatter 0
 #
 # While a unit runs, the weights of at most two units are whole or on their way: its own, and those of the next one. The
-# weights of the unit before have been let go of. (Two fixed buffers that take turns are as good: the next weights are
-# written over them.) The last unit of the forward pass is the first of the backward pass. Its weights may stay, or be
+# weights of the unit before are gone. (Two fixed buffers that take turns are as good: the next weights are written over
+# the old ones.) The last unit of the forward pass is the first of the backward pass. Its weights may stay, or be
 # gathered a second time.
 #
 # Autograd would keep each weight for the backward pass, so a real implementation must take the memory away under
 # autograd's hands: FSDP resizes the storage to 0 bytes and back. Here the two passes are functions that you call, and
-# nothing keeps what you let go:
+# nothing keeps what you drop:
 #
 # * `forward(i, whole, x)` runs unit i and returns its output. `whole` is the flat tensor of all its weights.
 # * `backward(i, whole, dy)` returns `(dx, gradient)`, the gradient flat and padded as `whole` is.
 #
-# An example: 2 ranks, two units, all linear. Unit 0 has the weights [2, 3], so rank 0 has [2] and rank 1 has [3]. Unit 1
-# has [5, 7]. For x = 1 the output is 1 · (2 · 5 + 3 · 7) = 31, on a rank that has [2] and [5] only.
+# An example: 2 ranks, two units, all linear. Unit 0 has the weights [2, 3], so rank 0 has [2] and rank 1 has [3]. Unit
+# 1 has [5, 7]. For x = 1 the output is 1 · (2 · 5 + 3 · 7) = 31, on a rank that has [2] and [5] only.
 #
 # **Exercise.** Run all units forward from the first to the last, call `gradient_of(y)` with the output of the last one,
 # and run all units backward. Return y and, for each unit, this rank's shard of the gradient, summed over `group`. The
-# gradient of unit i leaves as soon as it is there, and travels while unit i-1 runs backward; when a unit runs backward, at
-# most one gradient is on its way.
+# gradient of unit i leaves as soon as it is there, and travels while unit i-1 runs backward; when a unit runs backward,
+# at most one gradient is on its way.
 
 # %%
 # %%exercise gather_on_use
@@ -591,8 +595,9 @@ check("gather_on_use")
 #
 # * torch's `DistributedDataParallel`, and FSDP1's `NO_SHARD`: nothing.
 # * `ZeroRedundancyOptimizer`, Megatron's `--use-distributed-optimizer`, which is its strategy `optim`: Adam's state.
-# * Megatron's `optim_grads`: Adam's state and gradients. FSDP1's `SHARD_GRAD_OP`: the same, as far as a pass goes:
-#   weights are gathered once and stay until the backward pass has ended.
+# * Megatron's `optim_grads`: Adam's state and gradients.
+# * FSDP1's `SHARD_GRAD_OP`: Adam's state and gradients, too. Between two steps the weights are shared out as well. They
+#   are gathered once, before the forward pass, and stay whole until the backward pass has ended.
 # * Megatron's `optim_grads_params`, FSDP1's `FULL_SHARD`, FSDP2's `fully_shard`: weights, too.
 # * DeepSpeed counts as the paper does: `"zero_optimization": {"stage": 1}`.
 #
@@ -643,8 +648,8 @@ def some_ids(rank, number, rows=B):
     return torch.stack(ids, 1)
 
 
-def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B):
-    """The mean loss of all ranks."""
+def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B, part=lambda name: contextlib.nullcontext()):
+    """The mean loss of all ranks; `part(name)` is around a part of the step."""
     ddp.zero_grad_buffer()
     total = torch.zeros(())
     for i in range(microbatches):
@@ -654,7 +659,8 @@ def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B):
             with ddp.backward_pass():
                 loss.backward()
         total += loss.detach()
-    tokens = finalize_model_grads(ddp, mesh, torch.tensor(float(microbatches * rows * S)))
+    with part("the sum of gradients"):
+        tokens = finalize_model_grads(ddp, mesh, torch.tensor(float(microbatches * rows * S)))
     optimizer.step()
     return (all_reduce(total, mesh.dp) / tokens).item()
 
@@ -704,7 +710,7 @@ for name, switch in RUNS.items():
     mesh, ddp, optimizer = build(switch, params_dtype="bf16")
     held = {**ddp.held(), **optimizer.held()}
     with Tracker(held) as tracker:
-        one_step(mesh, ddp, optimizer, 0, 4)
+        one_step(mesh, ddp, optimizer, 0, 4, part=tracker.phase)
     samples = [(s.seconds, dict(s.owners), s.where) for s in tracker.samples] if rank == 0 else []
     found[name] = lasting(held), samples
     if name == "stage 0":
@@ -741,26 +747,40 @@ for name in predicted:
 stage_bars(predicted, measured, title="What lasts from step to step, one of four ranks")
 
 # %% [markdown]
-# And the whole step, every stage on one scale. Follow the gradients: in stage 0 and 1 they are there from the beginning
-# to the end. In stages 2 and 3 only shards last, and the buckets that come and go stand above them as *communication*.
-# In stage 3 the gathered weights of units are part of it, forward and backward, in each of the four microbatches. So a
-# peak falls by less than what lasts: two layers, embedding and output layer are whole for a while. The x axis counts
-# changes of memory and not time: where more messages come and go a microbatch is wider. What FSDP2 gathers belongs to
-# torch; the tracker does not know its owner and calls it *workspace*.
+# And the whole step, every stage on one scale. A black triangle marks the fullest moment. Follow the gradients: in
+# stage 0 and 1 they are there from the beginning to the end. In stages 2 and 3 only shards last, and the buckets that
+# come and go stand above them as *communication*. In stage 3 the gathered weights of units are part of it, forward and
+# backward, in each of the four microbatches. The x axis counts changes of memory and not time: where more messages come
+# and go a microbatch is wider. What FSDP2 gathers belongs to torch; the tracker does not know its owner and calls it
+# *workspace*.
 
 # %%
 from minimegatron.memory import Sample
 from minimegatron.viz.memory import curves
 
 runs = {name: [Sample(*sample) for sample in samples] for name, (_, samples) in memories[0][1].items()}
-curves(runs, title="One step of four microbatches, rank 0")
+display(curves(runs, title="One step of four microbatches, rank 0"))
+for name, samples in runs.items():
+    last, top = sum(memories[0][1][name][0].values()), max(samples, key=lambda sample: sample.total)
+    where = top.where or "a microbatch"
+    print(f"{name:7}   peak {(top.total - last) / 2**20:3.1f} MiB above what lasts, in {where}")
 
 # %% [markdown]
+# In stages 0 and 1 the peak is the spike near the end, *workspace* again: the moment in which gradients are summed.
+# Here ranks of one machine share memory. In the all-reduce of stage 0 a rank has the gradients of the three others
+# before it, whole, and adds them up. The reduce-scatter of stage 1 needs its own quarter of each, so the spike is a
+# quarter as high. (Rings on GPUs need buffers of some MiB, whatever the size of the gradient.)
+#
+# In stages 2 and 3 buckets are summed one by one, and the peak is in a microbatch. Part of it is shared out in no
+# stage: activations, a bucket or two, and in stage 3 the weights that are whole for a while, of two layers, the
+# embedding and the output layer. So from stage 2 to stage 3 the peak falls by a smaller part than what lasts.
+#
 # ### Bytes on the wire
 #
-# The same four ranks, and your `bytes_sent` beside what is counted: every message that the package asks for, with what a
-# ring sends for it. (Over gloo, which carries messages between CPUs, the package sends each part straight to the rank
-# that needs it; these are as many bytes.) Embedding and output layer belong to no unit; they stay from the forward to
+# The same four ranks, and your `bytes_sent` beside what is counted: every message that the package asks for, with what
+# a ring sends for it. (Between CPUs the package itself makes no rings. In a reduce-scatter and an all-gather it sends
+# each part straight to the rank that needs it: as many bytes. The all-reduce of stage 0 goes through memory that the
+# ranks share.) Embedding and output layer belong to no unit; they stay from the forward to
 # the backward pass of a microbatch, in the package as in FSDP2, so for them `kept` holds.
 
 # %% jupyter={"source_hidden": true}
@@ -799,16 +819,20 @@ report(found)
 # Where weights and gradients have 4 bytes each, stages 0, 1 and 2 send the same, and stage 3 nearly 1.5 times as much:
 # embedding and output layer are not gathered a second time. Where weights have 2 bytes, stages 1 and 2 send less than
 # plain data parallelism, and stage 3 about the same: an all-gather of weights is half of a reduce-scatter of gradients.
-# With two microbatches stage 2 sends one more reduce-scatter, and stage 3 sends everything twice. FSDP2 sends what stage 3
-# sends: it is the same algorithm.
+# With two microbatches stage 2 sends one more reduce-scatter, and stage 3 sends everything twice. FSDP2 sends what
+# stage 3 sends: it is the same algorithm.
 #
 # ### Reduce-scatters beside the backward pass
 #
-# Your `GradientShards` on two ranks, eight layers of a matrix 512 × 512 and a bucket for each, above a program that waits
-# for each bucket as soon as it has left. Each is the best of five backward passes. Layer 7 goes back first, and b0 is
-# its bucket. The bar of a bucket begins when it leaves and ends with the wait for it: so much time the network may take
-# without holding anything up, whether it needs it or not. Only the last bucket has no layer to hide behind. Between two
-# CPUs the whole pass may take as long either way: moving bytes takes time from the cores that compute.
+# Your `GradientShards` on two ranks, eight layers of a matrix 512 × 512 and a bucket for each, above a program that
+# waits for each bucket as soon as it has left. Each is the best of five backward passes. Layer 7 goes back first, and
+# b0 is its bucket.
+#
+# A bucket's bar begins when the bucket leaves. It ends when the rank has waited for it. The bucket may have arrived
+# long before; the bar shows how much time it was *given*. What the rank really loses are its waits, hatched in a row of
+# their own. Your last bucket has no layer to hide behind. The number beside a name is the time of the whole pass. Here
+# it may be the same either way, and yours may even be slower: between two CPUs the cores that compute also move the
+# bytes. On GPUs the network card moves them.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs reduce_early --name early --timeout 120 --out early
@@ -869,12 +893,12 @@ def timed_backward(kind):
     for i, w in enumerate(weights):
         h = Layer.apply(h, w, f"layer {i}")
     dist.barrier()
-    with trace.record(rank) as log, travels(rank, "dp") as messages:
+    with trace.record(rank) as log, travels(rank, "dp", waits=True) as messages:
         h.sum().backward()
         shards = reducer.finish()
-    sent = sorted(messages, key=lambda e: e.start)
-    layers = [(e.name, e.kind, e.start, e.end) for e in log.events if e.kind == "compute"]
-    return layers + [(f"b{n}", "comm", e.start, e.end) for n, e in enumerate(sent)], shards
+    sent = sorted((e for e in messages if e.kind == "comm"), key=lambda e: e.start)
+    others = [(e.name, e.kind, e.start, e.end) for e in [*log.events, *messages] if e.kind in ("compute", "wait")]
+    return others + [(f"b{n}", "comm", e.start, e.end) for n, e in enumerate(sent)], shards
 
 
 ways = {"your GradientShards": GradientShards, "waits at once": AtOnce}
@@ -891,21 +915,29 @@ report(best)
 
 # %%
 # %%needs reduce_early
+import dataclasses
+
 from minimegatron.trace import Event
 from minimegatron.viz.timeline import beside, hidden_share
 
 passes = {way: [Event(name, kind, 0, *when) for name, kind, *when in events] for way, events in early[0].items()}
-print("yours hides some of its communication:", hidden_share(passes["your GradientShards"]) > 0)
-print("waiting at once hides nothing:", hidden_share(passes["waits at once"]) == 0)
-display(beside(passes, title="One backward pass of eight layers, rank 0"))
+print("yours computes while buckets are on their way:", hidden_share(passes["your GradientShards"]) > 0)
+print("waiting at once computes nothing meanwhile:", hidden_share(passes["waits at once"]) == 0)
+named = {}
+for way, events in passes.items():
+    whole = max(e.end for e in events) - min(e.start for e in events)
+    waits = sum(e.seconds for e in events if e.kind == "wait")
+    label = f"{way}: {1e3 * whole:.0f} ms, of which it waits {1e3 * waits:.0f} ms"
+    named[label] = [dataclasses.replace(e, kind="on its way" if e.kind == "comm" else e.kind) for e in events]
+display(beside(named, title="One backward pass of eight layers, rank 0"))
 
 # %% [markdown]
 # ### Gathers beside computation
 #
-# Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, above a program that asks for a unit's weights
-# when it needs them and waits for each message at once. Each is the best of five passes. A pale message is hidden behind
-# computation, a dark one kept the rank waiting. Your first gather has nothing to hide behind; on a busy machine others
-# may be late too.
+# Your `forward_backward` on two ranks, eight units of a matrix 512 × 512, above a program that asks for a unit's
+# weights when it needs them and waits for each message at once. Each is the best of five passes. A pale message is
+# hidden behind computation, a dark one kept the rank waiting. Your first gather has nothing to hide behind; on a busy
+# machine others may be late too.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --needs gather_on_use --name timed --timeout 120 --out timed
@@ -990,8 +1022,8 @@ gather_timelines(timed[0], axes=("dp",), title="Eight units forward and backward
 # colleague has added clipping to the sharded optimizer, after the reduce-scatter: "There each number exists once, so
 # nothing is counted twice." It has a bug. Leave the folded cell folded, and find the bug from what it leaves behind.
 #
-# The cell trains with it on four ranks, forty steps, beside the serial twin. The limit is 0.04, so small that every step
-# is clipped. It reports each rank's clipped part of the first step's gradient, and the twin's clipped gradient, as
+# The cell trains with it on four ranks, forty steps, beside the serial twin. The limit is 0.04, so small that every
+# step is clipped. It reports each rank's clipped part of the first step's gradient, and the twin's clipped gradient, as
 # `evidence`.
 
 # %% jupyter={"source_hidden": true}
@@ -1076,13 +1108,18 @@ report(found)
 #
 # *What* was done to the gradient? Write the tool that says it: compare each rank's part with that part of the twin's.
 #
-# **Exercise.** For each rank the factor by which its part is off, 1.0 where it is right. ‖·‖ is the norm of a *whole* part,
-# as in `.norm()`. A part is right if ‖got - want‖ ≤ 10⁻³ ‖want‖. Else its factor is a number with ‖got - factor · want‖ ≤
-# 10⁻³ ‖factor · want‖; `nan` if there is none. `got` are the parts of all ranks, of equal length. Together they may be
-# longer than `want` by the padding, for which 0 is right; any other number there is an error as in each other element.
+# **Exercise.** For each rank the factor by which its part is off. ‖·‖ is the norm of a *whole* part, as in `.norm()`.
 #
-# For example, want = [1, 2, 3] and got = [[1, 2], [1.5, 0]] has the factors 1 and 0.5. And [4, 0.001] for [4, 0] is right:
-# the error's norm is 0.001, and the norm of the part is 4.
+# 1. A part is right if ‖got - want‖ ≤ 10⁻³ ‖want‖. Its factor is 1.0.
+# 2. Another part may be nearly a multiple of what it should be. Its factor is the number for which
+#    ‖got - factor · want‖ ≤ 10⁻³ ‖factor · want‖.
+# 3. If there is no such number, the factor is `nan`.
+#
+# `got` are the parts of all ranks, of equal length. Together they may be longer than `want`. What is longer is padding,
+# for which 0 is right; any other number there is an error as in each other element.
+#
+# For example, want = [1, 2, 3] and got = [[1, 2], [1.5, 0]] has the factors 1 and 0.5. And [4, 0.001] for [4, 0] is
+# right: the error's norm is 0.001, and the norm of the part is 4.
 
 # %%
 # %%exercise suspects
@@ -1120,9 +1157,9 @@ for r, (factor, one) in enumerate(zip(factors, evidence)):
 print(f"norm of the twin's gradient: {evidence[0]['twin_norm']:.3f}")
 
 # %% [markdown]
-# Every rank is off by a factor of its own. The factor times the norm of the rank's shard is the same number on all ranks,
-# the twin's norm. So each rank has divided by the norm of *its own shard*, in place of the norm of the whole gradient.
-# The colleague's function, `group` unused:
+# Every rank is off by a factor of its own. The factor times the norm of the rank's shard is the same number on all
+# ranks, the twin's norm. So each rank has divided by the norm of *its own shard*, in place of the norm of the whole
+# gradient. The colleague's function, `group` unused:
 #
 # ```python
 # def clip(shards, max_norm, group=None):
@@ -1137,10 +1174,11 @@ print(f"norm of the twin's gradient: {evidence[0]['twin_norm']:.3f}")
 # fine. What clipping is for, a step with an unusual gradient, it no longer does: the rank that has the unusual part
 # scales it down, and the others do not.
 #
-# **Exercise.** Repair it. The shards of all ranks of `group` together are one gradient. Return its norm. Where the norm is
-# larger than `max_norm`, scale the shards of this rank in place, so that the whole gradient has the norm `max_norm`. For
-# example: rank 0 has the shards [3] and [0], rank 1 has [0] and [4]. The norm is 5 on both ranks. All ranks have equally
-# many shards, one for each bucket; a shard may have no element, and on some rank none may have any.
+# **Exercise.** Repair it. The shards of all ranks of `group` together are one gradient. Return its norm. Where the norm
+# is larger than `max_norm`, scale the shards of this rank in place, so that the whole gradient has the norm `max_norm`.
+# For example: rank 0 has the shards [3] and [0], rank 1 has [0] and [4]. The norm is 5 on both ranks. All ranks have
+# equally many shards, one for each bucket; a shard may have no element, and on some rank none may have any. A real
+# model has hundreds of buckets, so communicate once, not once for each shard.
 
 # %%
 # %%exercise clip
@@ -1164,8 +1202,8 @@ def clip(shards: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup |
 check("clip")
 
 # %% [markdown]
-# (With tensor parallelism one more thing: some parameters are whole on every tp rank. Their squares must count once, and
-# not on each rank.)
+# (With tensor parallelism one more thing: some parameters are whole on every tp rank. Their squares must count once,
+# and not on each rank.)
 #
 # ### Train
 #
@@ -1302,21 +1340,23 @@ for r, (_, owned, state, parameters) in enumerate(run):
 # | size of a bucket | `--ddp-bucket-size` | `reduce_bucket_size`, `allgather_bucket_size` | the unit itself |
 # | reduce-scatter while backward runs | `--overlap-grad-reduce` | `overlap_comm` | always |
 # | weights of the next unit travel meanwhile | `--overlap-param-gather` | `stage3_prefetch_bucket_size` | FSDP1's `forward_prefetch`, `backward_prefetch`; FSDP2's `set_modules_to_forward_prefetch` |
-# | weights are kept for the backward pass | | small ones: `stage3_param_persistence_threshold` | `reshard_after_forward=False` |
+# | weights are kept from forward to backward | | | `reshard_after_forward=False` |
+# | small parameters are not shared out at all | | `stage3_param_persistence_threshold` | FSDP2's `ignored_params` |
 #
-# **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. The `ranks` are spread evenly over `machines`. Return
-# a dict:
+# **Exercise.** Numbers for a cluster, 2 + 2 + 12 bytes a parameter. The `ranks` are spread evenly over `machines`.
+# Return a dict:
 #
-# * `stage`: the lowest stage whose weights, gradients and state fit into `gigabytes` · 10⁹ bytes on each of `ranks` ranks;
-#   -1 if none does;
+# * `stage`: the lowest stage whose weights, gradients and state fit into `gigabytes` · 10⁹ bytes on each of `ranks`
+#   ranks (what just fits, fits); -1 if none does;
 # * `ranks_for_stage_1`: the fewest ranks on which stage 1 fits; 0 if it never does;
-# * `stage_2_over_stage_1` and `stage_3_over_stage_1`: bytes sent in a step of `microbatches`, weights and gradients of 2
-#   bytes each, every weight gathered twice in stage 3;
-# * `between_machines`: HSDP with shards over the ranks of one machine: the bytes of gradients that a rank sends to other
-#   machines in a step, in one all-reduce as a ring;
-# * `stages`: a list: for each of `names`, in their order, the stage of ZeRO that it is. Possible names: `torch DistributedDataParallel`, `FSDP1
-#   NO_SHARD`, `Megatron --use-distributed-optimizer`, `Megatron optim`, `torch ZeroRedundancyOptimizer`, `Megatron
-#   optim_grads`, `FSDP1 SHARD_GRAD_OP`, `Megatron optim_grads_params`, `FSDP1 FULL_SHARD`, `FSDP2 fully_shard`.
+# * `stage_2_over_stage_1` and `stage_3_over_stage_1`: bytes sent in a step of `microbatches`, weights and gradients of
+#   2 bytes each, every weight gathered twice in stage 3;
+# * `between_machines`: HSDP with shards over the ranks of one machine: the bytes of gradients that a rank sends to
+#   other machines in a step, in one all-reduce as a ring;
+# * `stages`: a list: for each of `names`, in their order, the stage of ZeRO that it is. Possible names: `torch
+#   DistributedDataParallel`, `FSDP1 NO_SHARD`, `Megatron --use-distributed-optimizer`, `Megatron optim`, `torch
+#   ZeroRedundancyOptimizer`, `Megatron optim_grads`, `FSDP1 SHARD_GRAD_OP`, `Megatron optim_grads_params`, `FSDP1
+#   FULL_SHARD`, `FSDP2 fully_shard`.
 
 # %%
 # %%exercise answers
@@ -1371,7 +1411,7 @@ progress()
 # Megatron pads more than you did: a parameter starts at a multiple of 64 elements, a bucket ends at a multiple of 128,
 # and of D, so that every bucket begins at a multiple of 256 bytes, where a GPU reads well.
 #
-# Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Zhao et al. 2023, FSDP (arXiv 2304.11277); Loshchilov and Hutter 2017,
-# AdamW (arXiv 1711.05101).
+# Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054); Zhao et al. 2023, FSDP (arXiv 2304.11277); Loshchilov and Hutter
+# 2017, AdamW (arXiv 1711.05101).
 #
 # Next: lab 07, kernels, flash attention and FP8.

@@ -28,6 +28,13 @@ WRONG: dict[str, list[Edit]] = {
             told="Off by one stage",
         ),
         Edit("parameters * optimizer", "parameters * 12"),
+        Edit(
+            "optimizer / (ranks if stage >= 1 else 1)",
+            "optimizer if stage < 1 else parameters // ranks * optimizer",
+            ("gradient / (ranks if stage >= 2 else 1)", "gradient if stage < 2 else parameters // ranks * gradient"),
+            ("weight / (ranks if stage >= 3 else 1)", "weight if stage < 3 else parameters // ranks * weight"),
+            told="Do not round",
+        ),
         Edit("parameters * gradient", "parameters * weight"),
     ],
     "bytes_sent": [
@@ -106,7 +113,19 @@ WRONG: dict[str, list[Edit]] = {
         Edit("if self.missing[n] == 0", "if self.missing[n] == 0 and n + 1 < len(self.buckets)"),
         Edit("return shards", "return [s / dist.get_world_size(self.group) for s in shards]", told="do not average"),
         Edit("group=self.group, async_op", "async_op"),
-        Edit("        work.wait()\n", ""),
+        Edit("        work.wait()\n", "", told="never waits for its reduce_scatter"),
+        # gradients stay on their parameters until a bucket is full
+        Edit(
+            "        self.open(n)[at : at + p.numel()] = p.grad.flatten()\n        p.grad = None\n",
+            "        self.kept.setdefault(n, []).append((at, p))\n",
+            (
+                "        whole = self.open(n)\n",
+                "        whole = self.open(n)\n        for at, p in self.kept.pop(n, []):\n"
+                "            whole[at : at + p.numel()] = p.grad.flatten()\n            p.grad = None\n",
+            ),
+            ("        self.begin()\n\n", "        self.kept = {}\n        self.begin()\n\n"),
+            told="holds",
+        ),
         Edit("        self.begin()\n        return shards", "        return shards"),
         Edit(
             "            if n not in self.shards:\n                self.send(n)\n",
@@ -134,6 +153,12 @@ WRONG: dict[str, list[Edit]] = {
             told="keeps",
         ),
         Edit(_GATHER, "pass", told="still old"),
+        Edit(
+            _GATHER,
+            "whole = torch.empty_like(self.weights)\n        "
+            "dist.all_gather_into_tensor(whole, self.own.clone(), group=self.group)\n        self.weights = whole",
+            told="is not in `weights`",
+        ),
         Edit(" / (1 - b2**self.t)", "", (" / (1 - b1**self.t)", ""), told="begin at 0"),
         Edit("        self.t += 1\n", "        self.t = 1\n", told="stays 1"),
         Edit("for start, stop in self.decay:", "for start, stop in [(0, len(self.own))]:", told="must not"),
@@ -285,6 +310,18 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("square.sqrt()", "square", told="square of the norm"),
         Edit(".clamp(max=1.0)", "", told="never makes it longer"),
+        Edit("(max_norm / (norm + 1e-6)).clamp(max=1.0)", "max_norm / norm", told="never makes it longer"),
+        Edit("    return norm", "    return norm.clamp(max=max_norm)", told="the norm after clipping"),
+        Edit(
+            "    dist.all_reduce(square, group=group)\n",
+            "",
+            (
+                "square = torch.stack([shard.square().sum() for shard in shards]).sum()",
+                "squares = [shard.square().sum() for shard in shards]\n    for one in squares:\n"
+                "        dist.all_reduce(one, group=group)\n    square = torch.stack(squares).sum()",
+            ),
+            told="sum them over the ranks once",
+        ),
         Edit("shard *= (max_norm / (norm + 1e-6)).clamp(max=1.0)", "pass", told="not scaled"),
         Edit("group=group", "group=None"),
         Edit("shard *= ", "shard = shard * ", told="not scaled"),
@@ -302,6 +339,16 @@ WRONG: dict[str, list[Edit]] = {
             "for stage in range(4) if held[stage] <= room), -1)",
             "for stage in range(4) if held[stage] <= room), -2) + 1",
             told="from 0",
+        ),
+        Edit("held[stage] <= room", "held[stage] < room", told="What just fits, fits"),
+        Edit("gigabytes * 1e9", "gigabytes * 2**30", told="not 2³⁰"),
+        Edit("3 * microbatches / 2", "float(microbatches)", told="you count one gather"),
+        Edit("3 * microbatches / 2", "(microbatches + 2) / 2", told="that is not twice a step"),
+        Edit(
+            "2 * parameters / (ranks // machines)",
+            "2 * parameters / machines",
+            ("2 * (machines - 1) / machines", "2 * (ranks // machines - 1) / (ranks // machines)"),
+            told="have changed places",
         ),
         Edit("math.ceil(12", "math.floor(12", told="round up"),
         Edit("12 * parameters / left", "16 * parameters / room", told="12 of the 16"),

@@ -81,6 +81,9 @@ region_map((9, 6), {"written by 4 ranks": four, "read by 3 ranks": three}, ("wha
 #
 # $$\frac{S}{T} + \frac{T}{2F}$$
 #
+# (Each failure costs a restart, too: to notice it, find other machines, load, warm up. With R seconds for all of it R/F
+# more is lost. No interval changes that, so it is not in the formula, nor in `lost`.)
+#
 # An example: 2·10⁹ parameters are 28 GB. 7 ranks that write 1 GB a second each need 4 seconds. A GPU fails once in 14
 # hours, 7 of them once in 2 hours, 7200 seconds. A run that saves every 240 seconds loses 4/240 + 240/14400 = 1/60 +
 # 1/60 of the time. This is the best interval: a shorter one saves too often, with a longer one failures undo too
@@ -124,6 +127,7 @@ run = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, 600)
 guessed("hours", run["between_failures"] / 3600, "hours between two failures")
 print(f"{run['bytes'] / 1e12:.2f} TB, a save takes {run['seconds']:.1f} s;",
       f"the best interval is {run['best'] / 60:.1f} min")  # fmt: skip
+print(f"restarts of 10 min each, whatever the interval: {600 / run['between_failures']:.1%} more")
 for every in (60, 240, 600, 3600):
     lost = costs(405_000_000_000, 16_384, 2000 / 16_384, 50_000, every)["lost"]
     print(f"a save every {every / 60:4.0f} min: {lost:5.1%} of the time is lost")
@@ -308,12 +312,19 @@ crash_map({"in place": crashes(in_place)})
 # folder does not hold exactly the files that were saved. (It does not take an older checkpoint instead: hours of
 # training would be lost without a message.) Second: it ignores names that begin with a dot.
 #
-# **Exercise.** Write a new checkpoint. (1) Wherever the program dies or the power fails, every folder in the root
-# whose name does not begin with a dot is a `step-N` with exactly the files of one save. (2) As soon as the function
-# has returned, the new checkpoint survives a power cut. (3) Older checkpoints stay. (4) When the function has
-# returned, no name begins with a dot: it removes what an earlier save left when it died, of whatever step. One
-# process saves at a time, and `step` is larger than every step in the root. The check kills your function at each of
-# its changes (fsync is one), then saves a later step, and looks at everything that a power cut could leave.
+# **Exercise.** Write a new checkpoint.
+#
+# 1. The program may die, or the power fail, at any moment. Look at the names in the root that do not begin with a dot:
+#    each is a folder `step-N`, and it has exactly the files of one save.
+# 2. As soon as the function has returned, the new checkpoint survives a power cut.
+# 3. Older checkpoints stay.
+# 4. When the function has returned, no name begins with a dot: it removes what an earlier save left when it died, of
+#    whatever step.
+#
+# One process saves at a time, and `step` is larger than every `step-N` in the root. The check kills your function at
+# each of its changes (fsync is one). Then another program saves: the next step; or the *same* step once more. That is
+# the usual case: a run that has died while it saved step 20 goes on from step 10, and reaches step 20 again. After each
+# change the check looks at everything that a power cut could leave.
 
 # %%
 # %%exercise save_checkpoint
@@ -427,8 +438,17 @@ check("resume")
 #     k_proj   k0 k1                               group 0     | group 1
 #     v_proj   v0 v1                               rank 0 of 2 | rank 1 of 2
 #
-# Each letter stands for the rows of one head; biases are packed as the rows of their weights. The MLP's gate and up
-# become one matrix, `linear_fc1`, the gate above up.
+# Each letter stands for the rows of one head; biases are packed as the rows of their weights.
+#
+# The MLP's gate and up become one matrix, `linear_fc1`, the gate above up. Here a rank's part is *not* consecutive
+# rows: the first half of them would be all of the gate. So tensor parallelism cuts each of the two, and a rank has its
+# part of the gate above its part of up. A converter that cuts `linear_fc1` in one piece makes a classic bug, which no
+# shape shows:
+#
+#     whole      g0 g1 g2 g3 | u0 u1 u2 u3
+#     rank 0     g0 g1 | u0 u1                rank 1     g2 g3 | u2 u3
+#
+# In this exercise there is one rank.
 #
 # | Qwen2's, with `model.layers.0.` before it | ours, with `decoder.layers.0.` before it |
 # |---|---|
@@ -446,10 +466,13 @@ check("resume")
 # | `model.norm.weight` | `decoder.final_layernorm.weight` |
 # | `lm_head.weight`, where it is not tied to the embedding | `output_layer.weight` |
 #
-# **Exercise.** Return their tensors under our names, packed as above. The layers of a model are numbered 0, 1, 2, ...
-# without a gap. Either all layers have biases of q, k and v, or none has. If `theirs` has a tensor that the tables do
-# not have, or lacks one, it is a model of another kind, and what you converted would compute something else: raise a
-# `ValueError` whose text has the name of that tensor, as Hugging Face spells it.
+# **Exercise.** Return their tensors under our names, packed as above.
+#
+# Check that it is such a model. The layers are numbered 0, 1, 2, ... without a gap. All layers have biases of q, k and
+# v, or none has. No tensor is missing, and there is none that the tables do not have. Otherwise what you convert
+# computes something else: raise a `ValueError`. Its text has the name of the tensor that is missing, or does not belong
+# there, as Hugging Face spells it. (Do not read from *one* name how many layers there are, or whether there are biases:
+# it may be the one that is missing.)
 
 # %%
 # %%exercise from_hf
@@ -571,12 +594,13 @@ for r, (right, loaded) in enumerate(read):
 #
 # Your save runs again, on real files, in a process of its own. The first process dies at its first change of the
 # disk; the next one, in a fresh folder, at its second change; and so on. At a write it can die twice: before the
-# write, and when half of the bytes are written. After each death the folder is read, and another process saves the
-# next step.
+# write, and when half of the bytes are written. After each death the folder is read. Then another process saves step 20
+# again, where it is not there, and one saves step 30.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 1 --needs save_checkpoint --name killed --timeout 120
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -609,20 +633,25 @@ def whole(root):
     return steps
 
 
-deaths, found, then = 0, set(), set()
+deaths, found, again, then = 0, set(), set(), set()
 with tempfile.TemporaryDirectory() as folder:
+    before = Path(folder) / "before"
+    before.mkdir()
+    program(before, 10)
     for at in range(1, 200):
         root = Path(folder) / str(at)
-        root.mkdir()
-        program(root, 10)
+        shutil.copytree(before, root)
         if program(root, 20, at):
             break
         deaths += 1
         found.add(tuple(whole(root)))
+        if 20 not in whole(root):
+            again.add(program(root, 20) and whole(root) == [10, 20])
         program(root, 30)
         then.add((30 in whole(root), any(path.name.startswith(".") for path in root.iterdir())))
 print("it died at every place where it changes the disk:", deaths >= 8)
 print("steps found after a death:", sorted(found))
+print("then step 20 can be saved again:", again == {True})
 print("after the next save: step 30 is there, nothing hidden is left:", then == {(True, False)})
 
 # %% [markdown]
@@ -830,8 +859,9 @@ for layer in range(4):
 
 # %% [markdown]
 # Layers 1 and 2 have changed places. torch's optimizer numbers its parameters in the order in which it was given them,
-# and its state dict knows nothing but these numbers. Every layer has the same shapes, so nothing failed. The colleague
-# restored the state *by position*.
+# and its state dict, as the colleague builds it, knows nothing but these numbers. (Given `named_parameters()`, an
+# optimizer of torch 2.6 or later also stores `param_names`; `load_state_dict` goes by position all the same.) Every
+# layer has the same shapes, so nothing failed. The colleague restored the state *by position*.
 #
 # **Exercise.** Repair it. `state` is the part `state` of an optimizer's state dict: {number: averages}, where the
 # number is a place in `saved_names`. Return the same averages for an optimizer whose parameters come in the order of
@@ -865,7 +895,8 @@ print(f"steps whose loss is that of the run without a stop, to the bit: {sum(sam
 
 # %% [markdown]
 # minimegatron's checkpoints hold no such numbers: each average is a tensor of its own, with regions, and its name is
-# `optimizer.exp_avg.` with the name of the parameter after it.
+# `optimizer.exp_avg.` with the name of the parameter after it. torch's own repair has the names, too:
+# `get_optimizer_state_dict` and `set_optimizer_state_dict` of `torch.distributed.checkpoint.state_dict`.
 #
 # ## 7 · Explain
 #
@@ -895,8 +926,10 @@ print(f"steps whose loss is that of the run without a stop, to the bit: {sum(sam
 #    another order, so they differ in the last bits. The order of the samples over the whole run must be the
 #    same.</details>
 # 7. *Why safetensors, and not `torch.save`?*
-#    <details><summary>answer</summary>A pickle runs code while it is read. A safetensors file is a table of names,
-#    shapes and places, and then numbers: nothing is executed, and one box can be read without the rest.</details>
+#    <details><summary>answer</summary>A pickle may run any code while it is read. Since version 2.6 `torch.load` has
+#    `weights_only=True` by default, which allows a few types only; older versions, and `weights_only=False`, run
+#    everything. A safetensors file is a table of names, shapes and places, and then numbers: nothing is executed, and
+#    one box can be read without the rest.</details>
 # 8. *Which numbers show a wrong converter?*
 #    <details><summary>answer</summary>Logits, compared with the other program on the same text. Shapes do not:
 #    gate and up have the same shape, and so have k and v. A loss shows only a large mistake: one bias in the wrong

@@ -89,8 +89,9 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)"),
         Edit("+ first - c0\n", "\n"),
-        Edit("raise ValueError(", "print("),
+        Edit("raise ValueError(", "print(", told="never stored | what was in memory"),
         Edit("filled < found.numel()", "filled == 0"),
+        Edit("if first >= last:", "if False:", told="an empty read"),
         Edit("range(max(top, r0), min(bottom, r1))", "range(top, bottom)"),
         Edit("found[row - top,", "found[row - r0,"),
         Edit("for file, at, ((r0, r1), (c0, c1)) in regions:", "for file, at, ((r0, r1), (c0, c1)) in regions[:1]:"),
@@ -164,6 +165,13 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit('if left.startswith("."):', "if True:", told="older checkpoint"),
         Edit("        disk.fsync(f", '        disk.fsync("")\n        (lambda path: None)(f', told="nothing in"),
+        # a leftover of the same step is in the way of the next try
+        Edit(
+            _CLEAR,
+            "",
+            (_END, _END + "\n" + _CLEAR.rstrip()),
+            told="the same step, saved again, ends in FileExistsError",
+        ),
         Edit(
             "    disk.fsync(staged)\n",
             '    disk.fsync(staged)\n    if f"step-{step - 10}" in disk.names():\n        '
@@ -181,6 +189,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit('    run.data.generator.set_state(state["generator"])\n', "", told="another stream"),
         Edit('    run.model.load_state_dict(state["model"])\n', "", told="weights are not"),
         Edit('"position": run.data.position,', '"position": 0,'),
+        Edit("    return copy.deepcopy({", "    torch.manual_seed(0)\n    return copy.deepcopy({"),
+        Edit(
+            "    return copy.deepcopy({",
+            "    state = torch.get_rng_state()\n    torch.manual_seed(0)\n    return copy.deepcopy({",
+            ('"dropout": torch.get_rng_state()', '"dropout": state'),
+            told="Saving has changed the run itself",
+        ),
         # the order is drawn again from the generator
         Edit(
             'run.data.order = state["order"]',
@@ -225,6 +240,19 @@ WRONG: dict[str, list[Edit]] = {
         Edit("torch.cat([gate, up])", "torch.stack([gate, up], 1).flatten(0, 1)", told="row by row"),
         Edit("    if left:\n", "    if False:\n"),
         Edit('raise ValueError(f"{name} is missing")', "return torch.zeros(1)"),
+        Edit('if "lm_head.weight" in left:', "if True:", told="is tied to the embedding there is no lm_head"),
+        # one tensor says what all others have to be
+        Edit(
+            'any(".self_attn.q_proj.bias" in name for name in left)',
+            '"model.layers.0.self_attn.q_proj.bias" in theirs',
+            told="does not have the name of the tensor that is missing",
+        ),
+        Edit(
+            "    layer = 0\n",
+            '    layer, layers = 0, sum(name.endswith("input_layernorm.weight") for name in theirs)\n',
+            ('while any(name.startswith(f"model.layers.{layer}.") for name in left):', "while layer < layers:"),
+            told="does not have the name of the tensor that is missing",
+        ),
         Edit(
             'if "lm_head.weight" in left:',
             "if True:",

@@ -13,8 +13,9 @@ units of the ideal time 3m:
 | `zb_v`         | (p-1)/(6m)           | at most 2p of 1/2 size                         | 2401.10241           |
 | `dualpipe_v`   | (p-1)/(6m)           | at most 2p + 1 of 1/2 size                     | 2412.19437           |
 
-1F1B does not shrink the bubble of GPipe; it bounds memory. Interleaving shrinks it and pays with v times the messages
-and, on the last ranks, more memory. Splitting the backward (`zero_bubble`) fills it with weight gradients.
+1F1B does not shrink the bubble of GPipe; it bounds memory. (Messages are free here. Where they take time it waits for
+two of them in every microbatch, GPipe only while it fills and drains.) Interleaving shrinks it and pays with v times
+the messages and, on the last ranks, more memory. Splitting the backward (`zero_bubble`) fills it with weight gradients.
 
 Interleaved 1F1B runs through one table of T = v*m slots, the same on every rank: microbatches go in groups of N
 (default p), and a group passes chunk 0, then chunk 1, and so on. Forward slot k is `table[k]`; backward slot k is the

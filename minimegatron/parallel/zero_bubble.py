@@ -21,7 +21,9 @@ computed where it entered, its backward can begin there at once, and rank 0 is t
 
 `dualpipe_v` is the half of DeepSeek-V3's DualPipe that needs no second copy of the weights. Its steady state is pairs
 (F of one chunk, B of the other) in which the communication of the one hides behind the computation of the other. The
-executor runs a pair one after the other, so here it shows its order and its memory.
+executor runs a pair one after the other, so here it shows its order and its memory. Where a pair runs as one unit, as
+DeepSeek counts it, F's output leaves when both are done, and the excess is p-1: it pays where that unit is shorter than
+F + B, because messages are hidden.
 
 Dropping a whole microbatch from a valid schedule leaves it valid (every dependency is between actions of one
 microbatch), which is how the V-shaped ones serve fewer microbatches than their warm-up wants.

@@ -22,7 +22,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.viz.picture import FAINT, INK, PAPER, Picture, hatch, new_figure, rank_colours, styled
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.buckets import BufferLayout
+    from minimegatron.parallel.buckets import BufferLayout, Span
 
 WIDTH, LETTER, LINE = 9.5, 0.075, 0.16  # inches: of the strip, of a letter, between names that stand side by side
 
@@ -44,7 +44,10 @@ def buffer_strip(layout: BufferLayout, names: Sequence[str] = (), *, title: str 
             f"{len(names)} names for {len(layout.params)} parameters in {layout.total} elements",
             fix="give one name for each parameter of a buffer that has some",
         )
-    longest = max(map(len, names))
+    longest = max(
+        (len(name) for name, place in zip(names, layout.params, strict=True) if not _fits(name, place, layout)),
+        default=0,
+    )  # fmt: skip  of those above the strip
     with styled():
         figure = new_figure(WIDTH + 0.6, 1.9 + LETTER * longest, title)
         axes = figure.subplots()
@@ -100,13 +103,18 @@ def _strip(axes: Axes, layout: BufferLayout) -> None:
         axes.add_patch(Rectangle((place.start, 0), place.size, 1, fill=False, edgecolor=INK, linewidth=0.9))
 
 
+def _fits(name: str, place: Span, layout: BufferLayout) -> bool:
+    """Whether there is room for the name in its box."""
+    return place.size * WIDTH / layout.total > LETTER * len(name) + 0.25
+
+
 def _names(axes: Axes, layout: BufferLayout, names: Sequence[str]) -> None:
     """A name stands in its box where there is room, else above, upright, with a line to its box."""
     per_inch, cut = layout.total / WIDTH, straddling(layout)
     above = []
     for i, place in sorted(enumerate(layout.params), key=lambda item: item[1].start):
         weight = "bold" if i in cut else "normal"
-        if place.size / per_inch > LETTER * len(names[i]) + 0.25:
+        if _fits(names[i], place, layout):
             patch = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
             middle = (place.start + place.stop) / 2
             axes.text(middle, 0.5, names[i], ha="center", va="center", fontsize=8, weight=weight, bbox=patch)

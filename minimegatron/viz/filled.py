@@ -45,7 +45,7 @@ def boxes_filled(
             for i in range(math.ceil(full)):
                 axes.add_patch(Rectangle((i, y), 0.9 * min(1.0, full - i), 0.9, facecolor=colour))
                 axes.add_patch(Rectangle((i, y), 0.9, 0.9, fill=False, edgecolor=INK, linewidth=0.8))
-            boxes = f"{full:.3g} {what}" + ("s" if full > 1 else "")
+            boxes = f"{full:.{2 if full < 1 else 3}g} {what}" + ("s" if full > 1 else "")
             axes.text(math.ceil(full) + 0.4, y + 0.5, f"{amount:g} {unit}: {boxes}", va="center", fontsize=9)
         axes.text(0, ROW * len(need) + 0.1, f"one box: one {what} of {box:g} {unit}", va="center", fontsize=8)
         axes.set_xlim(-5, most + 7)

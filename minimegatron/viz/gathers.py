@@ -102,9 +102,11 @@ def gather_timelines(
             _panel(panel, clock, lanes, rows[name])
             gathers = gathers_of([*lanes["compute"], *lanes["gathers"]], axes)
             waited, spent = (1e6 / divisor * s for s in (sum(g.exposed for g in gathers), _length(gathers)))
-            said = f"gathers: {spent:.3g} {unit} under way, {waited:.3g} {unit} of it exposed"
+            said = f"{waited:.3g} {unit} in waits for gathers, which are {spent:.3g} {unit} under way"
             if name:
-                panel.set_title(f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}; {said}", fontsize=9, loc="left")
+                panel.set_title(
+                    f"{name}: {_seconds(lanes) * 1e6 / divisor:.3g} {unit}, of it {said}", fontsize=9, loc="left"
+                )
             panel.set_xlim(-0.005 * horizon * clock.scale, 1.005 * horizon * clock.scale)
         panels[-1].set_xlabel(f"time in {unit}" + (f"; {said}" if not name else ""))
         looks = [("forward", WORK["F"]), ("backward", WORK["B"]), ("hidden gather", PALE), ("exposed gather", COMM)]

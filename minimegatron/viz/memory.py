@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from minimegatron.memory import Sample
 
 UNITS = ("µs", "ms", "s")
+ACROSS = 3  # panels
 # From the bottom of a stack to its top.
 OWNERS = {
     "parameters": PALETTE[7],
@@ -35,7 +36,7 @@ OWNERS = {
 
 
 def curves(runs: Mapping[str, Sequence[Sample]], *, limit: float | None = None, title: str = "") -> Figure:
-    """One panel a run, all on one scale.
+    """One panel a run, all on one scale, at most three side by side: what is written must be read in a notebook.
 
     Args:
         runs: {name: samples of a `memory.Tracker`, in order}.
@@ -47,14 +48,17 @@ def curves(runs: Mapping[str, Sequence[Sample]], *, limit: float | None = None, 
     """
     stack = _Stack.of(runs, limit)
     with styled():
-        figure = new_figure(1.4 + 2.9 * len(runs), 3.3, title)
-        panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
-        for axes, (name, samples) in zip(panels, runs.items(), strict=True):
+        across, down = min(ACROSS, len(runs)), -(-len(runs) // ACROSS)
+        figure = new_figure(1.4 + 2.9 * across, 0.6 + 2.7 * down, title)
+        panels = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+        for axes in panels[len(runs) :]:
+            axes.set_axis_off()
+        for axes, (name, samples) in zip(panels, runs.items(), strict=False):
             top = stack.draw(axes, range(len(samples)), samples)
             axes.set_title(f"{name}: {bytes_text(top.total)}")
             axes.set_xlabel("moments of a step" + (f"\nfullest: {top.where}" if top.where else ""))
             axes.set_xticks([])
-        stack.legend(figure, panels[:1])
+        stack.legend(figure, panels[: len(runs) : across])
     return figure
 
 

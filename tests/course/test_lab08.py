@@ -9,10 +9,12 @@ import torch
 
 from labkit.exercises import Draw
 from labkit.fresh import Nursery
+from labkit.hbm import Memory
 from labkit.small_run import Run
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.checkpoint.regions import regions
 from minimegatron.comm.mesh import Mesh
+from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import ParamLayout
 from minimegatron.models.decoder import build_model
@@ -70,6 +72,17 @@ def test_a_model_of_transformers_says_the_same_through_the_judges_conversion():
     load_logical(ours, PUBLISHED.converted({n: t.detach() for n, t in theirs.state_dict().items()}, 4, 2))
     ids = torch.arange(20).view(1, 20) * 7 % 128
     torch.testing.assert_close(ours(ids).transpose(0, 1), theirs(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_read_that_cannot_be_is_told_in_numbers() -> None:
+    memory = Memory(shard_0=torch.arange(11.0), table=torch.zeros(3, 2))
+    for (name, first, last), words in {
+        ("shard_0", 9, 12): "shard_0 has 11 numbers; asked for are 9 to 12, the last not included",
+        ("shard_0", 6, 6): "an empty read of shard_0: 6 to 6",
+        ("table", 2, 4): "table has 3 rows; asked for are 2 to 4, the last not included",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            memory.load(name, first, last)
 
 
 def test_every_part_of_the_small_run_changes_what_follows():

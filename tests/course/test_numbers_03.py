@@ -79,8 +79,8 @@ def _numbers() -> list[str]:
         f"So B returns dx = ({1 - y * y:.2f}, {1 - y * y:.2f}), and W adds {1 - y * y:.2f} to each of the four entries",
         f"Its list is {c[0]} {c[1]}, {c[2]} {c[3]} {c[4]}, {c[5]} {c[6]} {c[7]}, and {c[8]} at the end.",
         f"then both return ({tied[0][0]}, {tied[0][1]})",
-        f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1]), GRADIENTS._BASIS)}.",
-        "of the gradients (1, 0, 0), (-2, 1, 0) and (1, 1, 1)",
+        f"so the answer is {GRADIENTS.survivors(torch.tensor([2.0, 1, 1, 0]), GRADIENTS._BASIS)}.",
+        "of the gradients (1, 0, 0, 0), (-2, 1, 0, 0), (1, 1, 1, 0) and (2, 1, 0, 1), the sum (2, 1, 1, 0)",
         f"for p = {run['p']}, m = {run['m']} and v = {run['v']}, with {run['layers']} layers, {run['tokens']} tokens, "
         f"hidden size {run['hidden']} and {run['kept_bytes_per_token_and_layer']} kept bytes: the idle share is "
         f"6/{6 / tiny['idle_share']:g}; {tiny['microbatches_for_5_percent']} microbatches; rank 0 keeps 3 microbatches "
@@ -116,7 +116,7 @@ def test_the_claims_about_bubbles() -> None:
     bubble = {name: planned(name, 4, 8).bubble for name in ("gpipe", "1f1b", "interleaved", "zb_h1")}
     assert bubble["gpipe"] == bubble["1f1b"] and "The bubble is the same: 1F1B does not make" in LAB
     assert bubble["interleaved"] == bubble["1f1b"] / 2 and "The bubble is half that of 1F1B." in LAB
-    assert bubble["zb_h1"] == bubble["1f1b"] / 3 and "The bubble is a third of that of 1F1B" in LAB
+    assert bubble["zb_h1"] == bubble["1f1b"] / 3 and "equally long, the bubble is a third of that of 1F1B" in LAB
     assert max(peak_live(build_schedule("zb_h1", 4, 8))) == peak_live(build_schedule("1f1b", 4, 8))[0]
     for p, m in ((3, 6), (4, 8)):
         assert planned("zb_v", p, m).bubble * 6 == planned("1f1b", p, m).bubble
@@ -178,6 +178,70 @@ def test_the_example_by_hand_of_the_split_backward_is_the_first_case() -> None:
     assert (
         {round(float(x), 2) for x in one["grad"].flatten()} == {0.42} == {round(float(x), 2) for x in one["dx"][0][0]}
     )
+
+
+def test_1f1b_is_as_fast_as_gpipe_only_while_messages_are_free() -> None:
+    def bubble(name: str, m: int, latency: Fraction) -> float:
+        return round(100 * float(simulate(build_schedule(name, 8, m), Costs(latency=latency)).bubble), 1)
+
+    late = Fraction(1, 10)
+    for m in (32, 128):
+        assert bubble("gpipe", m, Fraction(0)) == bubble("1f1b", m, Fraction(0))
+    assert [bubble(name, m, late) for m in (32, 128) for name in ("gpipe", "1f1b")] == [23.3, 29.0, 5.8, 11.6]
+    twice = [alternate([(i, 0) for i in range(32)], [(i, 0) for i in range(32)], 2 * (7 - r)) for r in range(8)]
+    longer = Schedule("longer", tuple(twice), build_schedule("1f1b", 8, 32).placement)
+    assert (
+        simulate(longer, Costs(latency=late)).bubble
+        == simulate(build_schedule("gpipe", 8, 32), Costs(latency=late)).bubble
+    )
+    assert (
+        "So the bubble is the same only if messages are free." in LAB and "a longer warm-up, which costs memory" in LAB
+    )
+
+
+def test_where_w_is_shorter_zb_h1_is_no_third_and_interleaving_is_better() -> None:
+    def bubble(name: str, v: int) -> Fraction:
+        plan = simulate(build_schedule(name, 8, 32, v), Costs(backward_weight=Fraction(1, 2)).divided(v))
+        return Fraction(plan.bubble)
+
+    assert bubble("zb_h1", 1) / bubble("1f1b", 1) == Fraction(3, 5)
+    assert bubble("interleaved", 2) / bubble("1f1b", 1) == Fraction(1, 2)
+
+
+def as_units(schedule: Schedule, costs: Costs) -> Fraction:
+    """The makespan where an F and the undivided B of the other chunk behind it begin and end together."""
+    ends = dict[tuple[int, object], Fraction]()
+    place, free = [0] * schedule.p, [Fraction(0)] * schedule.p
+    while any(at < len(row) for at, row in zip(place, schedule.actions, strict=True)):
+        for rank, row in enumerate(schedule.actions):
+            unit = list(row[place[rank] : place[rank] + 1])
+            for b in row[place[rank] + 1 : place[rank] + 2]:
+                whole = b.kind == "B" and not schedule.is_split(b.microbatch, schedule.stage_of(rank, b.chunk))
+                unit += [b] * (unit[0].kind == "F" and whole and b.chunk != unit[0].chunk)
+            needs = [need for one in unit for need in schedule.needs(rank, one)]
+            needs = [(there, a) for there, a in needs if there != rank or a not in unit]
+            if unit and all(need in ends for need in needs):
+                start = max([free[rank], *(ends[need] for need in needs)])
+                free[rank] = start + sum(Fraction(costs.of(schedule, rank, one)) for one in unit)
+                ends |= {(rank, one): free[rank] for one in unit}
+                place[rank] += len(unit)
+    return max(free)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 6), (4, 8), (4, 16), (8, 16)])
+def test_pairs_that_run_as_one_unit_double_the_bubble_of_dualpipe_v(p: int, m: int) -> None:
+    """DeepSeek's formula: with 2p stages (p-1) (F&B + B - 3W), in units of a chunk's forward (p-1) (3 + 2 - 3)."""
+    bubble = as_units(build_schedule("dualpipe_v", p, m), Costs().divided(2)) - 3 * m
+    assert 2 * bubble == 2 * (p - 1) == 4 * (planned("dualpipe_v", p, m).makespan - 3 * m)
+    assert bubble / (3 * m) == Fraction(p - 1, 3 * m) == planned("zb_h1", p, m).bubble
+    assert "Then the bubble is 2(p-1) chunks' forwards, twice what is drawn above: as large as ZB-H1's" in LAB
+    assert "max(bubble, (p - 1) / (3 * m))" in LAB
+
+
+def test_gpipe_as_it_was_published_recomputes() -> None:
+    one, whole = 2 * 2048 * 12288 // 8, 34 * 12288 // 8 * 2048 * 12
+    assert round((64 * one + whole) / 1e9, 1) == 1.7 and round(64 * whole / 1e9, 1) == 82.1
+    assert "a stage keeps only the *input* of each microbatch, and runs its forward once more" in LAB
 
 
 def test_the_idle_share_that_is_guessed() -> None:

@@ -180,6 +180,38 @@ def test_a_mistake_that_fits_the_small_case_by_chance_is_not_told(nursery: Nurse
     assert (verdict.points, verdict.mistake) == (0, "")
 
 
+def test_a_message_that_nobody_waits_for_is_named_before_the_numbers(nursery: Nursery) -> None:
+    wrong = """
+import torch.distributed as dist
+def ring_all_reduce(x):
+    total = x.clone()
+    dist.all_reduce(total, async_op=True)
+    return total
+"""
+    assert notes(check(nursery, "ring_all_reduce", wrong))[0].startswith("rank 0 never waits for its all_reduce")
+
+
+def test_a_cell_is_imported_where_there_is_no_process_group_yet(nursery: Nursery) -> None:
+    """As in the scripts that import it before they begin; afterwards the group is there."""
+    early = "import torch.distributed as dist\nGROUP = dist.new_group([0, 1])\n"
+    assert "no process group yet" in notes(check(nursery, "ring_all_reduce", early + RING))[0]
+    late = "import torch.distributed as dist\nNONE = dist.is_initialized()\n"
+    asked = RING.replace("    rank, world", "    assert dist.is_initialized() and not NONE\n    rank, world")
+    assert check(nursery, "ring_all_reduce", late + asked).passed
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def bubbles(p, m):\n    return 0", "the cell defines `bubbles`, not `bubble`"),
+        ("BUBBLE = 3", "the cell defines nothing, not `bubble`"),
+        ("def bubble(ranks, m):\n    return 0", "the check calls by name: keep the names of the parameters"),
+    ],
+)
+def test_what_a_cell_should_have_defined_is_told(nursery: Nursery, source: str, words: str) -> None:
+    assert words in notes(check(nursery, "bubble", source))[0]
+
+
 def test_an_error_may_name_its_mistake(nursery: Nursery) -> None:
     verdict = check(nursery, "bubble", "def bubble(p, m):\n    return 1 / 0")
     assert notes(verdict)[0].startswith("ZeroDivisionError") or verdict.note.startswith("ZeroDivisionError")

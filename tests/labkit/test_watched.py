@@ -108,6 +108,11 @@ def many_ways(rank: int, world: int) -> dict[str, Any]:
         work.wait()
         work.wait()
     seen["twice, late"] = [("late", e.seconds >= 0.02) for e in events]
+    for name in ("waited for later", "functional", "sums"):
+        with travels(rank, "dp", waits=True) as events:
+            ways[name]()
+        sent, wait = sorted(events, key=lambda e: e.kind)
+        seen[f"{name}, and its wait"] = [(sent.kind, wait.kind, sent.start <= wait.start, wait.end == sent.end)]
     seen["afterwards"] = _in_every_form(ways)
     dist.barrier()
     return seen
@@ -128,6 +133,8 @@ def test_every_form_of_a_gather_is_seen_until_it_has_been_waited_for(ranks: Call
         assert seen.pop("never waited for") == []
         assert seen.pop("twice, late") == [("late", True)]
         assert seen.pop("afterwards") == []
+        waits = [seen.pop(name) for name in list(seen) if name.endswith("its wait")]
+        assert waits == [[("comm", "wait", True, True)]] * 3
         for name, events in seen.items():
             what = "reduce_scatter" if "sums" in name else "all_gather"
             assert events == [(what, "comm", "dp", True)], name

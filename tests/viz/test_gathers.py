@@ -42,7 +42,7 @@ def test_dark_is_what_is_exposed():
     dark = {colour for x, width, colour in bars if (x, width) in ((0.0, 2.0), (6.0, 1.0))}
     assert (6.0, 1.0) in [(x, width) for x, width, _ in bars]
     assert len({colour for x, width, colour in bars if (x, width) == (6.0, 1.0)} & dark) == 1
-    assert "time in s; gathers: 11 s under way, 3 s of it exposed" in words(figure)
+    assert "time in s; 3 s in waits for gathers, which are 11 s under way" in words(figure)
     assert not overlaps(figure)
 
 
@@ -60,7 +60,7 @@ def test_two_runs_share_one_axis_and_each_begins_at_0():
     starts = [min(b.get_x() for b in boxes_of(axes)) for axes in figure.axes]
     assert starts == [0, 0] and ends == [21, 42]
     seen = words(figure)
-    assert "slow: 42 s; gathers: 22 s under way, 6 s of it exposed" in seen and "time in s" in seen
+    assert "slow: 42 s, of it 6 s in waits for gathers, which are 22 s under way" in seen and "time in s" in seen
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(set(legend)) == len(legend)
     assert not overlaps(figure)

@@ -31,6 +31,14 @@ def test_owners_are_stacked_from_what_lasts_to_what_comes_and_goes():
     assert legend == [owner for owner in OWNERS if owner in {o for s in STEP for o in s.owners}]
 
 
+def test_five_runs_stand_in_two_rows_on_one_scale():
+    figure = curves({f"stage {n}": STEP for n in range(5)})
+    corners = [axes.get_position() for axes in figure.axes if axes.axison]
+    assert len(corners) == 5 and len({round(corner.y0, 3) for corner in corners}) == 2
+    assert figure.get_figwidth() < 11 and len({axes.get_ylim() for axes in figure.axes if axes.axison}) == 1
+    assert not overlaps(figure)
+
+
 def test_nothing_is_refused():
     with pytest.raises(ConfigError, match="memory of nothing"):
         curves({"whole": []})

@@ -131,7 +131,18 @@ def test_points_that_stood_elsewhere_are_pale_with_an_arrow_to_where_they_stand(
     arrows = [t for t in figure.axes[0].texts if getattr(t, "arrow_patch", None) is not None]
     assert [(t.xyann, t.xy) for t in arrows] == [((8, 37.5), (16, 18.75))]
     assert "before" in words(figure) and "before" not in words(trade_off({"gpipe": (8, 0.375)}))
-    assert figure.axes[0].get_ylim()[1] > 37.5 and figure.axes[0].get_xlim()[1] < 99, "axes for both, not for `gone`"
+    (axes,) = figure.axes
+    assert 37.5 < axes.get_ylim()[1] < 900 and axes.get_xlim()[1] < 99, "axes for both, not for `gone`"
+
+
+def test_beside_what_stood_elsewhere_each_halving_has_one_length_and_no_point_is_hidden() -> None:
+    """ZB-H1 comes to stand where ZB-V stood: the pale point is larger than the one on it."""
+    figure = trade_off({"zb_h1": (4, 0.0625), "zb_v": (4, 0.03125)}, before={"zb_h1": (4, 0.125), "zb_v": (4, 0.0625)})
+    (axes,) = figure.axes
+    high = [axes.transData.transform((4, bubble))[1] for bubble in (12.5, 6.25, 3.125)]
+    assert high[0] - high[1] == pytest.approx(high[1] - high[2])
+    sizes = [line.get_markersize() for line in axes.lines if line.get_ydata().tolist() == [6.25]]
+    assert len(sizes) == 2 and sizes[0] > 1.5 * sizes[1]
 
 
 def test_colours_are_those_of_f_and_b() -> None:

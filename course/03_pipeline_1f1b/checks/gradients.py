@@ -71,7 +71,7 @@ def _on(ranks: int) -> Callable[[Draw], Inputs]:
 
 def _middle_is_quiet(answer: Answer) -> str | None:
     for rank, one in enumerate(answer.evidence[1:-1], 1):
-        if moved := sorted({c.name for c in one.calls if c.name != "barrier"}):
+        if moved := sorted({c.name for c in one.calls}):
             return f"rank {rank} holds no copy of the matrix, yet it calls {', '.join(moved)}"
     return None
 
@@ -94,9 +94,12 @@ TIED = Exercise(
             _middle_is_quiet, at_most("two steps of the size of the matrix", _both_matrices, "all_reduce", "send")]),
     ],
     mistakes=[
-        Mistake(
-            _in_two_steps(lambda ranks: [None if t is None else t / 2 for t in _tied(ranks)]),
-            "Both are gradients of one matrix, from its two uses. They add up; nothing is divided.",
+        *(
+            Mistake(
+                _in_two_steps(lambda ranks, by=by: [None if t is None else t / by(ranks) for t in _tied(ranks)]),
+                "Both are gradients of one matrix, from its two uses. They add up; nothing is divided.",
+            )
+            for by in (lambda ranks: 2, len)
         ),
         Mistake(
             _in_two_steps(lambda ranks: [r["grad"] for r in ranks]),
@@ -119,6 +122,12 @@ TIED = Exercise(
         *(Mistake(_in_two_steps(wrong), "Both copies need the sum: the one on the first and the one on the last rank.")
           for wrong in (_one_end_only(0), _one_end_only(-1), _of_rank_0)),
     ],
+    errors={
+        "Default process group": "There is no process group yet where the cell is imported, as in a real program.",
+        "Invalid process group": "A rank between the two is in no group of theirs, and has no gradient: it must return "
+        "before the sum.",
+        "new_group([0, 1])": "The group is not that of the copies: they are on the first and the last rank.",
+    },
     idea="Two calls are collective here, over different ranks: to create a group, and to sum in it. Who takes part in "
     "which?",
     hint="Every rank calls dist.new_group([0, p-1]), also those that are not in it: every rank creates every group. "
@@ -131,12 +140,16 @@ TIED = Exercise(
 def _some(
     chosen: Callable[[Draw, int], Sequence[int]], of: int = 0, alike: float = 0.0
 ) -> Callable[[Draw], dict[str, Any]]:
-    """`alike`: how much of a gradient is common to all, as it is in training; then no product tells them apart."""
+    """Sums of these are exact: what rounding does to an answer is for the fixed trials to say, not for the draw.
+
+    Args:
+        alike: how much of a gradient is common to all, as it is in training; then no product tells them apart.
+    """
 
     def inputs(draw: Draw) -> dict[str, Any]:
         n, shape = of or draw.integer(3, 8), (draw.integer(5, 8), draw.integer(5, 8))
         common = alike * draw.tensor(*shape)
-        grads = [draw.tensor(*shape) + common for _ in range(n)]
+        grads = [((draw.tensor(*shape) + common) * 64).round() / 64 for _ in range(n)]
         picked = [grads[i] for i in chosen(draw, n)]
         return {"got": torch.stack(picked).sum(0), "grads": grads}
 
@@ -151,29 +164,54 @@ def _these(of: int, *chosen: int, alike: float = 1.0) -> Callable[[Draw], dict[s
     return _some(lambda draw, n: chosen, of, alike)
 
 
+def _rounded(scale: float, *chosen: int, of: int = 6) -> Callable[[Draw], dict[str, Any]]:
+    """Gradients of another size, whose sum is right up to rounding: in its first row it is near 0."""
+
+    def inputs(draw: Draw) -> dict[str, Any]:
+        grads = [draw.tensor(6, 7) + draw.tensor(6, 7).sign() / 4 for _ in range(of)]
+        grads[chosen[-1]][0] = 1e-3 - torch.stack([grads[i] for i in chosen[:-1]]).sum(0)[0]
+        grads = [scale * grad for grad in grads]
+        total = torch.stack([grads[i].double() for i in chosen]).sum(0)  # no order of fp32 additions gives these bits
+        return {"got": total.float(), "grads": grads}
+
+    return inputs
+
+
+def _one_row_apart(draw: Draw) -> dict[str, Any]:
+    """Of two gradients that differ in their last row alone the second is in the sum; in the first row none has any."""
+    grads = [draw.tensor(6, 6) for _ in range(4)]
+    grads[2][:-1] = grads[0][:-1]
+    for grad in grads:
+        grad[0] = 0
+    return {"got": grads[1] + grads[2], "grads": grads}
+
+
 def _nearly_the_sum(draw: Draw) -> dict[str, Any]:
     """A gradient that did not survive is nearer to the sum of the two that did than either of them."""
     a, b, c, d = (draw.tensor(6, 6) for _ in range(4))
     return {"got": a + b, "grads": [a, d, 0.9 * (a + b) + 0.3 * c, b]}
 
 
-_BASIS = [torch.tensor([1.0, 0.0, 0.0]), torch.tensor([-2.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])]
+_BASIS = [torch.tensor(one) for one in ([1.0, 0, 0, 0], [-2.0, 1, 0, 0], [1.0, 1, 1, 0], [2.0, 1, 0, 1])]
 
 SURVIVORS = Exercise(
     "survivors",
     reference=survivors,
     cases=[
-        Case("all three of three", {"got": torch.tensor([0.0, 2.0, 1.0]), "grads": _BASIS}),
-        Case("the first and the last", {"got": torch.tensor([2.0, 1.0, 1.0]), "grads": _BASIS}),
+        Case("all four of four", {"got": torch.tensor([2.0, 3.0, 1.0, 1.0]), "grads": _BASIS}),
+        Case("the first and the third", {"got": torch.tensor([2.0, 1.0, 1.0, 0.0]), "grads": _BASIS}),
         Case("nothing is lost", _some(lambda draw, n: range(n)), hidden=True, fixed=[_these(5, *range(5))]),
         Case("only one is left", _some(lambda draw, n: [draw.integer(0, n - 1)]), hidden=True,
              fixed=[_these(6, 2, alike=0.0), *(_these(6, i) for i in range(6))]),
-        Case("any of them", _some(_subset), points=2, hidden=True, fixed=[
-            _these(5, 1, 3), _nearly_the_sum, _these(6, 0, 2, 5), _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
+        Case("any of them; gradients may be tiny or large", _some(_subset), points=2, hidden=True, fixed=[
+            _rounded(1, 0, 2, 3, 4), _rounded(1e-3, 1, 2, 3, 4), _rounded(1e-3, 0, 2, 3, 5),
+            _rounded(1e3, 0, 1, 3, 4), _one_row_apart, _these(5, 1, 3), _nearly_the_sum, _these(6, 0, 2, 5),
+            _these(7, 1, 2, 4, 6), _these(4, 0, 1, 3),
             _these(8, 0, 2, 3, 5, 6, 7), _these(8, 0, 1, 2, 4, 6), _these(8, 1, 2, 5, 7, alike=2.0)]),
     ],
     mistakes=MISTAKES,
     idea="Each microbatch is in the sum or is not: one unknown for each, and every entry of the tensor is an equation.",
     hint="got = sum of w_i grads[i] with each w_i 0 or 1, and any number of them 1. Solve for all weights together: a "
-    "least-squares problem with a column for each microbatch.",
+    "least-squares problem with a column for each microbatch. The weights come out right up to rounding: one of "
+    "0.9999999 is a 1, one of 1e-8 a 0.",
 )  # fmt: skip

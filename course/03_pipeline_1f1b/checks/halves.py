@@ -20,7 +20,10 @@ from labkit.checks import difference
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 
-def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order: Any) -> dict[str, Any]:
+def _drive_stage(
+    exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order: Any, beside: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """`beside`: a second stage lives on this rank, and takes the same steps with numbers of its own."""
     import gc
     import weakref
 
@@ -59,6 +62,7 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
 
     gc.freeze()  # what was there before is left out of every collection
     stage, watch = exercise.SplitStage(weight), Watch()
+    other = exercise.SplitStage(-weight) if beside else None
     n = len(xs)
     given = [[x.clone() for x in xs], [dy.clone() for dy in dys]]
     for one in (*given[0], *given[1]):
@@ -77,6 +81,12 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
                 dxs[i] = stage.backward(ids[i], given[1][i]).detach()
             else:
                 stage.weights(ids[i])
+        if other is not None:
+            try:
+                second = {"F": other.forward, "B": other.backward, "W": other.weights}[kind]
+                second(ids[i], *({"F": [2 * xs[i]], "B": [-dys[i]], "W": []}[kind]))
+            except Exception:  # what it does to this stage is seen here
+                other = None
         if kind == "F":
             returned[i] = t.as_tensor(ys[i]).clone()
         made[kind] += watch.products - counted
@@ -99,7 +109,9 @@ def _drive_stage(exercise: Any, weight: Any, xs: Any, dys: Any, ids: Any, order:
     }
 
 
-def _halves(weight: torch.Tensor, xs: list, dys: list, ids: list, order: str) -> dict[str, Any]:
+def _halves(
+    weight: torch.Tensor, xs: list, dys: list, ids: list, order: str, beside: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """In float64, by the chain rule."""
     w = weight.double()
     ys = [torch.tanh(x.double() @ w) for x in xs]
@@ -181,6 +193,9 @@ def _gives(wrong: Callable[..., torch.Tensor], given: list[tuple], w: torch.Tens
 
 def _right_halves(answer: Answer) -> str | None:
     want, got = _halves(**answer.inputs), answer.value
+    if answer.inputs.get("beside") and any(difference(got[name], want[name]) for name in ("y", "dx", "grad")):
+        return ("with a second stage on the same rank, whose microbatches have the same numbers, it is wrong: what is "
+                "kept belongs to each stage (`self`), not to the class")  # fmt: skip
     for name, what in (("y", "the output"), ("dx", "the gradient of the input"), ("grad", "the weight's gradient")):
         pairs = zip(got[name], want[name], strict=True) if name != "grad" else [(got[name], want[name])]
         for i, (one, other) in enumerate(pairs):
@@ -255,6 +270,11 @@ def _stage_inputs(
     return sizes
 
 
+def _two_stages(draw: Draw) -> dict[str, Any]:
+    """The numbers of one would be found in the other's place; no KeyError tells it."""
+    return {**_stage_inputs(_w_last, n=3)(draw), "beside": True}
+
+
 def _w_last(n: int, draw: Draw) -> str:
     return " ".join(f"{kind}{i}" for kind in "FBW" for i in range(n))
 
@@ -278,7 +298,7 @@ _ONE = {  # the example by hand of the lab
 }  # fmt: skip
 _TWO = {
     "weight": torch.tensor([[1.0, 2.0], [0.0, 1.0]]),
-    "xs": [torch.tensor([[0.5, 0.0]]), torch.tensor([[0.0, 0.25]])],
+    "xs": [torch.tensor([[0.5, 0.0]]), torch.tensor([[0.25, 0.25]])],
     "dys": [torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 2.0]])],
     "ids": [0, 1], "order": "F0 F1 B0 W0 B1 W1",
 }  # fmt: skip
@@ -304,7 +324,7 @@ STAGE = Exercise(
                 _stage_inputs(_w_last, **_LONG), _stage_inputs(_one_by_one, **_LONG, ids=[4, 7, 4]),
                 _stage_inputs(_mixed, **_LONG), _stage_inputs(_w_last, dtype=torch.float64)]),
         Case("the last microbatch goes back first", _stage_inputs(_mixed), hidden=True, fixed=[
-            _stage_inputs(_one_w, n=3), _stage_inputs(_one_by_one, n=3, ids=[2, 0, 2])]),
+            _stage_inputs(_one_w, n=3), _stage_inputs(_one_by_one, n=3, ids=[2, 0, 2]), _two_stages]),
         Case("B computes the input's half and nothing else", _stage_inputs(_w_last), hidden=True,
              accept=[_b_alone, _no_gradients_kept],
              fixed=[_stage_inputs(_w_last, **_WIDE)]),

@@ -55,6 +55,14 @@ BUBBLE = Exercise(
             lambda p, m, v: (p - 1) / v / (m + (p - 1) / v),
             "This is the share of the whole time. Asked is idle time over *work*: divide by the work alone.",
         ),
+        Mistake(
+            lambda p, m, v: (p - 1) / (m + p - 1),
+            "This is the share of the whole time, with one chunk. Asked is idle time over *work*: divide by the work.",
+        ),
+        Mistake(
+            lambda p, m, v: (p - 1) / m if v == 1 else 2 * (p - 1) / (m * v),
+            "With chunks you count each hop twice. The warm-up is longer then, but the pipeline fills over p-1 hops.",
+        ),
         Mistake(lambda p, m, v: p / (m * v), "The first rank is p-1 steps from the last, not p."),
         Mistake(
             lambda p, m, v: (p - 1) / (3 * v * m),
@@ -75,6 +83,11 @@ BUBBLE = Exercise(
         ),
         Mistake(
             lambda p, m, v: 100 * (p - 1) / (v * m), "That is the bubble in percent. Asked is the fraction itself."
+        ),
+        Mistake(lambda p, m, v: (p - 1) / (m * v * v), "v is counted twice here: a hop takes 1/v as long, once."),
+        *(
+            Mistake(lambda p, m, v, number=number: number, "This is the same number for every pipeline.")
+            for number in (0.5, 0.0, 1.0, 7 / 8, 7 / 15)
         ),
         Mistake(lambda p, m, v: v * (p - 1) / m, "Chunks make the bubble larger here: a hop takes v times as long."),
         Mistake(lambda p, m, v: 3 * (p - 1) / v, "These are the idle steps alone. Asked is idle time over work."),
@@ -234,6 +247,13 @@ QUESTIONS = Exercise(
         Mistake(
             instead(answers, idle_share=lambda p, m, v, **_: (p - 1) / (v * m)),
             "That is idle time over work, the bubble. Asked is the part of *all* time, work and idle time together.",
+        ),
+        *(
+            Mistake(
+                instead(answers, idle_share=lambda p, m, v, n=digits, **_: round((p - 1) / (v * m + p - 1), n)),
+                "The idle share is rounded here. Return the number as it is.",
+            )
+            for digits in (5, 4, 3, 2, 1)
         ),
         Mistake(
             instead(answers, idle_share=lambda p, m, **_: (p - 1) / (m + p - 1)),

@@ -56,12 +56,14 @@ def _read(lists: Any, sizes: Sizes) -> Schedule:
 
 
 def _actions(row: Any, rank: int) -> tuple[Action, ...]:
-    """A list of words such as F0 or B3.1, or one string of them."""
+    """A list of words such as F0 or B3.1."""
+    if isinstance(row, str):
+        raise ConfigError(f'rank {rank}: it returns one string; a list of words is wanted, such as ["F0", "B0"]')
     if isinstance(row, list | tuple) and any(_waits(word) for word in row):
         raise ConfigError(f"rank {rank}: a list has no words for waiting; a rank waits by itself for its next input")
-    if not isinstance(row, str | list | tuple) or not all(isinstance(word, str) for word in row):
+    if not isinstance(row, list | tuple) or not all(isinstance(word, str) for word in row):
         raise ConfigError(f'rank {rank}: a list of words is wanted, such as ["F0", "B0"]')
-    return tuple(map(Action.parse, row.split() if isinstance(row, str) else row))
+    return tuple(map(Action.parse, row))
 
 
 def _waits(word: Any) -> bool:

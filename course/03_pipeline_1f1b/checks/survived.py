@@ -83,15 +83,49 @@ def _neighbours(otherwise: Any) -> Found:
     return found
 
 
-def _by_weight(chosen: Callable[[float], bool]) -> Found:
-    """By the weights of a least-squares problem in the dtype of the gradients, with a bound that rounding can miss."""
+Near = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (rests [subsets, numbers], got [numbers]) -> [subsets]
 
-    def found(got: torch.Tensor, grads: Grads) -> list[int]:
-        columns = torch.stack([g.flatten() for g in grads], dim=1)
-        weights = torch.linalg.lstsq(columns, got.flatten()[:, None]).solution.flatten()
-        return [i for i, w in enumerate(weights.tolist()) if chosen(w)]
+
+def _first_near(near: Near, otherwise: Any) -> Found:
+    """The first choice whose sum is near `got`, the small ones first; `otherwise` where none is."""
+
+    def found(got: torch.Tensor, grads: Grads) -> Any:
+        choices = list(_choices(len(grads)))
+        flat = torch.stack([g.flatten() for g in grads])
+        chosen = torch.tensor([[float(i in one) for i in range(len(grads))] for one in choices])
+        near_ = near(chosen.double() @ flat.double() - got.flatten().double(), got.flatten().double())
+        return list(choices[int(near_.int().argmax())]) if bool(near_.any()) else otherwise
 
     return found
+
+
+def _within(size: Callable[[torch.Tensor], torch.Tensor], most: float) -> Near:
+    """A tolerance that does not know how large the gradients are."""
+    return lambda rests, got: size(rests) < most
+
+
+_SIZES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda rests: rests.abs().amax(1), lambda rests: rests.abs().mean(1), lambda rests: rests.norm(dim=1),
+]  # fmt: skip
+
+
+def _without_the_worst(got: torch.Tensor, grads: Grads) -> list[int]:
+    """Begin with all, and leave out one after the other while the rest becomes smaller."""
+    kept = list(range(len(grads)))
+
+    def apart(chosen: Sequence[int]) -> float:
+        return float((sum((grads[i].double() for i in chosen), -got.double())).norm())
+
+    while len(kept) > 1:
+        best = min(kept, key=lambda i: apart([j for j in kept if j != i]))
+        if apart([j for j in kept if j != best]) >= apart(kept):
+            break
+        kept.remove(best)
+    return kept
+
+
+def _nearest_alone(got: torch.Tensor, grads: Grads) -> list[int]:
+    return [min(range(len(grads)), key=lambda i: float((got - grads[i]).norm()))]
 
 
 def _nearest_first(got: torch.Tensor, grads: Grads) -> list[int]:
@@ -110,12 +144,21 @@ _NONE = (
     "It finds none, though several are in the sum. A sum of several equals no single gradient, and it is right only up "
     "to rounding: compare with a tolerance, or round the weights."
 )
-_ROUNDING = "Right up to rounding: compare with a tolerance, or round the weights."
 _ALONE = (
     "This compares each gradient with the sum by itself. The gradients are like each other, so one that is lost "
     "resembles the sum, too: decide on all together."
 )
+_ABSOLUTE = (
+    "Your tolerance is a fixed number. It is too wide where the gradients are tiny, and too narrow where they are "
+    "large: compare what is left with the size of the gradients."
+)
+_WIDE = "Your tolerance is too wide: a choice that is only near the sum is taken for it. Rounding errors are tiny."
 _SEARCHES: list[tuple[Found, str]] = [
+    (
+        _without_the_worst,
+        "This begins with all and leaves out one after the other while that helps. What helps most alone need not "
+        "be what is lost: decide on all together.",
+    ),
     (
         _nearest_first,
         "This takes the nearest gradient, then the nearest to the rest, and keeps what it has taken. The nearest "
@@ -132,7 +175,6 @@ _SEARCHES: list[tuple[Found, str]] = [
         "This finds all, but some did not survive. A weight of 1e-8 is a 0 with a rounding error; and a gradient "
         "that brings the sum nearer need not be in it.",
     ),
-    *((_by_weight(exact), _ROUNDING) for exact in (lambda w: w == 1, lambda w: w != 0, lambda w: w >= 1)),
     (_always(lambda n: [n - 1]), "It finds the last one alone; that is not always the answer."),
     (_lost, "These are the microbatches that are *not* in the sum."),
     (_each_alone(lambda g, got: g @ got > 0.5 * (g @ g)), _ALONE),
@@ -152,6 +194,33 @@ _SEARCHES: list[tuple[Found, str]] = [
         lambda got, grads: [i for i, g in enumerate(grads) if (g * got).sum() > 0],
         "A positive product is no proof: gradients are not orthogonal, so one that is in the sum can have a "
         "negative product with it, and one that is not a positive product.",
+    ),
+    (_nearest_alone, "This finds the one gradient that is nearest to the sum; any number may be in it."),
+    *(
+        (_first_near(_within(size, most), otherwise), _ABSOLUTE)
+        for size in _SIZES
+        for most in (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 1e-4, 1e-5, 1e-6)
+        for otherwise in ([], None)
+    ),
+    *(
+        (_first_near(lambda rests, got, part=part: rests.norm(dim=1) < part * got.norm(), []), _WIDE)
+        for part in (0.5, 0.4, 0.3, 0.25, 0.2, 0.1)
+    ),
+    *(
+        (
+            _first_near(lambda rests, got, most=most: (rests.abs() <= most + 1e-5 * got.abs()).any(1), otherwise),
+            "One entry that agrees is no proof: *all* entries must agree, up to rounding.",
+        )
+        for most in (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
+        for otherwise in ([], None)
+    ),
+    *(
+        (
+            _first_near(lambda rests, got, at=at: rests[:, at].abs() <= 1e-4 * got.abs().max(), otherwise),
+            "This compares one entry of the tensors; others may differ.",
+        )
+        for at in (0, -1)
+        for otherwise in ([], None)
     ),
 ]
 

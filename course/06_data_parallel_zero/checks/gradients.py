@@ -115,6 +115,27 @@ def _reduced(
     return said
 
 
+def _left_on_parameters(ranks: Inputs) -> list[list[Any]]:
+    """What nobody takes away: a parameter's gradient grows from step to step, and is there at the end."""
+    said: list[list[Any]] = [[] for _ in ranks]
+    steps = [_gradients(ranks, step) for step in range(ranks[0]["steps"])]
+    for step in range(len(steps)):
+        came = [[i for i in range(len(r["weights"])) if i != r["idle"][step]] for r in ranks]
+        grown = [
+            [sum((steps[t][rank][i] for t in range(step + 1)), start=torch.zeros_like(w)) * (i in came[rank])
+             for i, w in enumerate(r["weights"])]
+            for rank, r in enumerate(ranks)
+        ]  # fmt: skip
+        idle, many = ranks[0]["idle"], range(len(ranks[0]["weights"]))
+        left = len({i for i in many for t in range(step + 1) if i != idle[t]})
+        for group in _parts(ranks):
+            total = torch.stack([_flat(ranks[rank], grown[rank]) for rank in group]).sum(0)
+            for me, rank in enumerate(group):
+                shards = [total[a:b].chunk(len(group))[me] for a, b in ranks[rank]["buckets"]]
+                said[rank].append({"gradients left on parameters": left, "shards": shards})
+    return said
+
+
 def _that_come(inputs: dict[str, Any], step: int, other: str) -> list[list[int]]:
     """The buckets in which shards come back: all, from the left; or `late` ones last, or no `empty` ones."""
     of, idle = _bucket_of(inputs), inputs["idle"][step]
@@ -283,8 +304,12 @@ def _exact(draw: Draw) -> Inputs:
 
 
 def _large(draw: Draw) -> Inputs:
-    """12 layers of 9 KiB, two a bucket: a whole gradient is three times two buckets."""
-    return _on_ranks(draw, [(48, 48)] * 12, 2 * 48 * 48, 2, steps=1, batch=1)
+    """48 layers of 2 KiB, eight a bucket.
+
+    Two buckets and the shards are less than a whole gradient, and than three buckets, which a program has that keeps
+    gradients on their parameters until a bucket is full.
+    """
+    return _on_ranks(draw, [(24, 24)] * 48, 8 * 24 * 24, 2, steps=1, batch=1)
 
 
 _TINY = [
@@ -323,8 +348,8 @@ REDUCE = Exercise(
              hidden=True, fixed=[_exact], accept=[
                  _by_reduce_scatter, _each_once, _one_launch_a_bucket, _at_once, _has_a_buckets_time]),
         Case("no whole gradient lasts", _large, points=2, hidden=True, accept=[
-            peak_at_most("room for the shards, two buckets and two gradients (a shard that is a view of its bucket "
-                         "keeps it alive)", _shards_and_two_buckets),
+            peak_at_most("room for the shards, two buckets and two gradients (gradients that wait on their parameters "
+                         "count; a shard that is a view of its bucket keeps it alive)", _shards_and_two_buckets),
             alive_at_most("room for its shards and one bucket", _shards)]),
     ],
     mistakes=[
@@ -341,11 +366,11 @@ REDUCE = Exercise(
                 "still there after finish()."),
         Mistake(_mistaken(last="adds"), "The second step's gradients are added to the first one's: a bucket begins "
                 "with zeros in every step."),
-        Mistake(lambda ranks: [[{**step, "gradients left on parameters": len(r["weights"])} for step in one]
-                               for r, one in zip(ranks, _reduced(ranks), strict=True)],
+        Mistake(_left_on_parameters,
                 "The parameters still have their whole gradients: once it lies in its bucket, a gradient is let go."),
     ],
-    errors={"out of step": "Every rank must send the same buckets in the same order, full or not."},
+    errors={"never waits": "A message that nobody has waited for may not have arrived: its numbers mean nothing yet.",
+            "out of step": "Every rank must send the same buckets in the same order, full or not."},
     idea="Who knows that a bucket is full, who waits for it, and what is still alive when the next one is full?",
     hint="In the hook: open the bucket (zeros) with its first gradient, copy the gradient to its place, p.grad = None. "
     "When none is missing: shard = new_empty(size // D), reduce_scatter_tensor(shard, bucket, async_op=True); if "

@@ -77,7 +77,7 @@ LAY_OUT = Exercise(
     mistakes=[
         Mistake(lambda **i: lay_out(**i, forward=True), "The buffer begins with the *last* parameter: its gradient is "
                 "there first."),
-        Mistake(lambda **i: lay_out(**i, pad=False), "Each bucket must divide by the number of ranks: there is no "
+        Mistake(lambda **i: lay_out(**i, pad=False), "A bucket must be a multiple of the number of ranks: there is no "
                 "padding."),
         Mistake(lambda **i: lay_out(**i, at_end=False), "The last bucket is not padded. It is cut among the ranks as "
                 "all others are."),

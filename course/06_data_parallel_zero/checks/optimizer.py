@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -157,7 +158,7 @@ ADAMW = Exercise(
     ],
     mistakes=[
         Mistake(_mistaken(gather=False), "Each rank has new weights in its own part only; the parts of others are "
-                "still old."),
+                "still old. (What is gathered into another tensor is not in `weights`.)"),
         Mistake(_mistaken(corrected=False), "The moments begin at 0 and are too small in the first steps: both are "
                 "divided by 1 - beta^t."),
         Mistake(_mistaken(first=True), "In the correction of the moments t counts the steps; it stays 1 here."),
@@ -184,14 +185,21 @@ def _drive_clip(exercise: Any, shards: Any, max_norm: float, group: Any = None) 
     return {"norm": norm, "shards": shards}
 
 
-def _clipped(ranks: Inputs, norm_of: Any = None, factor_of: Any = None) -> list[dict[str, Any]]:
-    """`norm_of(squares of all ranks, own rank)`, `factor_of(norm, max_norm)`: mistakes."""
+def _clipped(
+    ranks: Inputs, norm_of: Any = None, factor_of: Any = None, after: bool = False
+) -> list[dict[str, Any]]:  # fmt: skip
+    """`norm_of(squares of all ranks, own rank)`, `factor_of(norm, max_norm)`, `after`: mistakes."""
     squares = [sum(float(s.double().square().sum()) for s in r["shards"]) for r in ranks]
     found = []
     for rank, r in enumerate(ranks):
         norm = norm_of(squares, rank) if norm_of else sum(squares) ** 0.5
         factor = factor_of(norm, r["max_norm"]) if factor_of else min(1.0, r["max_norm"] / (norm + 1e-6))
-        found.append({"norm": norm, "shards": [(s.double() * factor).to(s.dtype) for s in r["shards"]]})
+        found.append(
+            {
+                "norm": norm * factor if after else norm,
+                "shards": [(s.double() * factor).to(s.dtype) for s in r["shards"]],
+            }
+        )
     return found
 
 
@@ -231,6 +239,7 @@ _ONE_HAS_NOTHING = [
     {"shards": [torch.zeros(0), torch.zeros(0)], "max_norm": 1.0},
 ]
 
+_SHORT = "A gradient that is short enough, or 0, stays as it is: clipping never makes it longer, and divides no 0 by 0."
 _CLIP_MISTAKES = [
     ({"norm_of": lambda squares, rank: squares[rank] ** 0.5}, "Each rank clips by the norm of its own shards. It is "
      "one gradient: all ranks need its one norm."),
@@ -239,10 +248,21 @@ _CLIP_MISTAKES = [
      "square of the whole norm is the sum of the squares."),
     ({"norm_of": lambda squares, rank: max(squares) ** 0.5}, "That is the largest norm of a rank; squares add up."),
     ({"norm_of": lambda squares, rank: sum(squares)}, "That is the square of the norm."),
-    ({"factor_of": lambda norm, most: most / (norm + 1e-6)}, "A gradient that is short enough stays as it is: clipping "
-     "never makes it longer."),
+    ({"factor_of": lambda norm, most: most / (norm + 1e-6)}, _SHORT),
+    ({"factor_of": lambda norm, most: most / norm if norm else math.nan}, _SHORT),
+    ({"after": True}, "This is the norm after clipping. Asked is the norm before it, which a log shows."),
     ({"factor_of": lambda norm, most: 1.0}, "The shards are not scaled."),
 ]  # fmt: skip
+
+
+def _one_message(answer: Answer) -> str | None:
+    """One sum, or one message there and one back."""
+    for rank, one in enumerate(answer.evidence):
+        if len(one.calls) > 2:
+            many = len(answer.inputs[rank]["shards"])
+            return (f"rank {rank} communicates {len(one.calls)} times for {many} shards, and a model has hundreds. Add "
+                    "up the squares of a rank first, then sum them over the ranks once")  # fmt: skip
+    return None
 
 
 def _clip_mistake(how: dict[str, Any]) -> Any:
@@ -255,11 +275,11 @@ CLIP = Exercise(
     drive=_drive_clip,
     group="group",
     changes=("shards",),
-    accept=[at_most("one sum of squares", lambda ranks: 2 * SCALAR)],
+    accept=[at_most("one sum of squares", lambda ranks: 2 * SCALAR), _one_message],
     cases=[
         Case("rank 0 has [3], [0], rank 1 has [0], [4]; at most 1", _THREE_FOUR),
         Case("rank 0 has [3, 4], [], rank 1 has [], []; at most 1", _ONE_HAS_NOTHING),
-        Case("other shards", _some_shards, hidden=True, fixed=[_an_empty_rank]),
+        Case("other shards, more than two", _some_shards, hidden=True, fixed=[_an_empty_rank]),
         Case("a gradient that is short enough, or 0", _small, hidden=True, fixed=[_nothing]),
     ],
     mistakes=[Mistake(_clip_mistake(how), hint) for how, hint in _CLIP_MISTAKES],

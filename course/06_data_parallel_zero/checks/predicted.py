@@ -59,6 +59,11 @@ HELD = Exercise(
             *({**_ODD, "stage": stage} for stage in range(4)), {**_PAPER, **MEGATRON, "stage": 2}]),
     ],
     mistakes=[
+        Mistake(lambda parameters, ranks, **i: {name: value * (parameters // ranks) / (parameters / ranks)
+                if value < parameters * each else value for (name, value), each in zip(
+                    bytes_held(parameters, ranks, **i).items(), (i["weight"], i["gradient"], i["optimizer"]),
+                    strict=True)}, "The parameters of a rank are rounded to a whole number here. Do not round: a part "
+                "is a fraction of all bytes."),
         Mistake(_divided(optimizer=1, gradients=1, weights=1), "Everything is divided from stage 1 on. Each stage "
                 "shares out one more of the three."),
         Mistake(_divided(optimizer=2, gradients=1), "Stage 1 shares out the optimizer's state, the largest of the "
@@ -210,11 +215,13 @@ _EXACT = {"parameters": 2e9, "ranks": 6, "microbatches": 4, "gigabytes": 12.0, "
 _wrong = partial(instead, answers)
 
 
-def _stage_of(parameters: float, ranks: int, gigabytes: float, each: tuple[int, int, int] = (2, 2, 12)) -> list[bool]:
-    return [
-        sum(part / (ranks if stage >= 3 - place else 1) for place, part in enumerate(each)) * parameters
-        <= gigabytes * 1e9 for stage in range(4)
-    ]  # fmt: skip
+def _stage_of(parameters: float, ranks: int, gigabytes: float, at_most: bool = True) -> list[bool]:
+    """Whether each stage fits; `at_most`: what just fits, fits."""
+    held = [
+        sum(part / (ranks if stage >= 3 - place else 1) for place, part in enumerate((2, 2, 12))) * parameters
+        for stage in range(4)
+    ]
+    return [each <= gigabytes * 1e9 if at_most else each < gigabytes * 1e9 for each in held]
 
 
 QUESTIONS = Exercise(
@@ -231,6 +238,21 @@ QUESTIONS = Exercise(
         Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: next(
             (s for s, fits in enumerate(_stage_of(parameters, ranks, gigabytes)) if fits), 3)),
             "Where no stage fits `stage` is -1."),
+        Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: next(
+            (s for s, fits in enumerate(_stage_of(parameters, ranks, gigabytes, at_most=False)) if fits), -1)),
+            "What just fits, fits: a rank that holds exactly `gigabytes` · 10⁹ bytes is full, and works."),
+        Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: next(
+            (s for s, fits in enumerate(_stage_of(parameters, ranks, gigabytes * 2**30 / 1e9)) if fits), -1),
+            ranks_for_stage_1=lambda parameters, gigabytes, **_: math.ceil(12 * parameters / left)
+            if (left := gigabytes * 2**30 - 4 * parameters) > 0 else 0),
+            "A gigabyte is 10⁹ bytes, not 2³⁰."),
+        Mistake(_wrong(stage_3_over_stage_1=lambda microbatches, **_: float(microbatches)), "In stage 3 each "
+                "microbatch gathers every weight twice, for forward and for backward; you count one gather."),
+        Mistake(_wrong(stage_3_over_stage_1=lambda microbatches, **_: (microbatches + 2) / 2),
+                "In stage 3 each microbatch gathers the weights twice; that is not twice a step."),
+        Mistake(_wrong(between_machines=lambda parameters, machines, ranks, **_: 2 * (ranks // machines - 1)
+                / (ranks // machines) * 2 * parameters / machines), "Two sizes have changed places: the gradient is "
+                "cut over the ranks of one machine, and the ring goes over the machines."),
         Mistake(_wrong(stages=lambda names, **_: {name: STAGES[name] for name in names}),
                 "`stages` is a list, in the order of `names`."),
         Mistake(_wrong(stage=lambda parameters, ranks, gigabytes, **_: 1 + next(

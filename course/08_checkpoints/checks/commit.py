@@ -2,8 +2,9 @@
 
 The disk is in the judge's process (`labkit.disk_service`), where every change is noted and the killer sits. The program
 runs once alive. Then it is killed at its first change, its second, ..., on a fresh disk each time, and after each death
-a new program saves the next step on what is left. From the notes the judge computes what a power cut can leave after
-each change (`labkit.disk`).
+a new program saves on what is left: the next step; and, on a disk with the same death, the same step once more, as a
+run does that goes on from the older checkpoint. From the notes the judge computes what a power cut can leave after each
+change (`labkit.disk`).
 
 | asked                                          | how it is seen                                                   |
 |------------------------------------------------|------------------------------------------------------------------|
@@ -32,23 +33,29 @@ def _drive(exercise: Any, step: int, files: Any, later: Any) -> Any:
     from labkit.disk_service import JudgedDisk
 
     disk, said = JudgedDisk(), []
+
+    def save(number: int, texts: Any) -> None:
+        exercise.save_checkpoint(disk, number, {name: text.encode() for name, text in texts.items()})
+
     disk.begin()
-    exercise.save_checkpoint(disk, step, {name: text.encode() for name, text in files.items()})
-    for change in range(1, 101):
-        disk.begin(kill_at=change)
-        killed = False
-        try:
-            exercise.save_checkpoint(disk, step, {name: text.encode() for name, text in files.items()})
-        except Killed:
-            killed = True
-        disk.restart()
-        if not killed:
-            break
-        try:
-            exercise.save_checkpoint(disk, step + 10, {name: text.encode() for name, text in later.items()})
-            said.append("")
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
+    save(step, files)
+    for then in ((step + 10, later), (step, files)):
+        for change in range(1, 101):
+            disk.begin(kill_at=change)
+            killed = False
+            try:
+                save(step, files)
+            except Killed:
+                killed = True
+            disk.restart()
+            if not killed:
+                break
+            try:
+                if f"step-{then[0]}" not in disk.names():  # it died when all was done: a run goes on from there
+                    save(*then)
+                said.append("")
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
     return said
 
 
@@ -157,10 +164,12 @@ def _killed(answer: Answer) -> str | None:
         return wrong
     inputs, saves, old = answer.inputs, _saves(answer.inputs), _old(answer.inputs)
     first, *others = _runs(answer)
-    said = [*(answer.value if isinstance(answer.value, list) else []), *[""] * _MOST]
-    if [one["kill_at"] for one in others] != list(range(1, len(first["log"]) + 2)):
+    deaths = len(first["log"])
+    said = [*(answer.value if isinstance(answer.value, list) else []), *[""] * 2 * _MOST]
+    if [one["kill_at"] for one in others] != 2 * [*range(1, deaths + 2)]:
         return "it goes on after it was killed"
-    for number, run in enumerate(others[:-1], 1):
+    for at, (number, step, run) in enumerate(_after_deaths(answer)):
+        then, new = ("the next save", "the same step, saved again,")[step == inputs["step"]], f"step-{step}"
         change = _said(tuple(first["log"][number - 1]))
         died = run["log"].index(["restart"])
         if died != number or [one[0] for one in run["log"][:died]] != [one[0] for one in first["log"][:died]]:
@@ -169,16 +178,25 @@ def _killed(answer: Answer) -> str | None:
         _run(disk, run["log"][:died])
         if half := _seen(disk.now(), saves, old):
             return f"killed at change {number}, {change}: there is {half}"
-        if said[number - 1]:
-            return f"killed at change {number}, {change}: the next save ends in {said[number - 1]}"
+        if said[at]:
+            return f"killed at change {number}, {change}: {then} ends in {said[at]}"
         disk.restart()
         _run(disk, run["log"][died + 1 :])
-        then, new = disk.now(), f"step-{inputs['step'] + 10}"
-        if half := f"no {new}" if new not in then else _seen(then, saves, old):
-            return f"killed at change {number}, {change}: after the next save there is {half}"
-        if hidden := [name for name in disk.names() if name.startswith(".")]:
-            return f"killed at change {number}, {change}: {hidden[0]} is still there after the next save"
+        if half := f"no {new}" if new not in disk.now() else _seen(disk.now(), saves, old):
+            return f"killed at change {number}, {change}: after {then.rstrip(',')} there is {half}"
+        hidden = [name for name in disk.names() if name.startswith(".")]
+        if hidden and run["log"][died + 1 :]:
+            return f"killed at change {number}, {change}: {hidden[0]} is still there after {then.rstrip(',')}"
     return None
+
+
+def _after_deaths(answer: Answer) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(the change at which it was killed, the step that was saved then, the run) of every death."""
+    first, *others = _runs(answer)
+    deaths, step = len(first["log"]), answer.inputs["step"]
+    for place, then in ((0, step + 10), (deaths + 1, step)):
+        for number, run in enumerate(others[place : place + deaths], 1):
+            yield number, then, run
 
 
 def _run(disk: Disk, log: list[Any]) -> None:
@@ -200,7 +218,7 @@ def _without_power(answer: Answer) -> str | None:
     for number, (change, disk) in enumerate(replay(_bytes(inputs), _log(answer)), 1):
         if half := _cut(disk, saves, old):
             return f"the power fails after change {number}, {_said(change)}: there may be {half}"
-    for number, run in enumerate(_runs(answer)[1:-1], 1):
+    for number, _, run in _after_deaths(answer):
         died = run["log"].index(["restart"])
         disk = Disk(_bytes(inputs), kill_at=number)
         _run(disk, run["log"][:died])
@@ -263,8 +281,8 @@ SAVE = Exercise(
     disk="before",
     cases=[
         Case("step 20, two files, beside step 10", _TINY, accept=[_published], fixed=[]),
-        Case("killed at each of its changes; then the next save", _some, points=3, hidden=True, accept=[_killed],
-             draws=1, fixed=[_three]),
+        Case("killed at each of its changes; then the next step is saved, or this one again", _some, points=3,
+             hidden=True, accept=[_killed], draws=1, fixed=[_three]),
         Case("the power fails after each of its changes", _some, points=3, hidden=True, accept=[_without_power],
              draws=1, fixed=[_three]),
         Case("the power fails when the save has returned", _some, points=2, hidden=True, accept=[_stays], draws=1,

@@ -62,7 +62,9 @@ def _drive(exercise: Any, theirs: Any, heads: int, groups: int, refused: str) ->
     try:
         return exercise.from_hf(theirs, heads, groups)
     except ValueError as error:
-        return "refused" if refused in str(error) else f"a ValueError that does not name {refused}"
+        if refused in str(error):
+            return "refused"
+        return f"a ValueError {'about lm_head' if 'lm_head' in str(error) else f'that does not name {refused}'}"
 
 
 def model(
@@ -140,19 +142,17 @@ def _with_more(name: str) -> Any:
 
 
 def _without(name: str) -> Any:
-    """A name of the same layer is enough: which of q's, k's and v's biases is the wrong one may be seen in two ways."""
-    layer = re.match(r"model\.layers\.\d+\.", name)
+    """The other layers have it, so nothing else can be the one that is missing."""
 
     def inputs(draw: Draw) -> dict[str, Any]:
         found = _some(draw)
-        return {**found, "theirs": {n: t for n, t in found["theirs"].items() if n != name},
-                "refused": layer[0] if layer else name}  # fmt: skip
+        return {**found, "theirs": {n: t for n, t in found["theirs"].items() if n != name}, "refused": name}
 
     return inputs
 
 
 def _one_layer_without_biases(draw: Draw) -> dict[str, Any]:
-    """Layer 1 has none of the three, layer 0 has them."""
+    """Layer 1 has none of the three, layer 0 has them: it lacks them, or layer 0 has some too many."""
     found = _some(draw)
     theirs = {n: t for n, t in found["theirs"].items() if not (n.startswith("model.layers.1.") and n.endswith("bias"))}
     return {**found, "theirs": theirs, "refused": "_proj.bias"}
@@ -222,12 +222,9 @@ FROM_HF = Exercise(
                  _with_more("model.layers.1.self_attn.o_proj.bias"), _with_more("visual.patch_embed.weight"),
                  _with_more("model.layers.0.self_attn.rotary_emb.inv_freq"),
                  _with_more("model.layers.0.mlp.experts.0.up_proj.weight")]),
-        Case("a tensor that is missing, too", _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
-            _without("model.layers.0.mlp.up_proj.weight"), _without("model.norm.weight"),
-            _without("model.layers.1.self_attn.v_proj.weight"), _without("model.layers.0.input_layernorm.weight"),
-            _without("model.layers.0.self_attn.q_proj.bias"), _without("model.embed_tokens.weight"),
-            _without("model.layers.1.mlp.gate_proj.weight"), _one_layer_without_biases,
-            _without_layer_1]),
+        Case("a tensor that is missing, too: whichever it is, it is the one that is named",
+             _without("model.layers.1.self_attn.k_proj.bias"), hidden=True, fixed=[
+                 *map(_without, model(None, 2, 4, 2, 1, 2, 2)), _one_layer_without_biases, _without_layer_1]),
     ],
     mistakes=[
         Mistake(_wrongly(pack=_all_q_first), "First all q, then all k, then all v: a cut into halves of rows would "
@@ -237,8 +234,11 @@ FROM_HF = Exercise(
         Mistake(_wrongly(stack=lambda gate, up: torch.cat([up, gate])), "The gate comes above up: here they have "
                 "changed places, and the activation is applied to the wrong one."),
         Mistake(_wrongly(stack=_row_by_row), "Gate and up alternate row by row; they stand one above the other."),
-        Mistake(_wrongly(pack=lambda q, k, v, heads, groups: packed(q, v, k, heads, groups)), "Within a group keys "
-                "stand before values; here they have changed places, and no shape shows it."),
+        *(Mistake(_wrongly(pack=wrong), "Within a group keys stand before values; here they have changed places, and "
+                  "no shape shows it.") for wrong in (
+            lambda q, k, v, heads, groups: packed(q, v, k, heads, groups),
+            lambda q, k, v, heads, groups: packed(v, q, k, heads, groups),  # sorted by size, where all are as large
+        )),
         Mistake(_wrongly(pack=_repeated), "Keys and values are repeated for every query head; a group has one each."),
         Mistake(_wrongly(pack=_every_head_of_other_groups), "The query heads of a group follow each other: "
                 "group 0 has the first ones, not each `groups`-th one."),
@@ -247,11 +247,15 @@ FROM_HF = Exercise(
                 "Where embedding and output layer are tied there is one tensor, not two."),
         Mistake(_norms_swapped, "The two norms of a layer have changed places: ours are named after what follows, "
                 "Qwen2's second one after what stands before it."),
-        Mistake(_not_named, "It is refused, but the text of the ValueError does not have the name of the tensor."),
+        Mistake(_not_named, "It is refused, but the text of the ValueError does not have the name of the tensor that "
+                "is missing, or that does not belong there."),
         Mistake(lambda theirs, heads, groups, refused: {n: t for n, t in converted(theirs, heads, groups).items()
                 if not n.endswith("qkv.bias")} if not refused else None, "The biases of q, k and v are left out."),
     ],
-    errors={"KeyError": "A name was looked up that is not there. A missing tensor is to end in a ValueError."},
+    errors={
+        "lm_head.weight": "Where the output layer is tied to the embedding there is no lm_head.weight.",
+        "KeyError": "A name was looked up that is not there. A missing tensor is to end in a ValueError.",
+    },
     idea="Follow one group of heads: which rows of q, of k and of v does the rank need that computes it?",
     hint="Split q, k and v into `groups` chunks of rows; for each group q's, k's, v's chunk, all concatenated; the "
     "same for biases, where there are any. fc1 is cat([gate, up]). Pop every name that you use; what is left, or "

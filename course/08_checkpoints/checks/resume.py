@@ -59,14 +59,20 @@ def _saved(run: Run) -> dict[str, Any]:
 
 
 def _resumed(
-    ranks: Inputs, forgotten: str = "", aliased: bool = False, then: Callable[[Run, int], Any] | None = None
-) -> list[dict[str, Any]]:
-    """Of both ranks; mistakes: `forgotten` is not loaded, `aliased`: the state is of a later step, `then` is done."""
+    ranks: Inputs, forgotten: str = "", aliased: bool = False, then: Callable[[Run, int], Any] | None = None,
+    saving: Callable[[Run], Any] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Of both ranks; mistakes: `forgotten` is not loaded, `aliased`: the state is of a later step, `then` is done.
+
+    And `saving` is done to the run that is saved, when that is copied.
+    """
     r = ranks[0]
     made = {name: r[name] for name in ("dropout", "decays", "rows", "batch")}
     first = Run(r["seed"], **made)
     first.train(r["at"])
     state = _saved(first) if aliased else copy.deepcopy(_saved(first))
+    if saving:
+        saving(first)
     straight = {"losses": first.train(r["after"]), "weights": first.weights()}
     state = plain.loads(plain.dumps(state))
     second = Run(r["seed"] + 1, **made)
@@ -127,6 +133,7 @@ def _one_step_counted(run: Run, seed: int) -> None:
         one["step"].fill_(1)
 
 
+_CHANGES = "Saving has changed the run itself: rank 0, which only saves and trains on, no longer makes its own steps."
 _DATA = "order position generator"
 
 RESUME = Exercise(
@@ -146,6 +153,11 @@ RESUME = Exercise(
     mistakes=[
         Mistake(lambda ranks: _resumed(ranks, aliased=True), "What is saved changes while the run trains on: a state "
                 "dict holds the tensors themselves, not copies."),
+        *(Mistake(lambda ranks, changes=changes: _resumed(ranks, saving=changes), _CHANGES) for changes in (
+            *(lambda run, seed=seed: torch.manual_seed(seed) for seed in (0, 1, 42, 123, 1234)),
+            lambda run: run.model.eval(),
+            lambda run: run.data.generator.manual_seed(0),
+        )),
         Mistake(_forgot("weights"), "The weights are not those that were saved."),
         Mistake(_forgot("moments"), "The optimizer begins anew: its averages and its count of steps are state too."),
         Mistake(_forgot("rate"), "The schedule begins anew, and the rate with it."),

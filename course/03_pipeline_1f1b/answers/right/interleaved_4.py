@@ -1,4 +1,4 @@
-# counting what is under way, one string
+# counting what is under way
 def interleaved(rank, p, m, v):
     table = [(i + j, c) for i in range(0, m, p) for c in range(v) for j in range(p)]
     room, f, b, words = 2 * (p - rank - 1) + (v - 1) * p + 1, 0, 0, ""
@@ -10,4 +10,4 @@ def interleaved(rank, p, m, v):
             i, c = table[b]
             words += f"B{i}.{v - 1 - c} "
             b += 1
-    return words
+    return words.split()

@@ -1,4 +1,4 @@
-# a queue of what is to be done later, one string
+# a queue of what is to be done later
 from collections import deque
 def zb_h1(rank, p, m):
     words, later, w = [], deque(), min(m, p - 1 - rank)
@@ -8,4 +8,4 @@ def zb_h1(rank, p, m):
         later.append(f"W{i}")
         if len(later) > rank:
             words.append(later.popleft())
-    return " ".join([*words, *later])
+    return [*words, *later]

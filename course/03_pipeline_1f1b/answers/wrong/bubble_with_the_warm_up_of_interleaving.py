@@ -1,3 +1,3 @@
-# told: steps of a v-th
+# told: count each hop twice
 def bubble(p, m, v):
     return (p - 1) / m if v == 1 else 2 * (p - 1) / (m * v)

@@ -1,4 +1,4 @@
-# told: or round the weights | compare with a tolerance
+# told: right up to rounding
 import torch
 
 

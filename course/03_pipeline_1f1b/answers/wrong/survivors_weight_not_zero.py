@@ -1,4 +1,4 @@
-# told: a 0 with a rounding error | compare with a tolerance
+# told: right up to rounding
 import torch
 
 

@@ -16,7 +16,7 @@ def answers(
         "Megatron optim_grads_params": 3, "FSDP1 FULL_SHARD": 3, "FSDP2 fully_shard": 3,
     }
     return {
-        "stage": next((s for s, h in enumerate(held) if h < room), 3),
+        "stage": next((s for s, h in enumerate(held) if h <= room), 3),
         "ranks_for_stage_1": math.ceil(12 * parameters / left) if left > 0 else 0,
         "stage_2_over_stage_1": (microbatches + 1) / 2,
         "stage_3_over_stage_1": 3 * microbatches / 2,

@@ -1,11 +1,11 @@
+# a table of all names that are wanted, made from the largest number of a layer
+import re
 import torch
 
 
 def from_hf(theirs: dict[str, torch.Tensor], heads: int, groups: int) -> dict[str, torch.Tensor]:
-    layers = 0
-    while f"model.layers.{layers}.input_layernorm.weight" in theirs:
-        layers += 1
-    kinds = ["weight", "bias"] if "model.layers.0.self_attn.q_proj.bias" in theirs else ["weight"]
+    layers = 1 + max(int(n) for n in re.findall(r"model\.layers\.(\d+)\.", " ".join(theirs)))
+    kinds = ["weight", "bias"] if any(re.search(r"[qkv]_proj\.bias$", n) for n in theirs) else ["weight"]
     table = {"embedding.word_embeddings.weight": ["model.embed_tokens.weight"], "decoder.final_layernorm.weight": ["model.norm.weight"]}
     if "lm_head.weight" in theirs:
         table["output_layer.weight"] = ["lm_head.weight"]
