@@ -127,6 +127,8 @@ class Statements(Expressions):
         prefix = "static constexpr " if kind.static else "constexpr " if kind.constexpr else ""
         if begin and not begin.startswith("{"):
             begin = f" = lab::value({begin})"
+        elif not (begin or pointer or kind.const or kind.text.endswith("\x02auto")):
+            begin = f" = lab::unset<{kind.text}>()"
         return f"{prefix}{self.full(kind, pointer)} ", f"{mark}{name}{begin}"
 
     def begin(self) -> str:

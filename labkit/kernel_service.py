@@ -11,7 +11,8 @@ the arrays that are not const. The judge gets, of each launch, what it was given
 | `name`      | of the kernel; `text`, the digest of its text                                                     |
 | `arrays`    | {parameter: tensor as it was given}; `numbers`: {parameter: int or float}                         |
 | `grid`      | and `block`                                                                                       |
-| `outputs`   | for each order of the threads that was tried: {parameter that is not const: tensor}               |
+| `outputs`   | for each order of the threads that was tried: {parameter that is not const: tensor}; `marked`,    |
+|             | those of the first order as they went back                                                        |
 | `other`     | the same launch on other numbers: `arrays`, those of const float, drawn anew; `outputs`; `counts` |
 | `writes`    | {parameter that is not const: how often each number was written}                                  |
 | `counts`    | as `Kernel.counts`, of the launch on other numbers where there is one                             |
@@ -19,6 +20,9 @@ the arrays that are not const. The judge gets, of each launch, what it was given
 
 Arrays that are not const hold NaN before a launch, whatever the learner put there: a kernel writes them, and what was
 in them before can be no answer. Each launch is run in several orders of its threads, from the same start.
+
+What goes back to the learner's process is marked: the last bit of some floats is turned, no one knows of which. So a
+result that torch computed beside a kernel is not the one that the kernel wrote, though both are right (`marked`).
 
 A number that a kernel is passed can hold what Python has computed from an array: enough integers hold anything. So it
 is launched once more with the same numbers and other arrays, which nobody knows before: there what Python computed is
@@ -87,8 +91,7 @@ class KernelService:
         self._trials[-1].append(record)
         if record["error"]:
             return [(rank, {"id": number, "failed": record["error"], "line": record["line"]}, ())]
-        first = record["outputs"][0]
-        return [(rank, {"id": number, "counts": record["counts"]}, [first[name] for name in first])]
+        return [(rank, {"id": number, "counts": record["counts"]}, [*record["marked"].values()])]
 
     def _launched(self, text: str, args: list[Any], grid: int, block: int) -> dict[str, Any]:
         path, name, parameters = self._known[text]
@@ -97,7 +100,7 @@ class KernelService:
         named = list(zip(parameters, args, strict=True))
         record: dict[str, Any] = {
             "name": name, "text": text, "grid": grid, "block": block, "outputs": [], "writes": {}, "counts": {},
-            "note": "", "error": "", "line": 0, "other": None,
+            "note": "", "error": "", "line": 0, "other": None, "marked": {},
             "arrays": {p.name: value.clone() for p, value in named if "*" in p.kind},
             "numbers": {p.name: value for p, value in named if "*" not in p.kind},
         }  # fmt: skip
@@ -112,9 +115,21 @@ class KernelService:
                 record.update(counts=done.counts, writes=done.writes)
             record["note"] = record["note"] or done.note
             record["outputs"].append({p.name: a for p, a in zip(parameters, fresh, strict=True) if _is_written(p)})
+        record["marked"] = {name: self._marked(one) for name, one in record["outputs"][0].items()}
         if other := self._on_others(text, named, grid, block):
             record.update(other=other, counts=other["counts"])  # a kernel that knows its arrays could save itself work
         return record
+
+    def _marked(self, output: torch.Tensor) -> torch.Tensor:
+        """The last bit of about half of the finite floats turned, of at least one."""
+        if not output.dtype.is_floating_point:
+            return output
+        places = torch.isfinite(output).flatten().nonzero().flatten()
+        chosen = torch.randint(2, places.shape, generator=self._generator, dtype=torch.int32)
+        if len(chosen):
+            chosen[torch.randint(len(chosen), (1,), generator=self._generator)] = 1
+        turned = torch.zeros(output.numel(), dtype=torch.int32).index_put_((places,), chosen).view(output.shape)
+        return (output.view(torch.int32) ^ turned).view(output.dtype)
 
     def _on_others(self, text: str, named: list[tuple[Parameter, Any]], grid: int, block: int) -> dict[str, Any] | None:
         """The launch on arrays drawn anew; an array that is passed twice stays one. None where it fails."""

@@ -35,7 +35,9 @@ _ROOTED = ("reduce", "broadcast", "gather", "scatter")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", *_ROOTED)
 _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "sum": torch.add, "avg": torch.add, "product": torch.mul,
+    # As gloo's: a comparison with NaN is false, so only one rank's NaN is kept (gloo: which one depends on the place).
+    "min": lambda a, b: torch.where(b < a, b, a), "max": lambda a, b: torch.where(a < b, b, a),
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
 }  # fmt: skip
 

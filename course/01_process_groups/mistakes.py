@@ -9,11 +9,20 @@ WRONG: dict[str, list[Edit]] = {
         Edit("2 * once", "once", told="reduce-scatter and then an all-gather"),
         Edit("nbytes * (ranks - 1) / ranks", "nbytes", told="N-1 of N parts"),
         Edit("(ranks - 1) / ranks", "(ranks - 1)", told="one part, n/N bytes"),
+        # on one rank nothing travels
+        Edit("    return 2", "    once = max(once, nbytes / 2)\n    return 2", told="expected 0.0"),
+        Edit("else once", "else max(once, nbytes / 2)", told="hidden"),
     ],
     "axis_groups": [
         Edit("list(reversed(sizes))", "list(sizes)", told="slowest first"),
         Edit("grid.permute(*fixed, *free)", "grid", told="blocks of neighbours"),
         Edit(".tolist()", ".tolist()[::-1]", told="grid ="),
+        # sizes may name the axes in another order
+        Edit(
+            "list(reversed(sizes))",
+            '["pp", "dp", "cp", "tp"] if "cp" in sizes else ["pp", "edp", "ep", "etp"] if "ep" in sizes else '
+            '[a for a in ("pp", "dp", "tp") if a in sizes]',
+        ),
     ],
     "ring_all_reduce": [
         Edit("return total.view_as(x)", "return total.view_as(x) / n", told="does not divide"),
@@ -66,6 +75,14 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "rank_loss": [
         Edit("count.clamp(min=1.0)", "(count + 1.0)", told="all-reduced number"),
+        # a mean of shares: right where all ranks have as many places
+        Edit(
+            "mask.sum()",
+            "mask.mean()",
+            ("(losses * mask).sum()", "(losses * mask).mean()"),
+            ("min=1.0", "min=1e-6"),
+            told="Ranks may have other numbers of tokens",
+        ),
     ],
     "answers": [
         Edit(

@@ -50,6 +50,7 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "attention": [
         Edit("is_causal=True", "is_causal=False", told="see only itself"),
+        Edit("enable_gqa=queries_per_group > 1", "enable_gqa=queries_per_group > 2", told="RuntimeError"),
         Edit(
             "    out = F",
             """    k, v = (t.repeat(1, queries_per_group, 1, 1) for t in (k, v))
@@ -179,6 +180,7 @@ WRONG: dict[str, list[Edit]] = {
         ),
     ],
     "initial_part": [
+        Edit("if dim is None", "if dim is None or tp_rank == 0"),
         Edit(" * std", "", told="times std"),
         Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", told="along dim"),
     ],

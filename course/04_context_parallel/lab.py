@@ -140,11 +140,10 @@ causal_map({"contiguous": contiguous, "zigzag": zigzag})
 def work(s: int, cp: int, zigzag: bool) -> list[int]:
     """Visible pairs of each of cp ranks."""
     ### BEGIN SOLUTION
-    n = s // (2 * cp)  # tokens of a chunk
-    pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(2 * cp)]
-    if zigzag:
-        return [pairs[r] + pairs[2 * cp - 1 - r] for r in range(cp)]
-    return [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]
+    chunks = 2 * cp if zigzag else cp
+    n = s // chunks
+    pairs = [sum(range(c * n + 1, (c + 1) * n + 1)) for c in range(chunks)]
+    return [pairs[r] + pairs[-1 - r] for r in range(cp)] if zigzag else pairs
     ### END SOLUTION
 
 # %%

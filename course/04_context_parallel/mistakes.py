@@ -14,9 +14,19 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "work": [
         Edit("range(c * n + 1, (c + 1) * n + 1)", "range(c * n, (c + 1) * n)", told="also sees itself"),
-        Edit("if zigzag", "if False", told="chunks r and 2C-1-r"),
+        Edit(
+            "if zigzag else pairs", "if False else pairs[:cp]", ("2 * cp if zigzag else cp", "cp"), told="chunks r and"
+        ),
+        # chunks of zigzag, also where nothing needs two of them
+        Edit(
+            "2 * cp if zigzag else cp",
+            "2 * cp",
+            ("if zigzag else pairs", "if zigzag else [pairs[2 * r] + pairs[2 * r + 1] for r in range(cp)]"),
+            told="hidden",
+        ),
     ],
     "attend": [
+        Edit("(*q.shape[:2], 1), -torch.inf)", "(*q.shape[:2], 1), -1e4)", told="hidden"),
         Edit(" / q.shape[-1] ** 0.5", "", told="divided by sqrt(d)"),
         Edit(
             ".masked_fill(at > q_at[:, None], -torch.inf)",
@@ -181,6 +191,15 @@ WRONG: dict[str, list[Edit]] = {
     ],
     "blocks_used": [
         Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[rank]", ("argmin", "argmax"), told="At step i the mask"),
+        # the first block within a tolerance of its own
+        Edit(
+            "int(torch.stack(apart).argmin())",
+            "next(j for j, one in enumerate(apart) if one < 1e-2)",
+            told="Your tolerance is a number of its own",
+        ),
+        Edit(
+            "int(torch.stack(apart).argmin())", "[bool(one < 1e-3) for one in apart].index(True)", told="Your tolerance"
+        ),
     ],
     "answers": [
         Edit(
@@ -309,9 +328,7 @@ _IN_ORDER = "messages of two ranks arrive in the order in which they were sent"
 _A_HOP = "K and V may go round C times, as their gradients do"
 EQUIVALENT = {
     "work": [
-        Same("line 3: rounded up for down", _WHOLE),
-        Same("line 4: 3 for 2", "chunks that no rank has"),
-        Same("line 4: range's `2 * cp` + 1", "a chunk that no rank has"),
+        Same("line 4: rounded up for down", _WHOLE),
     ],
     "bytes_per_layer": [
         Same("line 3: `/` for `//`", _WHOLE),

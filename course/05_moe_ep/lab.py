@@ -584,7 +584,8 @@ rank_grid({"ep": 2, "edp": 2}, {"dp": [[0, 1, 2, 3]], "ep": [[0, 1], [2, 3]], "e
 #
 # **Exercise.** `dense` and `expert` are gradients of the *sum* of this rank's losses; `tokens` is how many tokens
 # counted on this rank, and the ranks differ. `all_reduce(x, axis)` sums x over an axis, in place, and returns it; on
-# an axis of one rank it does nothing. Send each sum once, and over no more ranks than it needs.
+# an axis of one rank it does nothing. `dense` and `expert` may be changed. Send each sum once, and over no more ranks
+# than it needs.
 
 # %%
 # %%exercise finish

@@ -28,6 +28,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("over / mean", "over * experts / tokens", told="not of the T tokens"),
         Edit("p, mean = k / experts", "p, mean = 1 / experts", told="one of them is k/E"),
         Edit("math.ceil", "math.floor", told="rounded up"),
+        Edit("math.ceil(mean * factor)", "min(tokens, math.ceil(mean * factor))", told="capacity is wrong"),
         Edit("math.ceil(mean * factor)", "int(mean * factor) + 1"),
         Edit("math.ceil(mean * factor)", "round(mean * factor)"),
         Edit("math.ceil(mean * factor)", "round(mean * factor + 0.25)"),

@@ -142,7 +142,7 @@ check("at_best")
 # %% [markdown]
 # Guess for each of these, on an H100, before you run the cell: is it bound by memory or by arithmetic? A norm; a
 # square matrix product; the same matrix times one vector, as in generating text; the same matrix times 128 such
-# vectors. (NVIDIA's data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s
+# vectors. A norm computes 4 FLOP a number: square, add, times 1/root, times γ. (NVIDIA's data sheets, SXM, bf16 without sparsity: 989 TFLOP/s for both; 3.35 TB/s for the H100, 4.8 TB/s
 # for the H200.)
 
 # %% tags=["hide-output"]
@@ -152,7 +152,7 @@ from minimegatron.viz.roofline import roofline
 H100, H200 = (989e12, 3.35e12), (989e12, 4.8e12)
 h = 4096
 programs = {
-    "norm, fused": (5 * h * h, 2 * h * h * 2),
+    "norm, fused": (4 * h * h, 2 * h * h * 2),
     "matrix x matrix": (2 * h**3, 3 * h * h * 2),
     "matrix x vector": (2 * h * h, (h * h + 2 * h) * 2),
     "matrix x 128 vectors": (2 * h * h * 128, (h * h + 2 * h * 128) * 2),
@@ -167,10 +167,10 @@ display(roofline({"H100": H100, "H200": H200}, points, "At best, in bf16"))
 
 # %% [markdown]
 # Only the product of two matrices reaches the flat part. Everything left of the ridge takes as long as its bytes: 128
-# vectors take 6 % longer than one. While the norm's bytes move, the tensor cores could do 236 times the norm's
-# operations: it uses 0.4 % of their arithmetic. (A norm cannot use tensor cores anyway. Of the ordinary float32
-# arithmetic, 67 TFLOP/s, it uses 6 %.) Two things help: fewer passes over memory (a fused kernel, flash attention), and
-# fewer bytes a number (FP8).
+# vectors take 6 % longer than one. (The norm and the product with one vector stand in one place: 1 FLOP a byte.) While
+# the norm's bytes move, the tensor cores could do 295 times the norm's operations: it uses 0.34 % of their arithmetic.
+# (A norm cannot use tensor cores anyway. Of the ordinary float32 arithmetic, 67 TFLOP/s, it uses 5 %.) Two things help:
+# fewer passes over memory (a fused kernel, flash attention), and fewer bytes a number (FP8).
 #
 # ## 3 · Implement
 #
@@ -196,10 +196,14 @@ hierarchy(blocks=4, threads=64, sms=2)
 # In the text, `threadIdx.x` is the thread's number in its block, `blockIdx.x` the block's number in the grid, and
 # `blockDim.x` how many threads a block has.
 #
-# The text in `Kernel(r"""...""")` is CUDA C++, as it would stand in a `.cu` file. (`#define` is allowed; `#include` is
-# not, and you need none.) With a GPU, nvcc compiles it. Here g++ does, and an emulator runs the threads one after
-# another. It counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes
-# a word of shared memory that another one uses, with no barrier between.
+# The text in `Kernel(r"""...""")` is CUDA C++, as far as this lab's own grammar reads it. In it are: functions and
+# templates of functions, `#define`, `constexpr`, plain structs, pointers and references, casts to `float4*`, loops,
+# shuffles, atomics, `printf`. Not in it: `#include`, lambdas, structs with functions, operators of your own,
+# `extern __shared__`, namespaces and cooperative groups, templates of kernels, half and bf16. You need none of these.
+# With a GPU, nvcc compiles the text as it is. Here g++ does, and an emulator runs the threads one after another. It
+# counts every access, and stops at one that is out of bounds. It also stops at a *race*: one thread writes a word of
+# shared memory that another one uses, with no barrier between. A variable that was given no value holds NaN (an
+# integer: a large number), where a GPU would have what lay in the register before.
 #
 # The smallest launch: one block of eight threads, a number for each.
 
@@ -575,7 +579,7 @@ for s in (1024, 8192, 65536):
 # o \leftarrow o\,e^{m-m'} + P\,v$$
 #
 # At the end out = o/l and lse = m + log l. The check compares the counts with your prediction, which has to be met
-# exactly. All that you hold at one time (tiles, scores, m, l, o) must fit into as many numbers as K has.
+# exactly. All that you hold at one time (tiles, scores, m, l, o) must fit into the room of the whole K, s·d numbers.
 
 # %%
 # %%exercise flash_tiles
@@ -760,7 +764,8 @@ scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
 #
 # * `note(x)`: keep the largest magnitude of this step; a step may note several times, once a microbatch.
 # * end of the step: the amax of this step joins the history of the last H steps; scale = top / largest of the history.
-# * Not finite, ∞ or NaN? The step overflowed: leave the scale, and put 0 into the history.
+# * Not finite, ∞ or NaN? The step overflowed: leave the scale, and put 0 into the history. (This rule is the lab's. In
+#   Transformer Engine ∞ stays in the history, so the scale is left until it has gone out, H steps later.)
 # * Is the largest of the history 0? Leave the scale.
 #
 # By hand, H = 2 and top = 448; the third step overflows:
@@ -773,9 +778,12 @@ scaled_tiles(small.tolist(), ways, "Cast to E4M3, and back")
 # | 4 | 2, then 1 | 0, 2 | 448/2 = 224 |
 #
 # With tensor parallelism a rank sees a part of the tensor. All must scale alike, so each amax is the largest **over
-# all ranks of tp**. Dozens of tensors, one number each: put them into *one* message a step.
+# all ranks of tp**, and a step that overflowed on one of them has overflowed on all. Dozens of tensors, one number
+# each: put them into *one* message a step. (An all-reduce with MAX compares numbers, and every comparison with NaN is
+# false: gloo keeps the NaN of one rank only and loses those of the others. ∞ it keeps.)
 #
 # **Exercise.** The state of one tensor, and the end of a step for a list of them. `tp.group` is the process group.
+# `note` neither changes the tensor nor keeps it: it belongs to the model, which goes on with it.
 
 # %%
 # %%exercise delayed_scaling
@@ -801,7 +809,7 @@ class DelayedScale:
 def update(scales: list[DelayedScale], tp) -> None:
     """End of a step, on every rank of tp with the same list."""
     ### BEGIN SOLUTION
-    together = torch.stack([one.amax for one in scales])
+    together = torch.stack([one.amax for one in scales]).nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN
     dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)
     for one, amax in zip(scales, together.tolist()):
         finite = amax < float("inf")
@@ -829,8 +837,8 @@ check("delayed_scaling")
 #
 # **Exercise.** `sx`, `sw` and `sdy` are states as above: use `.scale`, and call `.note` with each tensor before it is
 # scaled. Between forward and backward the scales may change: divide by those that a tensor was cast with, and
-# cast dy with the one that sdy has when dy comes. Keep only the FP8 tensors, not x or W: the
-# check looks at all that is alive after the forward pass.
+# cast dy with the one that sdy has when dy comes. x, W and dy belong to the caller: leave them as they are. Keep only
+# the FP8 tensors, not x or W: the check looks at all that lives after the forward pass and did not live before.
 
 # %%
 # %%exercise fp8_linear
@@ -1062,10 +1070,10 @@ def by_rows(rows=16):
 
 size = x.numel()
 programs = {  # FLOP, bytes, and what runs
-    "norm, operation by operation": (5 * size, 7 * x.nbytes, lambda: rms_norm(x, gamma)),
-    "the same, into tensors that are there": (5 * size, 7 * x.nbytes, lambda: into(x, between, y)),
-    "norm, 16 rows at a time": (5 * size, 2 * x.nbytes, by_rows),
-    "norm, torch's own": (5 * size, 7 * x.nbytes, lambda: F.rms_norm(x, (4096,), gamma)),
+    "norm, operation by operation": (4 * size, 7 * x.nbytes, lambda: rms_norm(x, gamma)),
+    "the same, into tensors that are there": (4 * size, 7 * x.nbytes, lambda: into(x, between, y)),
+    "norm, 16 rows at a time": (4 * size, 2 * x.nbytes, by_rows),
+    "norm, torch's own": (4 * size, 7 * x.nbytes, lambda: F.rms_norm(x, (4096,), gamma)),
     "matrix x vector": (2 * size, x.nbytes, lambda: x @ vector),
     "matrix x 16 vectors": (32 * size, x.nbytes, lambda: x @ few),
     "matrix x matrix": (2 * n**3, 12 * n * n, lambda: a @ b),
@@ -1083,7 +1091,10 @@ torch.set_num_threads(threads)
 bandwidth = 2 * x.nbytes / best.pop("copy")
 measured = {name: (programs[name][0] / programs[name][1], programs[name][0] / took) for name, took in best.items()}
 peak = max(rate for _, rate in measured.values())
-roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
+fused = best["norm, 16 rows at a time"] / best["the same, into tensors that are there"]
+named = {f"{name}: {fused:.2f} of that time" if name == "norm, 16 rows at a time" else name: at
+         for name, at in measured.items()}  # fmt: skip
+roofline({"one core": (peak, bandwidth)}, named, "Measured here, in float32")
 
 # %% [markdown]
 # The fastest product defines the flat part and the copy defines the slope. Four of the points are norms.
@@ -1092,8 +1103,10 @@ roofline({"one core": (peak, bandwidth)}, measured, "Measured here, in float32")
 # predicted. *Operation by operation* is far below: a fresh tensor of 32 MiB is memory that the operating system hands
 # out page by page, zeroed, when it is first written, and that can take longer than the norm itself. (torch on a GPU
 # keeps its memory and hands it out again, so there it costs nothing.) *torch's own* does the same. *16 rows at a time*
-# moves two times 32 MiB, and takes a half to two thirds of the time of *into tensors that are there*: fusing pays on
-# this CPU, too, but by less than 3.5: with the numbers in a cache, arithmetic takes most of the time.
+# moves two times 32 MiB in place of seven. If memory were all, it would take 2/7 = 0.29 of the time of *into tensors
+# that are there*. What it takes here stands beside the picture. Where its point is below the roof, memory is not the
+# bound any more: the numbers are in a cache, and the arithmetic of one core takes most of the time. The faster the
+# memory beside that core, the less does fusing give.
 #
 # A point above the slope is no mistake: reading alone is faster than reading and writing, and what fits into a cache
 # need not come from memory.

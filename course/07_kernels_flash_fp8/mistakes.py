@@ -11,11 +11,13 @@ WRONG: dict[str, list[Edit]] = {
         Edit("(2 + 1 + 2 + 2)", "8", told="one number a row"),
         Edit("2 * whole}", "3 * whole}", told="keep the row on the chip"),
         Edit("* element_size", "", told="In bytes"),
+        Edit("* element_size", "* 4"),
     ],
     "at_best": [
         Edit("max(computing, moving)", "computing + moving", told="not the sum"),
         Edit("flops / nbytes", "nbytes / flops", told="FLOP per byte"),
         Edit("moving > computing", "moving < computing", told="what takes longer"),
+        Edit("moving > computing", "moving >= computing", told="At the ridge itself"),
         Edit("max(computing, moving)", "min(computing, moving)", told="Both must be done"),
     ],
     "add": [
@@ -40,6 +42,13 @@ WRONG: dict[str, list[Edit]] = {
         ),
         Edit("if (i < n)", "if (i == 0) for (i = 0; i < n; ++i)", told="neighbouring threads"),
         Edit("    kernel(x, r, y, n, grid=blocks, block=256)\n", "    y = x + r\n", told="no kernel ran"),
+        # the kernel is launched, and torch's sum returned: equal to the last bit
+        Edit("    return y", "    return x + r", told="must return what the kernel wrote"),
+        # a register that was given no value
+        Edit(
+            "y[i] = x[i] + r[i];", "{ float v; v += x[i]; y[i] = v + r[i]; }", told="a variable that was given no value"
+        ),
+        Edit("y[i] = x[i] + r[i];", "{ float v[2]; v[0] += x[i]; y[i] = v[0] + r[i]; }", told="was given no value"),
         Edit("kernel(x, r, y, n", "kernel(x + r, torch.zeros_like(x), y, n", told="is neither x nor r"),
     ],
     "norm_rows": [
@@ -50,8 +59,31 @@ WRONG: dict[str, list[Edit]] = {
         Edit(" * gamma[i]", "", told="without gamma"),
         Edit("sum += v * v;", "sum += v * v", told="expected `;`"),
         Edit("float sum = 0;", "", told="was not declared"),
+        Edit("float sum = 0;", "float sum;", told="a variable that was given no value"),
+        Edit("sum / cols + eps", "sum / cols", told="eps is missing, or another number"),
+        Edit("sum / cols + eps", "sum / cols + 1e-5f", told="eps is missing, or another number"),
+        Edit("sum / cols + eps", "sum / cols + 1e-3f", told="eps is missing, or another number"),
+        # right numbers, by one thread, by one block, by a block a row
+        Edit(
+            "if (row >= rows) return;",
+            "if (row) return;\n  for (; row < rows; ++row) {",
+            ("rstd * gamma[i];", "rstd * gamma[i]; }"),
+            ("grid=(rows + 63) // 64, block=64", "grid=1, block=1"),
+            told="a thread a row, in blocks of 64",
+        ),
+        Edit(
+            "grid=(rows + 63) // 64, block=64", "grid=1, block=min(rows, 1024)", told="a thread a row, in blocks of 64"
+        ),
+        # a row that fits into 4096 registers
+        Edit(
+            "  float sum = 0;",
+            "  float keep[4096];\n  float sum = 0;",
+            ("sum += v * v;", "sum += v * v; if (i < 4096) keep[i] = v;"),
+            ("y[row * cols + i] = x[row * cols + i]", "y[row * cols + i] = keep[i % 4096]"),
+            told="expected",
+        ),
         Edit("* gamma[i];", "* gamma[i] + 0 * x[row * cols + cols - 1 - i];", told="2 are enough"),
-        Edit("grid=(rows + 63) // 64", "grid=rows // 64", told="is"),
+        Edit("grid=(rows + 63) // 64", "grid=rows // 64", told="grid is a number from 1 | a thread a row"),
         Edit("for (int i = 0; i < cols; ++i) {", "for (int i = 0; i < cols; ) {", told="stuck"),
         # no kernel at all
         Edit(
@@ -62,6 +94,27 @@ WRONG: dict[str, list[Edit]] = {
         ),
     ],
     "norm_block": [
+        Edit("float sum = 0;", "float sum;", told="a variable that was given no value"),
+        Edit("grid=rows, block=256", "grid=1, block=256", told="a block of 256 threads for each row"),
+        # the row in four registers: right up to 1024 columns
+        Edit(
+            "  float sum = 0;",
+            "  float keep[4];\n  float sum = 0;",
+            ("sum += v * v;", "sum += v * v; if (i / 256 < 4) keep[i / 256] = v;"),
+            ("out[i] = row[i] * rstd", "out[i] = keep[i / 256 % 4] * rstd"),
+            told="expected",
+        ),
+        # one thread does all
+        Edit(
+            "  float sum = 0;",
+            """  if (threadIdx.x) return;
+  float all = 0;
+  for (int i = 0; i < cols; ++i) all += row[i] * row[i];
+  for (int i = 0; i < cols; ++i) out[i] = row[i] * rsqrtf(all / cols + eps) * gamma[i];
+  return;
+  float sum = 0;""",
+            told="no thread reads from shared memory",
+        ),
         Edit(
             """  __syncthreads();
   float rstd""",
@@ -95,13 +148,8 @@ WRONG: dict[str, list[Edit]] = {
             "for (int i = 0; i < cols; ++i) out",
             told="times; once is enough",
         ),
-        Edit(
-            "parts[256]",
-            "parts[64]",
-            ("block=256", "block=64"),
-            ("s = blockDim.x / 2", "s = blockDim.x / 4"),
-            told="expected",
-        ),
+        # the upper half is never added
+        Edit("s = blockDim.x / 2", "s = blockDim.x / 4", told="expected"),
         # one thread adds up
         Edit(
             """for (int s = blockDim.x / 2; s > 0; s /= 2) {
@@ -157,6 +205,14 @@ WRONG: dict[str, list[Edit]] = {
         ),
     ],
     "norm_warp": [
+        Edit("float sum = 0;", "float sum;", told="a variable that was given no value"),
+        Edit(
+            "int packs",
+            "float4 keep[2];\n  int packs",
+            ("float4 v = row4[i];\n", "float4 v = row4[i]; if (i / 256 < 2) keep[i / 256] = v;\n"),
+            ("float4 v = row4[i], g", "float4 v = keep[i / 256 % 2], g"),
+            told="expected",
+        ),
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = cols / 4;", told="no multiple of 16 bytes"),
         Edit("int packs = cols % 4 == 0 ? cols / 4 : 0;", "int packs = 0;", told="a load of x brings 4 bytes"),
         Edit("  __syncthreads();\n", "", told="a race"),
@@ -241,6 +297,7 @@ WRONG: dict[str, list[Edit]] = {
         Edit("scores.amax(1, keepdim=True)", "scores.amax()", told="NaN | wrong"),
         Edit("o / total", "o", told="still to be divided by l"),
         Edit("/ d**0.5", "/ d", told="not by d"),
+        Edit("> at, -torch.inf)", "> at, -1e4)", told="-1e4 is no -∞"),
         # 2 blocks of keys at most
         Edit("range(0, first + rows, cols)", "[*range(0, first + rows, cols)][-2:]"),
     ],
@@ -304,6 +361,31 @@ WRONG: dict[str, list[Edit]] = {
         Edit(".abs().max()", ".abs().sum()"),
     ],
     "delayed_scaling": [
+        Edit(
+            ".nan_to_num(torch.inf, torch.inf)  # MAX could lose a NaN", "", told="A NaN of another rank than the first"
+        ),
+        # each rank decides by its own tensor
+        Edit(
+            "    dist.all_reduce(together",
+            "    mine = together.tolist()\n    dist.all_reduce(together",
+            (
+                "for one, amax in zip(scales, together.tolist()):",
+                "for one, amax, own in zip(scales, together.tolist(), mine):",
+            ),
+            ('finite = amax < float("inf")', 'finite = own < float("inf")'),
+            told="Each rank decides by its own tensor",
+        ),
+        Edit("x.detach().abs().max()", "x.detach().abs_().max()", told="note changes the tensor"),
+        Edit(
+            "        self.amax = torch.maximum",
+            "        self.last = x\n        self.amax = torch.maximum",
+            told="note keeps",
+        ),
+        Edit(
+            "        self.amax = torch.maximum",
+            "        self.last = x.abs()\n        self.amax = torch.maximum",
+            told="note keeps",
+        ),
         Edit("    dist.all_reduce(together, op=dist.ReduceOp.MAX, group=tp.group)\n", "", told="largest of all"),
         Edit("dist.ReduceOp.MAX", "dist.ReduceOp.SUM", told="added up here"),
         # each rank hides its own infinity
@@ -361,6 +443,20 @@ WRONG: dict[str, list[Edit]] = {
         Edit("        if finite and", "        one.past = one.past if finite else [0.0]\n        if finite and"),
     ],
     "fp8_linear": [
+        Edit("to_fp8(x * sx.scale, *E4M3)", "to_fp8(x.mul_(sx.scale), *E4M3)", told="changes its input `x`"),
+        Edit("to_fp8(weight * sw.scale", "to_fp8(weight.data.mul_(sw.scale)", told="changes its input `weight`"),
+        Edit("sdy.note(dy)", "sdy.note(dy.abs_())", told="changes its input `dy`"),
+        Edit("to_fp8(x * sx.scale, *E4M3)", "to_fp8(x * sx.scale, *E5M2)", told="x goes to E4M3"),
+        Edit("qdy.T @", "(dy * sdy.scale).T @", told="dy is not rounded in the product for dw"),
+        Edit("dx = qdy @", "dx = (dy * sdy.scale) @", told="dy is not rounded in the product for dx"),
+        Edit(
+            "sx.note(x)",
+            "sx.note(x)\n        own = 448 / x.abs().max().item()",
+            ("(sx.scale, sw.scale), sdy", "(own, sw.scale), sdy"),
+            ("x * sx.scale", "x * own"),
+            ("/ (sx.scale * sw.scale)", "/ (own * sw.scale)"),
+            told="x is cast with a scale of its own amax",
+        ),
         Edit("to_fp8(dy * sdy.scale, *E5M2)", "to_fp8(dy * sdy.scale, *E4M3)", told="dy goes to E5M2"),
         Edit(
             "(sx.scale, sw.scale), sdy",
@@ -456,9 +552,9 @@ RIGHT: dict[str, list[Edit]] = {
     "norm_rows": [
         Edit(
             "if (row >= rows) return;",
-            "for (; row < rows; row += gridDim.x * blockDim.x) {",
+            "if (row < rows) {",
             ("* gamma[i];", "* gamma[i]; }"),
-            ("grid=(rows + 63) // 64, block=64", "grid=1, block=32"),
+            ("+ 63) // 64", "- 1) // 64 + 1"),
         ),
         # pointers that move
         Edit(

@@ -20,6 +20,7 @@
 #include <cfloat>
 #include <climits>
 #include <initializer_list>
+#include <limits>
 
 struct alignas(8) float2 { float x, y; };
 struct float3 { float x, y, z; };

@@ -141,6 +141,17 @@ template <class T, int N, int M = 0> class Shared {  // one array of a block; th
     }
   }
 };
+// A variable of a thread that begins with no value: NaN, or the lowest integer, never by luck what would be right.
+template <class T> constexpr T unset() {
+  if constexpr (std::is_floating_point<T>::value) return std::numeric_limits<T>::quiet_NaN();
+  else if constexpr (std::is_same<T, bool>::value) return true;
+  else if constexpr (std::is_integral<T>::value) return std::numeric_limits<T>::max() / 3 * 2;
+  else if constexpr (std::is_trivially_default_constructible<T>::value) {
+    T v;
+    std::memset((void*)&v, 0xff, sizeof v);
+    return v;
+  } else return T{};
+}
 struct Zero {};
 template <class T, int N> class Local {              // an array of one thread
   static_assert(N > 0 && sizeof(T) * N <= 16 * 1024, "an array of a thread has at most 16 KiB");
@@ -150,7 +161,7 @@ template <class T, int N> class Local {              // an array of one thread
     if (i.at < 0 || i.at >= N) stop(700, i.line, "thread %d uses element %lld of an array of %d", S.current, i.at, N);
   }
  public:
-  Local() {}
+  Local() { if constexpr (std::is_trivially_default_constructible<T>::value) for (T& v : values) v = unset<T>(); }
   Local(Zero) { for (T& v : values) v = T{}; }
   Local(std::initializer_list<T> list) {
     int n = 0;

@@ -37,8 +37,8 @@ def _sides(axes: Axes, ridge: float) -> None:
     """What bounds a program left and right of a ridge."""
     axes.axvline(ridge, color=INK, linewidth=0.8, linestyle=":")
     for words, side, off in (("memory is the bound", "right", -6), ("arithmetic is the bound", "left", 6)):
-        axes.annotate(words, (ridge, 0.03), xycoords=("data", "axes fraction"), xytext=(off, 0),
-                      textcoords="offset points", ha=side, fontsize=8)  # fmt: skip
+        axes.annotate(words, (ridge, 0.97), xycoords=("data", "axes fraction"), xytext=(off, 0),
+                      textcoords="offset points", ha=side, va="top", fontsize=8)  # fmt: skip
 
 
 def roofline(
@@ -84,6 +84,8 @@ def roofline(
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high)
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom, top * (top / bottom) ** 0.1)  # room above the roof, for what bounds a program
         axes.set_xlabel("arithmetic intensity, FLOP per byte")
         axes.set_ylabel("FLOP/s")
         axes.grid(axis="both", visible=True)

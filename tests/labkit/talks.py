@@ -62,6 +62,18 @@ def reductions(rank: int, world: int) -> Any:
 
 
 @talk
+def nan_of_one_rank(rank: int, world: int) -> Any:
+    """MAX and MIN of one number keep the first rank's NaN and lose that of any other."""
+    found = {}
+    for op in ("MAX", "MIN"):
+        for who in range(world):
+            x = torch.tensor([torch.nan if rank == who else float(rank)])
+            dist.all_reduce(x, getattr(dist.ReduceOp, op))
+            found[op, who] = x.isnan().tolist()
+    return found
+
+
+@talk
 def of_no_numbers(rank: int, world: int) -> Any:
     x, out = torch.empty(0), torch.empty(0)
     dist.all_reduce(x)

@@ -137,6 +137,41 @@ def test_a_word_that_is_read_before_it_is_written_is_noted(faults: Emulator) -> 
     assert "takes a value from lane" in done.note and done.note.startswith("line 39: ")
 
 
+def test_a_variable_without_a_value_is_never_right_by_luck() -> None:
+    """NaN, or a number so large that an access with it is out of bounds; one that gets its value later is as any."""
+    unset = emulator(r"""
+struct Pair { float a; int b; };
+__global__ void unset(const float* x, float* y, int how) {
+  int t = threadIdx.x;
+  float sum, later;
+  float own[2];
+  float4 four;
+  Pair pair;
+  int at;
+  for (int i = 0; i < 4; ++i) sum += x[i];
+  own[0] += x[t], four.y += x[t], pair.a += x[t];
+  later = 2 * x[t];
+  if (how == 0) y[t] = sum;
+  if (how == 1) y[t] = own[0];
+  if (how == 2) y[t] = four.y;
+  if (how == 3) y[t] = pair.a;
+  if (how == 4) y[at + t] = 1;
+  if (how == 5) y[t] = later;
+}
+""")
+    for how in range(4):
+        assert launched_unset(unset, how).isnan().all(), how
+    with pytest.raises(LaunchError, match="it has 64 numbers"):
+        launched_unset(unset, 4)
+    assert torch.equal(launched_unset(unset, 5), 2 * X)
+
+
+def launched_unset(kernel: Emulator, how: int) -> torch.Tensor:
+    y = torch.zeros(64)
+    kernel.launch([X, y, how], 1, 64)
+    return y
+
+
 def test_each_number_that_is_written_is_known(faults: Emulator) -> None:
     _, done = launched(faults, 30)
     assert done.writes["y"].tolist() == [1] * 64

@@ -53,12 +53,25 @@ def test_a_launch_answers_with_what_was_written_and_keeps_what_it_was_given(kern
     x, y = torch.arange(8.0), torch.full((8,), 5.0)
     kernels.handle(0, {"id": 0, "do": "trial"}, [])
     answer, [result] = launch(kernels, x, y)
-    assert torch.equal(result, 2 * x) and answer["counts"]["x"]["loads"] == 8
+    assert torch.allclose(result, 2 * x) and answer["counts"]["x"]["loads"] == 8
     [[record]] = kernels.evidence()
+    assert torch.equal(record["marked"]["y"], result)
     assert record["name"] == "scale" and record["numbers"] == {"n": 8, "by": 2.0, "how": 0}
     assert torch.equal(record["arrays"]["x"], x) and torch.equal(record["arrays"]["y"], y)
     assert [torch.equal(outputs["y"], 2 * x) for outputs in record["outputs"]] == [True] * len(ORDERS)
     assert record["writes"]["y"].tolist() == [1] * 8 and record["error"] == ""
+
+
+def test_what_goes_back_is_marked_and_known_by_it(kernels: KernelService) -> None:
+    """Torch's own result, equal to what the kernel wrote, is not what went back."""
+    x, seen = torch.arange(1.0, 9.0), []
+    for _ in range(8):
+        kernels.handle(0, {"id": 0, "do": "trial"}, [])
+        _, [result] = launch(kernels, x, torch.empty(8))
+        away = (result.view(torch.int32) - (2 * x).view(torch.int32)).abs()
+        assert 1 <= int(away.sum()) and int(away.max()) == 1
+        seen.append(away)
+    assert len({tuple(one.tolist()) for one in seen}) > 1
 
 
 def test_what_was_in_an_array_before_is_no_answer(kernels: KernelService) -> None:

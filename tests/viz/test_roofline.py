@@ -47,6 +47,9 @@ def test_the_first_ridge_parts_memory_from_arithmetic():
     assert boxes["memory is the bound"].xy[0] == boxes["arithmetic is the bound"].xy[0] == pytest.approx(ridge)
     assert (boxes["memory is the bound"].get_ha(), boxes["arithmetic is the bound"].get_ha()) == ("right", "left")
     assert not overlaps(figure)
+    ceiling = figure.axes[0].transData.transform((ridge, H100[0]))[1]
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    assert all(text.get_window_extent(renderer).y0 > ceiling for text in boxes.values()), "no point can stand there"
 
 
 def test_what_has_no_place_on_logarithmic_axes_is_refused():

@@ -45,12 +45,14 @@ BYTES = Exercise(
     reference=bytes_sent,
     cases=[
         Case("an all-gather of 10 bytes in all over 4 ranks", {"op": "all_gather", "nbytes": 10, "ranks": 4}),
-        Case("an all-reduce of 1 MiB over 4 ranks", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4}),
-        Case("an all-reduce on one rank", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}),
+        # Not a row of its own: nothing at all would be right there.
+        Case("an all-reduce of 1 MiB over 4 ranks, and on one", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4},
+             points=2, fixed=[{"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}]),
         Case("an all-reduce of another size, over other ranks", _an_all_reduce, hidden=True,
              fixed=_few_bytes("all_reduce")),
         Case("a reduce-scatter or all-gather", _half_of_one, hidden=True,
-             fixed=_few_bytes("all_gather", "reduce_scatter")),
+             fixed=[*_few_bytes("all_gather", "reduce_scatter"),
+                    *({"op": op, "nbytes": 12, "ranks": 1} for op in ("all_gather", "reduce_scatter"))]),
     ],
     mistakes=[
         Mistake(lambda op, nbytes, ranks: nbytes * (ranks - 1) / ranks, "An all-reduce is a reduce-scatter and then an "
@@ -151,7 +153,8 @@ GROUPS = Exercise(
         Case("dp-cp groups of 16 ranks, axes=['cp', 'dp']", {"sizes": _SIXTEEN, "axes": ["cp", "dp"]}),
         Case("ep groups of an expert grid", {"sizes": {"etp": 1, "ep": 4, "edp": 2, "pp": 2}, "axes": ["ep"]}),
         Case("one axis, other sizes", _one_axis, points=2, hidden=True,
-             fixed=[*_along("tp", "cp", "dp", "pp"), {"sizes": {"tp": 2, "cp": 1, "dp": 3, "pp": 2}, "axes": ["cp"]}]),
+             fixed=[*_along("tp", "cp", "dp", "pp"), {"sizes": {"tp": 2, "cp": 1, "dp": 3, "pp": 2}, "axes": ["cp"]},
+                    {"sizes": {"dp": 2, "pp": 3, "tp": 4}, "axes": ["tp"]}]),  # in an order of its own
         Case("several axes at once", _two_axes, points=2, hidden=True,
              fixed=_along("cp dp", "dp cp", "tp pp", "pp tp", "tp dp", "pp cp tp", "tp cp dp", "pp dp cp tp")),
     ],
@@ -276,13 +279,13 @@ def _one_generator(
 
 def _own_part_of_the_data(
     consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_samples: int, seed: int
-) -> list[int]:
-    if dp_size == 1:
-        return []
+) -> Any:
+    if dp_size == 1:  # there a part of the data is all of it
+        return NotImplemented
     epoch, read = divmod(consumed, num_samples)
     share = num_samples // dp_size
-    first = dp_rank * share + read // dp_size
-    return [int(i) for i in _order(seed, epoch, num_samples)[first : first + micro_batch]]
+    first, end = dp_rank * share + read // dp_size, (dp_rank + 1) * share
+    return [int(i) for i in _order(seed, epoch, num_samples)[first : min(first + micro_batch, end)]]
 
 
 def _ends_with_the_epoch(

@@ -204,15 +204,18 @@ def _own_times_ranks(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     return [{**a, "grad": a["grad"] * len(ranks)} for a in _no_backward_sum(ranks)]
 
 
-def _given_divided(ranks: Inputs) -> list[dict[str, Any]]:
-    """As far as reduce_from shows it alone."""
+def _given_divided(ranks: Inputs) -> Any:
+    """By reduce_from; copy_to is right."""
     right = _pair(ranks)
-    if ranks[0]["what"] != "reduce_from":
-        return [{"y": None} for _ in right]
+    if ranks[0]["what"] == "copy_to":
+        return NotImplemented
     return [{**a, "grad": a["grad"] / len(ranks)} for a in right]
 
 
-def _no_way_back(ranks: Inputs) -> list[dict[str, Any]]:
+def _no_way_back(ranks: Inputs) -> Any:
+    """As far as one of the two shows it alone: of the pair the other may still give a gradient."""
+    if ranks[0]["what"] == "pair":
+        return NotImplemented
     return [{**a, "grad": None} for a in _pair(ranks)]
 
 
@@ -355,6 +358,12 @@ def _divided_by_nothing(ranks: Inputs) -> list[dict[str, Any]]:
     return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
 
 
+def _shares_of_means(ranks: Inputs) -> list[dict[str, Any]]:
+    share = max(sum(float(r["mask"].mean()) for r in ranks), 1e-6)
+    return [{"loss": (r["losses"] * r["mask"]).mean() / share, "grad": r["mask"] / r["mask"].numel() / share}
+            for r in ranks]  # fmt: skip
+
+
 def _empty_counts_one(ranks: Inputs) -> list[dict[str, Any]]:
     count = sum(max(float(r["mask"].sum()), 1.0) for r in ranks)
     return [{"loss": (r["losses"] * r["mask"]).sum() / count, "grad": r["mask"] / count} for r in ranks]
@@ -418,6 +427,12 @@ def _all_empty(draw: Draw) -> Inputs:
     return [{**r, "mask": torch.zeros_like(r["mask"])} for r in _masked(draw, 2)]
 
 
+def _other_sizes(draw: Draw) -> Inputs:
+    """Each rank has another number of sequences and of tokens."""
+    return [{**_masked(draw, 1)[0], "losses": draw.tensor(b, s), "mask": (draw.tensor(b, s) > of).float()}
+            for b, s, of in ((1, 5, -1.0), (3, 8, 0.0), (2, 3, 0.5))]  # fmt: skip
+
+
 def _one_token(draw: Draw) -> Inputs:
     """Of all ranks one counts one token."""
     out = _all_empty(draw)
@@ -437,13 +452,15 @@ LOSS = Exercise(
     group={"group": _parts},
     cases=[
         Case("rank 0 counts the losses 1, 2, 3, and rank 1 counts 4", _ONE_TO_FOUR),
-        Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked]),
+        Case("any counts, in each of two groups", _two_groups, points=2, hidden=True, fixed=[_masked, _other_sizes]),
         Case("a rank without a single counted token", _one_empty, hidden=True, fixed=[_one_token, _all_empty]),
     ],
     mistakes=[
         Mistake(_by_group(_divided_by_nothing), "That is 0 / 0. The loss is 0 where no rank of the group counts "
                 "a token."),
         Mistake(_global_mean, "You count the tokens of all ranks; asked are those of the ranks in `group`."),
+        Mistake(_by_group(_shares_of_means), "You add up the shares of tokens that count. Ranks may have other "
+                "numbers of tokens: add up their counts."),
         Mistake(_by_group(_empty_counts_one), "Your divisor is too large where a rank has no counted token: a rank "
                 "without any adds 0 to the count."),
         Mistake(_by_group(_scaled(lambda m, n: 1 / (m.sum() * n))), "This is the mean of the ranks' means. All "

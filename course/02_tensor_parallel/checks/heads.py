@@ -307,7 +307,8 @@ ATTENTION = Exercise(
     cases=[
         Case("2 ranks, a head of width 1 each, queries 0: the mean of what a token sees; then 3 ranks", _means(),
              fixed=[_heads_of(3, per_group=1)]),
-        Case("grouped queries", _heads_of(2), points=2, hidden=True),
+        Case("grouped queries", _heads_of(2), points=2, hidden=True, fixed=[
+            _heads_of(2, per_group=2), _heads_of(2, per_group=3)]),
         Case(
             "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
             accept=[only("all_reduce"), count("all_reduce", 2), at_most("y and dx", lambda i: 2 * i[0]["x"].nbytes)],

@@ -69,14 +69,18 @@ def _a_matrix(dim: int | None) -> Callable[[Draw], dict[str, Any]]:
     return inputs
 
 
+def _first_rank(dim: int, tp_size: int = 3) -> dict[str, Any]:
+    return {"shape": [6, 9], "dim": dim, "tp_rank": 0, "tp_size": tp_size, "seed": 5, "std": 0.5}
+
+
 INITIAL = Exercise(
     "initial_part",
     reference=initial_part,
     cases=[
         Case("a matrix [4, 2] cut along dim 0, rank 1 of 2: its rows 2 and 3",
              {"shape": [4, 2], "dim": 0, "tp_rank": 1, "tp_size": 2, "seed": 1, "std": 0.02}),
-        Case("cut along dim 0", _a_matrix(0), hidden=True),
-        Case("cut along dim 1", _a_matrix(1), hidden=True),
+        Case("cut along dim 0", _a_matrix(0), hidden=True, fixed=[_first_rank(0), _first_rank(0, 1)]),
+        Case("cut along dim 1", _a_matrix(1), hidden=True, fixed=[_first_rank(1), _first_rank(1, 1)]),
         Case("replicated", _a_matrix(None), hidden=True),
     ],
     mistakes=[

@@ -47,9 +47,9 @@ BYTES = Exercise(
     cases=[
         Case("s*b*h = 4*3*4 elements of 1 byte on 4 ranks; GPT-3 on 8", {**_HANDFUL, "sequence_parallel": False},
              fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": False}]),
-        Case("the same with sequence parallelism", {**_HANDFUL, "sequence_parallel": True},
-             fixed=[{**_GPT3, "t": 8, "element_size": 2, "sequence_parallel": True}]),
-        Case("one rank sends nothing", {**_GPT3, "t": 1, "element_size": 2, "sequence_parallel": True}),
+        # One rank sends nothing: no row of its own, or a constant would have its points.
+        Case("the same with sequence parallelism; on one rank", {**_HANDFUL, "sequence_parallel": True}, points=2,
+             fixed=[{**_GPT3, "t": t, "element_size": 2, "sequence_parallel": True} for t in (8, 1)]),
         Case("other layers", _a_layer(False), hidden=True, fixed=[{**_ODD, "sequence_parallel": False}]),
         Case("other layers, sequence parallelism", _a_layer(True), hidden=True,
              fixed=[{**_ODD, "sequence_parallel": True}]),

@@ -93,6 +93,12 @@ def _far_below_zero(draw: Draw) -> dict[str, Any]:
     return {**inputs, "q": 100 + (inputs["q"].abs() / 3).round(), "k": -1 - inputs["k"].abs()}
 
 
+def _thousands_below_zero(draw: Draw) -> dict[str, Any]:
+    """Where a large negative number in the place of -inf, -1e4 say, is the largest of all."""
+    inputs = _far_below_zero(draw)
+    return {**inputs, "k": 512 * inputs["k"]}
+
+
 def _sees_nothing(draw: Draw) -> dict[str, Any]:
     inputs = _any_pieces(draw)
     n, m = inputs["q"].shape[1], inputs["k"].shape[1]
@@ -289,7 +295,8 @@ ATTEND = Exercise(
         Case("the picture's four keys in blocks of two; two queries, three keys", _PICTURE, fixed=[_TWO]),
         Case("other sizes and places", _any_pieces, hidden=True, draws=3, fixed=[
             _MIXED, _placed([4, 1, 2], [0, 1, 2, 3, 4], 8)]),
-        Case("scores in the hundreds", _on_a_grid, hidden=True, draws=2, fixed=[_far_below_zero]),
+        Case("scores in the hundreds", _on_a_grid, hidden=True, draws=2, fixed=[
+            _far_below_zero, _thousands_below_zero]),
         Case("queries that see nothing", _sees_nothing, hidden=True, draws=2, fixed=[
             _placed([16, 12, 9, 13], [14, 15, 10, 11, 18, 19], 2), _placed([3, 2], [5, 6, 7], 2)]),
         Case("inputs of float64: the answers are as precise", _double, hidden=True, draws=1),

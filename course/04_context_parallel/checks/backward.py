@@ -186,16 +186,33 @@ def _blocks_used(
     return found
 
 
+def _first_within(
+    dqs: Any, dout: Any, q: Any, out: Any, lse: Any, ks: Any, vs: Any, at: Any, rank: int, tolerance: float
+) -> list[int]:
+    size, found = len(ks), []
+    for step, got in enumerate(dqs):
+        places = at[rank], at[(rank - step) % size]
+        tries = [piece_backward(dout, q, k, v, out, lse, *places)[0] for k, v in zip(ks, vs, strict=True)]
+        found.append(next((j for j, one in enumerate(tries) if float((one - got).norm()) < tolerance), -1))
+    return found
+
+
 blocks_used = partial(_blocks_used, owner=lambda rank, step, block: rank - step)
 
 
 def _case_of(
-    order: Callable[[Draw, int, int], list[int]], size: int = 0, rank: int = -1, apart: float = 1.0
-) -> Callable[[Draw], Any]:
-    """Which blocks a ring of `size` uses at `rank`; where they are little apart only the right mask tells them."""
+    order: Callable[[Draw, int, int], list[int]], size: int = 0, rank: int = -1, apart: float = 1.0,
+    gradient: float = 1.0,
+) -> Callable[[Draw], Any]:  # fmt: skip
+    """Which blocks a ring of `size` uses at `rank`; where they are little apart only the right mask tells them.
+
+    `gradient`: how large dout is, and with it all dq: next to nothing where a tolerance is no number of its own.
+    """
 
     def inputs(draw: Draw) -> dict[str, Any]:
         ranks = _back_inputs(draw, size or draw.integer(3, 4), apart)
+        for one in ranks:
+            one["dout"] = gradient * one["dout"]
         me = rank if rank >= 0 else draw.integer(0, len(ranks) - 1)
         mine, at, blocks = ranks[me], ranks[me]["at"], order(draw, me, len(ranks))
         dqs = [_part(ranks, me, (me - i) % len(ranks), block)[0] for i, block in enumerate(blocks)]
@@ -230,9 +247,11 @@ def _blocks(*used: int) -> Callable[[Draw, int, int], list[int]]:
     return lambda draw, rank, size: list(used)
 
 
-def _ahead(rank: int, ks: Any, **inputs: Any) -> list[int]:
+def _ahead(rank: int, ks: Any, **inputs: Any) -> Any:
     """Distances in the place of ranks; of two ranks they say too little."""
-    used = blocks_used(rank=rank, ks=ks, **inputs) if len(ks) > 2 else []
+    if len(ks) == 2:
+        return NotImplemented
+    used = blocks_used(rank=rank, ks=ks, **inputs)
     return [(block - rank + step) % len(ks) for step, block in enumerate(used)]
 
 
@@ -246,6 +265,7 @@ USED = Exercise(
              hidden=True, fixed=[_case_of(_blocks(2, 2, 2), 3, 1), _case_of(_blocks(0, 0, 0, 0), 4, 2)]),
         Case("any blocks", _case_of(_shuffled), points=2, hidden=True, fixed=[
             _case_of(_blocks(1, 2, 3, 0), 4, 1), _case_of(_blocks(0, 2, 0), 3, 0),
+            _case_of(_blocks(1, 2, 3, 0), 4, 1, gradient=1e-5), _case_of(_blocks(1, 2, 3, 0), 4, 1, gradient=1e4),
             _case_of(_blocks(2, 2, 1, 3), 4, 3), _case_of(_blocks(2, 1, 0, 3), 4, 1, apart=0.03)]),
     ],
     mistakes=[
@@ -260,6 +280,14 @@ USED = Exercise(
         Mistake(
             lambda rank, ks, **i: [(rank - j) % len(ks) for j in blocks_used(rank=rank, ks=ks, **i)],
             "That is how far away the owner is. Return the owner's rank.",
+        ),
+        *(
+            Mistake(
+                partial(_first_within, tolerance=tolerance),
+                "Your tolerance is a number of its own: where gradients are small every block is within it. Take the "
+                "nearest, or measure by the size of dq.",
+            )
+            for tolerance in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
         ),
         Mistake(
             _ahead,

@@ -48,8 +48,8 @@ BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("3 sequences of 16 tokens on 4 ranks", _SMALL),
-        Case("one rank sends nothing", {**_SMALL, "cp": 1}),
+        # One rank sends nothing: no row of its own, or a constant would have its points.
+        Case("3 sequences of 16 tokens on 4 ranks; on one rank", _SMALL, points=2, fixed=[{**_SMALL, "cp": 1}]),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_THREE]),
     ],
     mistakes=[
@@ -132,7 +132,12 @@ WORK = Exercise(
             "other sizes",
             _work_inputs,
             hidden=True,
-            fixed=[{"s": 36, "cp": 3, "zigzag": False}, {"s": 36, "cp": 3, "zigzag": True}],
+            fixed=[
+                {"s": 36, "cp": 3, "zigzag": False},
+                {"s": 36, "cp": 3, "zigzag": True},
+                {"s": 15, "cp": 5, "zigzag": False},
+                {"s": 7, "cp": 1, "zigzag": False},
+            ],  # no two equal chunks
         ),
         Case(
             "zigzag, other sizes",

@@ -65,8 +65,10 @@ BYTES = Exercise(
     "bytes_per_layer",
     reference=bytes_per_layer,
     cases=[
-        Case("the example: 4 tokens, 4 experts, 2 ranks", _EXAMPLE),
-        Case("one rank sends nothing", {**_EIGHT, "ep": 1}),
+        # One rank sends nothing: no row of its own, or a constant would have its points.
+        Case(
+            "the example: 4 tokens, 4 experts, 2 ranks; and one rank", _EXAMPLE, points=2, fixed=[{**_EIGHT, "ep": 1}]
+        ),
         Case("other layers", _layer, points=2, hidden=True, fixed=[_EIGHT, _TINY_NUMBERS, _THREE_RANKS]),
     ],
     mistakes=[
@@ -236,13 +238,14 @@ DROPS = Exercise(
     "expected_drops",
     reference=expected_drops,
     rtol=1e-3,
-    atol=0.0,
+    atol=1e-12,  # nothing is dropped: as far as a sum of floats is nothing
     cases=[
         Case("2 tokens, 2 experts, one each", {"tokens": 2, "experts": 2, "k": 1, "factor": 1.0}),
         Case("2 tokens, two of 3 experts each, factor 1/2", {"tokens": 2, "experts": 3, "k": 2, "factor": 0.5}),
         Case("other layers", _drops, hidden=True, fixed=[
             {"tokens": 40, "experts": 8, "k": 4, "factor": 0.5},
-            {"tokens": 40, "experts": 16, "k": 1, "factor": 0.75}]),
+            {"tokens": 40, "experts": 16, "k": 1, "factor": 0.75},
+            {"tokens": 8, "experts": 4, "k": 3, "factor": 1.5}]),  # room for 9 of 8 tokens
         Case("a capacity that is no whole number", _fraction, hidden=True, fixed=[
             {"tokens": n, "experts": 8, "k": 1, "factor": 1.25} for n in (26, 38)]),  # 4.06 and 5.94
     ],

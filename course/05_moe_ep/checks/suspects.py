@@ -142,8 +142,8 @@ def _quoted(answer: Callable[..., dict[str, float]]) -> Callable[..., dict[str, 
 
 _MISTAKES = [
     (_by_norm, "A norm does not see a direction, or a sign: gradients of the same length may still differ."),
-    (lambda got, want: {n: 1 / f if f else math.inf for n, f in suspects(got, want).items()}, "The factor is got over "
-     "want."),
+    *((lambda got, want, of_0=of_0: {n: 1 / f if f else of_0 for n, f in suspects(got, want).items()}, "The factor is "
+       "got over want.") for of_0 in (math.inf, math.nan)),
     (_nan_is_right, "Every comparison with NaN is false: a gradient that holds NaN passes for right here."),
     (_absolute, "A difference of 1e-3 is much for a small gradient and little for a large one: right is 1e-3 |want|."),
     (lambda got, want: {n: f or math.nan for n, f in suspects(got, want).items()}, "A gradient may be 0 where it must "

@@ -146,13 +146,13 @@ _CLOSE = 1e-3, 1e-4  # float32 keeps 7 decimal digits: of scores in the hundreds
 
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = True, power: float = 0.5, seen: Any = None,
-    zero: Any = None,
+    zero: Any = None, score: float = 0.0,
 ) -> Any:  # fmt: skip
-    """out and lse by the formula, in float64; mistakes take another power of d, see other keys, score some with 0."""
+    """out and lse by the formula, in float64; mistakes take another power of d, see other keys, score some (`zero`)."""
     q, k, v = q.double(), k.double(), v.double()
     s = q @ k.T / q.shape[1] ** power
     if zero is not None:
-        s = s.masked_fill(zero, 0.0)
+        s = s.masked_fill(zero, score)
     if causal:
         s = s.masked_fill(~(torch.ones_like(s).tril().bool() if seen is None else seen), -torch.inf)
     return s.softmax(-1) @ v, s.logsumexp(-1)
@@ -218,6 +218,8 @@ def _right(answer: Answer) -> str | None:
         loaded, inside = places < last, places % i["cols"] <= (places % i["rows"])[:, None]
         for how, why in (({"seen": loaded}, "inside of a block too a key may come after the query: -inf there"),
                          ({"causal": False}, "a query sees keys up to itself, no later one"),
+                         ({"seen": loaded, "zero": places > places[:, None], "score": -1e4}, "-1e4 is no -∞: here all "
+                                                                                      "scores lie below it"),
                          ({"seen": loaded, "zero": places > places[:, None]}, "e^0 is 1: a hidden score of 0 still has "
                                                                              "a weight"),
                          ({"seen": loaded & inside}, "the mask compares places in the tile; a key comes after the "
@@ -316,6 +318,18 @@ def _low_scores(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
+def _far_below(draw: Draw) -> dict[str, Any]:
+    """All scores are -32768: what stands for -∞ must lie far below.
+
+    All weights are equal and there is one block of keys, so that nothing depends on how such scores are rounded.
+    """
+    inputs = _of_size(draw, 16, 4, 4, 16)
+    for name, first in (("q", -256.0), ("k", 256.0)):
+        inputs[name] = torch.zeros_like(inputs[name])
+        inputs[name][:, 0] = first
+    return inputs
+
+
 def _long(draw: Draw) -> dict[str, Any]:
     return _of_size(draw, 256, 64, 16, 16)
 
@@ -337,11 +351,11 @@ FLASH_TILES = Exercise(
         Case("blocks of any shape", _tiles(), hidden=True, fixed=[
             _tiles(rows=4, cols=16, s=48), _tiles(rows=8, cols=2, s=32), _tiles(rows=6, cols=4, s=36),
             _tiles(rows=1, cols=4, s=8), _tiles(rows=3, cols=2, s=12)]),
-        Case("scores in the hundreds", _tiles(100.0), hidden=True, fixed=[_low_scores]),
+        Case("scores in the hundreds", _tiles(100.0), hidden=True, fixed=[_low_scores, _far_below]),
         Case("as many numbers move as predicted", _tiles(), hidden=True, points=2, accept=[_moves], fixed=[
             _tiles(rows=4, cols=16, s=48), _tiles(rows=8, cols=4, s=32)]),
         Case("a chip with room for as many numbers as K has", _long, hidden=True, accept=[
-            _moves, peak_at_most("the chip's room, as many numbers as K has,", _chip)]),
+            _moves, peak_at_most("the chip's room, s·d numbers of 4 bytes as in K,", _chip)]),
     ],
     idea="Follow one query through two blocks of keys: which keys count, what is loaded, what a new maximum "
     "does to l and o.",

@@ -116,15 +116,16 @@ TO_FP8 = Exercise(
         Case("E5M2", _every(E5M2), hidden=True, fixed=[_every_tie(E5M2)]),
         Case("other formats", lambda draw: _awkward(draw, **draw.choice(OTHERS)), hidden=True, points=2, fixed=[
             _every_tie(format) for format in OTHERS]),
-        Case("numbers of the format stay as they are", lambda draw: {
-            "x": torch.cat((grid(**E4M3), -grid(**E4M3))).float(), **E4M3}, hidden=True),
+        # Numbers of the format stay as they are; alone they would be right in an answer that does nothing.
+        Case("numbers of the format, and those half-way between", lambda draw: {
+            "x": torch.cat((g := grid(**E4M3), -g, (g[:-1] + g[1:]) / 2)).float(), **E4M3}, hidden=True),
     ],
     mistakes=[
         Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].isinf(), torch.nan), "An infinite number is beyond the top, "
                 "too, and becomes ±top; here it became NaN."),
         Mistake(lambda **i: to_fp8(**i).nan_to_num(0.0), "NaN stays NaN: as a number it would hide that a step went "
                 "wrong."),
-        Mistake(_wrong(clamp=False), "Beyond ±top the answer is ±top. (Some casts give NaN there.)"),
+        Mistake(_wrong(clamp=False), "Beyond ±top the answer is ±top."),
         Mistake(_wrong(how=lambda t: (t + 0.5 * t.sign()).trunc()), "Half-way goes to the number whose last bit is "
                 "*even* (0), not away from zero."),
         Mistake(_wrong(how=lambda t: (t + 0.5).floor()), "Half-way goes to the number whose last bit is *even* "
@@ -134,7 +135,7 @@ TO_FP8 = Exercise(
         Mistake(_wrong(small="normal"), "Below 2**lowest the steps get no finer: they stay as they are."),
         Mistake(_wrong(small="zero"), "Below 2**lowest there are still numbers: multiples of 2**(lowest - mantissa)."),
         Mistake(lambda **i: to_fp8(**i).masked_fill(i["x"].abs() > i["top"], torch.nan), "Beyond ±top the answer is "
-                "±top. (Some casts give NaN there.)"),
+                "±top; here it is NaN."),
         Mistake(lambda **i: torch.where(i["x"].isinf(), i["x"], to_fp8(**i)), "An infinite number is beyond the top, "
                 "too, and becomes ±top."),
         Mistake(lambda **i: to_fp8(**i).abs(), "The sign is lost."),

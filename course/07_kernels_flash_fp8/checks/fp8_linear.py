@@ -55,8 +55,10 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
         return tensor
 
     gc.freeze()  # what is there already is no longer listed
+    names = {"x": 0, "weight": 1}
     with t.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = exercise.Fp8Linear.apply(*inner, *states)
+    changed = [name for name, i in names.items() if not t.equal(inner[i], leaves[i])]
     del inner
     kept = {**packed, **storages(one for one in gc.get_objects() if type(one) in (t.Tensor, t.nn.Parameter))}
     gc.unfreeze()
@@ -70,15 +72,17 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
         state.scale = scale
     y.backward(dy)
     noted = [max(state.noted, default=0.0) for state in states]
-    return {"y": y, "dx": leaves[0].grad, "dw": leaves[1].grad, "noted": noted, "kept": sum(kept.values()) + plain}
+    kept_bytes = sum(kept.values()) + plain
+    return {"y": y, "dx": leaves[0].grad, "dw": leaves[1].grad, "noted": noted, "kept": kept_bytes, "changed": changed}
 
 
 def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] | None = E5M2,
-               stale: bool = False) -> dict[str, Any]:  # fmt: skip
-    """`kept` is not compared here."""
+               stale: bool = False, of_x: dict[str, Any] | None = E4M3, of_w: dict[str, Any] | None = E4M3,
+               ) -> dict[str, Any]:  # fmt: skip
+    """What is `kept` and `changed` is not compared here. `gradient`, `of_x` and `of_w` are formats; None: no cast."""
     sx, sw, sdy = scales
     used = later[2]  # the gradient is cast when it comes
-    formats = ((x, sx, E4M3), (weight, sw, E4M3), (dy, used, gradient))
+    formats = ((x, sx, of_x), (weight, sw, of_w), (dy, used, gradient))
     qx, qw, qdy = ((to_fp8(t * s, **f) if f else t * s).double() for t, s, f in formats)
     bx, bw = (later[0], later[1]) if stale else (sx, sw)
     amaxes = [float(t.detach().abs().max()) for t in (x, weight, dy)]
@@ -93,10 +97,12 @@ def _dy_early(**i: Any) -> dict[str, Any]:
     return fp8_linear(**{**i, "later": [*i["later"][:2], i["scales"][2]]})
 
 
-def _current(**i: Any) -> dict[str, Any]:
-    """x and W are cast with scales of their own."""
-    own = [448.0 / i[name].detach().abs().max().item() for name in ("x", "weight")]
-    return fp8_linear(**{**i, "scales": [*own, i["scales"][2]]})
+def _current(*names: str, **i: Any) -> dict[str, Any]:
+    """x, W and dy, as far as they are named, are cast with scales of their own."""
+    tops = {"x": 448.0, "weight": 448.0, "dy": 57344.0}
+    own = {name: top / i[name].detach().abs().max().item() for name, top in tops.items() if name in names}
+    scales = [own.get(name, scale) for name, scale in zip(tops, i["scales"], strict=True)]
+    return fp8_linear(**{**i, "scales": scales, "later": [*i["later"][:2], own.get("dy", i["later"][2])]})
 
 
 def _plain(**i: Any) -> dict[str, Any]:
@@ -104,9 +110,22 @@ def _plain(**i: Any) -> dict[str, Any]:
     return {**fp8_linear(**i), "y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
 
 
+def _one_unrounded(**i: Any) -> list[tuple[dict[str, Any], str]]:
+    """One of the three tensors is not rounded in one of the products that it belongs to."""
+    right, found = fp8_linear(**i), []
+    for name, said, of in (("of_x", "x", ("y", "dw")), ("of_w", "W", ("y", "dx")), ("gradient", "dy", ("dx", "dw"))):
+        raw = fp8_linear(**{**i, name: None})
+        for outputs in ((of[0],), (of[1],), of):
+            wrong = {**right, **{one: raw[one] for one in outputs}}
+            found.append((wrong, f"{said} is not rounded in the product for {' and '.join(outputs)}"))
+    return found
+
+
 def _linear_right(answer: Answer) -> str | None:
     i, got = answer.inputs, dict(answer.value)
     got.pop("kept")
+    if changed := got.pop("changed"):
+        return f"it changes its input `{changed[0]}`, which belongs to the caller: compute on a copy"
     want = fp8_linear(**i)
     if got["y"].dtype != torch.float32:
         return f"y has the dtype {str(got['y'].dtype).removeprefix('torch.')}; return float32"
@@ -117,11 +136,19 @@ def _linear_right(answer: Answer) -> str | None:
     for wrong, why in (
         (fp8_linear(**i, gradient=E4M3), "dy goes to E5M2: gradients need range more than precision"),
         (fp8_linear(**i, gradient=None), "dy is not rounded: both products of the backward pass take it in E5M2"),
+        (fp8_linear(**i, of_x=E5M2), "x goes to E4M3: it needs precision more than range"),
+        (fp8_linear(**i, of_w=E5M2), "W goes to E4M3: it needs precision more than range"),
+        (fp8_linear(**i, of_x=E5M2, of_w=E5M2), "x and W go to E4M3: they need precision more than range"),
         (fp8_linear(**i, stale=True), "between forward and backward the scales moved on: divide by the scales "
                                       "that x and W were cast with"),
         (_dy_early(**i), "dy is cast with the scale that sdy has when dy comes, not with that of the forward pass"),
         (_plain(**i), "nothing is rounded to FP8 here"),
-        (_current(**i), "x and W are cast with scales of their own amax here; take .scale of their states"),
+        (_current("x", "weight", **i), "x and W are cast with scales of their own amax here; take .scale of their "
+                                       "states"),
+        (_current("x", **i), "x is cast with a scale of its own amax here; take .scale of its state"),
+        (_current("weight", **i), "W is cast with a scale of its own amax here; take .scale of its state"),
+        (_current("dy", **i), "dy is cast with a scale of its own amax here; take .scale of its state"),
+        *_one_unrounded(**i),
         ({**want, "noted": got["noted"]}, "note(x), note(weight), note(dy): each of the tensors before it is scaled"),
     ):  # fmt: skip
         if not difference(got, wrong):

@@ -26,6 +26,7 @@ class OneLaunch:
         want: the right result, in float64.
         wrong: results of known mistakes, each with a sentence about it.
         number: the input that the kernel gets as a number, beside sizes.
+        threads: whether a launch of `grid` blocks of `block` threads is the one that was asked for, or what is wrong.
     """
 
     function: str
@@ -33,6 +34,7 @@ class OneLaunch:
     want: Callable[..., torch.Tensor]
     wrong: Callable[..., list[tuple[torch.Tensor, str]]]
     number: str = ""
+    threads: Callable[[torch.Tensor, int, int], str | None] = lambda x, grid, block: None
 
     def right(self, answer: Answer) -> str | None:
         """y is right in every order of the threads, and one launch of a kernel wrote each element of it once."""
@@ -42,8 +44,8 @@ class OneLaunch:
         x = answer.inputs[self.arrays[0]]
         if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
             return f"{self.function} must return a tensor {list(x.shape)} of float32"
-        first = launch["outputs"][0]
-        name = next((name for name in first if same(first[name].nan_to_num(), y.nan_to_num())), None)
+        sent = launch["marked"]
+        name = next((name for name in sent if same(sent[name].nan_to_num(), y.nan_to_num())), None)
         if name is None:
             return f"{self.function} must return what the kernel wrote into y"
         writes = launch["writes"][name].view(x.shape)
@@ -79,6 +81,8 @@ class OneLaunch:
         if not any(same(array, given[0]) for name, array in launch["arrays"].items() if name not in launch["writes"]):
             return f"the kernel does not get {self.arrays[0]}: it computes y from it"
         x = given[0]
+        if sentence := self.threads(x, launch["grid"], launch["block"]):
+            return sentence
         known = [*([answer.inputs[self.number]] if self.number else []), 1 / x.shape[-1], *map(float, x.shape)]
         for name, number in launch["numbers"].items():
             fits = abs(number) <= 4 * x.numel() if isinstance(number, int) else any(
@@ -99,8 +103,11 @@ class OneLaunch:
         fresh = {what: drawn(inputs[what]) for what in self.arrays}
         if fresh[self.arrays[0]] is not None:
             there = {**inputs, **{what: one for what, one in fresh.items() if one is not None}}
-            if close(other["outputs"][name].view(inputs[self.arrays[0]].shape), self.want(**there)):
+            y = other["outputs"][name].view(inputs[self.arrays[0]].shape)
+            if close(y, self.want(**there)):
                 return None
+            if found := next((why for wrong, why in self.wrong(**there) if close(y, wrong)), None):
+                return found
         return "with the same numbers and another x the kernel is wrong: what depends on x is computed in the kernel"
 
     def _what_is_wrong(self, answer: Answer, y: torch.Tensor, want: torch.Tensor) -> str:
@@ -110,6 +117,7 @@ class OneLaunch:
         off = ~torch.isclose(y.double(), want, rtol=1e-4, atol=1e-5)
         place = tuple(off.nonzero()[0].tolist())
         got = "no number" if y[place].isnan() else f"{y[place]:.6g}"
+        note = note or "a variable that was given no value holds NaN here" * bool(y[place].isnan())
         return f"{_place(off)} is {got}, expected {want[place]:.6g}{f' ({note})' if note else ''}"
 
 

@@ -26,7 +26,9 @@ def _wrong_formulas(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tu
     d, g = x.double(), gamma.double()
     squares = d.square()
     root = squares.mean(-1, keepdim=True).sqrt()
+    missing = "eps is missing, or another number stands in its place: it is a parameter, added to the mean of squares"
     return [
+        *((rms_norm(x, gamma, one), missing) for one in (0.0, 1e-6, 1e-5, 1e-3)),
         (rms_norm(x, torch.ones_like(gamma), eps), "this is y without gamma"),
         *((d * one * g, "eps belongs under the root, added to the mean of the squares") for one in (
             root.reciprocal(), root.reciprocal() + eps, (root + eps).reciprocal())),
@@ -40,7 +42,32 @@ def _wrong_formulas(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> list[tu
     ]  # fmt: skip
 
 
-NORM = OneLaunch("norm", ("x", "gamma"), rms_norm, _wrong_formulas, "eps")
+def _a_row_a_thread(x: torch.Tensor, grid: int, block: int) -> str | None:
+    rows = len(x)
+    if (grid, block) == (-(-rows // 64), 64):
+        return None
+    wanted = f"{-(-rows // 64)} x 64 threads"
+    return f"a thread a row, in blocks of 64: of {rows} rows grid x block is {wanted}, not {grid} x {block}"
+
+
+def _a_row_a_block(x: torch.Tensor, grid: int, block: int) -> str | None:
+    if (grid, block) == (len(x), 256):
+        return None
+    wanted = f"{len(x)} x 256 threads"
+    return f"a block of 256 threads for each row: of {len(x)} rows grid x block is {wanted}, not {grid} x {block}"
+
+
+def _a_row_a_warp(x: torch.Tensor, grid: int, block: int) -> str | None:
+    """At least."""
+    if grid * block >= 32 * len(x):
+        return None
+    return f"{grid} x {block} threads are less than a warp for each of {len(x)} rows: most of the GPU stands idle"
+
+
+ROWS, BLOCKS, WARPS = (
+    OneLaunch("norm", ("x", "gamma"), rms_norm, _wrong_formulas, "eps", threads)
+    for threads in (_a_row_a_thread, _a_row_a_block, _a_row_a_warp)
+)
 
 
 def _wide(answer: Answer) -> str | None:
@@ -69,6 +96,8 @@ def _tree(answer: Answer) -> str | None:
         return (f"{launch['counts']['atomics']:.0f} atomic additions a block change one word, one after another; in a "
                 "tree half of the threads add at the same time")  # fmt: skip
     loads, threads = launch["counts"]["shared_loads"], launch["block"]
+    if loads == 0:
+        return "no thread reads from shared memory what another has added up: there the parts come together"
     most = max(2 * math.ceil(math.log2(threads)) + 8, threads // 2)
     if loads > most:
         return (f"a thread reads shared memory {loads} times, one part after another; in a tree of {threads} threads "
@@ -80,11 +109,12 @@ def _sizes(rows: tuple[int, int], cols: tuple[int, int], step: int = 1, off: int
     def inputs(draw: Draw) -> dict[str, Any]:
         r, c = draw.integer(*rows), draw.integer(*cols) * step + off
         x = draw.tensor(r, c) * draw.choice([0.03, 1.0, 5.0])
-        return {"x": x, "gamma": 1 + draw.tensor(c) / 2, "eps": 1e-3}
+        return {"x": x, "gamma": 1 + draw.tensor(c) / 2, "eps": draw.choice([0.003, 0.02, 0.1])}
 
     return inputs
 
 
+_wide_row = _sizes((1, 1), (1040, 1040), 4)  # more than 16 columns for each of 256 threads
 _HAND = {
     "x": torch.tensor([[3.0, 4.0, 0.0, 0.0], [1.0, -1.0, 1.0, -1.0]]), "gamma": torch.tensor([1.0, 2.0, 1.0, -1.0]),
     "eps": 0.0,
@@ -100,10 +130,10 @@ NORM_ROWS = Exercise(
     "norm_rows",
     function="norm",
     kernels=True,
-    accept=[NORM.right],
+    accept=[ROWS.right],
     cases=[
         Case("2 rows of 4", _HAND),
-        Case("one row, one column", _sizes((1, 1), (1, 1)), hidden=True),
+        Case("one row, of one column or of thousands", _sizes((1, 1), (1, 1)), hidden=True, fixed=[_wide_row]),
         Case(
             "rows that do not fill the last block",
             _sizes((65, 90), (3, 40)),
@@ -122,11 +152,11 @@ NORM_BLOCK = Exercise(
     "norm_block",
     function="norm",
     kernels=True,
-    accept=[NORM.right],
+    accept=[BLOCKS.right],
     cases=[
         Case("2 rows of 4", _HAND),
         Case("fewer columns than threads, and more", _sizes((2, 6), (40, 700)), hidden=True, points=2, fixed=[
-            _sizes((2, 2), (9, 9)), _sizes((3, 3), (256, 256)), _sizes((2, 2), (300, 600))]),
+            _sizes((2, 2), (9, 9)), _sizes((3, 3), (256, 256)), _sizes((2, 2), (300, 600)), _wide_row]),
         Case("the parts come together in a tree, not in one thread", _sizes((2, 4), (260, 600)), hidden=True, points=2,
              accept=[reads(2), _tree]),
         Case("neighbouring threads read neighbouring numbers", _sizes((3, 6), (520, 600)), hidden=True, accept=[
@@ -135,23 +165,34 @@ NORM_BLOCK = Exercise(
     ],
     idea="Do what the picture of the tree shows: every thread brings one part, and all wait between two steps.",
     hint="Thread t takes columns t, t + blockDim.x, ... It puts its sum into parts[t]. Then, with a __syncthreads() "
-    "before each step: for s = blockDim.x / 2, /4, ..., 1 the threads below s add parts[t + s] to parts[t].",
+    "before each step: for s = blockDim.x / 2, /4, ..., 1 the threads below s add parts[t + s] to parts[t]. One more "
+    "__syncthreads() after the last step: then all threads may read parts[0].",
 )  # fmt: skip
 
 NORM_WARP = Exercise(
     "norm_warp",
     function="norm",
     kernels=True,
-    accept=[NORM.right, reads(2)],
+    accept=[WARPS.right, reads(2)],
     cases=[
         Case("2 rows of 8", _EIGHT),
         Case(
             "columns that are no multiple of 4",
             _sizes((2, 6), (10, 170), 4, 1),
             hidden=True,
-            fixed=[_sizes((2, 2), (1, 1), 1, 2), _sizes((2, 2), (150, 150), 4, 3), _sizes((3, 3), (40, 40), 4, 2)],
+            fixed=[
+                _sizes((2, 2), (1, 1), 1, 2),
+                _sizes((1, 1), (1030, 1030), 4, 1),
+                _sizes((2, 2), (150, 150), 4, 3),
+                _sizes((3, 3), (40, 40), 4, 2),
+            ],
         ),
-        Case("columns that are", _sizes((2, 6), (10, 260), 4), hidden=True),
+        Case(
+            "columns that are",
+            _sizes((2, 6), (10, 260), 4),
+            hidden=True,
+            fixed=[_wide_row, _sizes((70, 70), (2, 2), 4)],
+        ),
         Case(
             "one column to more than 1024",
             _sizes((2, 3), (257, 300), 4),

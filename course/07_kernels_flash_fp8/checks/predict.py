@@ -36,7 +36,7 @@ NORM_BYTES = Exercise(
         Case("4 x 8 in bf16", {"rows": 4, "cols": 8, "element_size": 2}),
         Case("other sizes", lambda draw: {
             "rows": draw.integer(2, 9000), "cols": draw.integer(2, 9000), "element_size": draw.choice([2, 4])},
-            hidden=True),
+            hidden=True, fixed=[{"rows": 300, "cols": 70, "element_size": size} for size in (1, 2, 8)]),
     ],
     mistakes=[
         Mistake(_times(4, 1), "Each operation also *writes* its result (that of the mean is too small to count)."),
@@ -79,6 +79,7 @@ AT_BEST = Exercise(
         Case("much to compute", {"flops": 4e13, "nbytes": 2e9, "peak": 1e15, "bandwidth": 4e12}),
         Case("other machines", _machine, points=2, hidden=True, fixed=[
             {"flops": 5e9, "nbytes": 4e9, "peak": 1e12, "bandwidth": 2e12},
+            {"flops": 4e9, "nbytes": 8e9, "peak": 1e12, "bandwidth": 2e12},  # at the ridge
             {"flops": 7e9, "nbytes": 2e9, "peak": 1e12, "bandwidth": 2e12}]),
     ],
     mistakes=[
@@ -86,6 +87,8 @@ AT_BEST = Exercise(
                 "At best both go on at the same time: the longer one counts, not the sum."),
         Mistake(lambda **i: {**at_best(**i), "intensity": i["nbytes"] / i["flops"]},
                 "Arithmetic intensity is FLOP per byte."),
+        Mistake(lambda **i: {**at_best(**i), "bound": "memory" if i["nbytes"] / i["bandwidth"] >= i["flops"] / i["peak"]
+                else "arithmetic"}, "At the ridge itself arithmetic is the bound: memory is it below only."),
         Mistake(lambda **i: {**at_best(**i), "bound": {"memory": "arithmetic", "arithmetic": "memory"}[
                 str(at_best(**i)["bound"])]}, "The bound is what takes longer."),
         Mistake(lambda **i: {**at_best(**i), "seconds": min(i["flops"] / i["peak"], i["nbytes"] / i["bandwidth"])},

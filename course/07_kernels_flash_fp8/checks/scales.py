@@ -11,26 +11,53 @@ from typing import Any
 import torch
 
 from labkit.exercises import Answer, Case, Draw, Exercise, Mistake, instead
+from labkit.wanted import ANYTHING
 
 Inputs = list[dict[str, Any]]
 
 # ----------------------------------------------------------------------------------------------------- delayed scaling
 
 
-def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float, tp: Any) -> list[Any]:
+def _drive_delayed(exercise: Any, amaxes: Any, history: int, top: float, tp: Any) -> dict[str, Any]:
+    """`noted`: what `note` did to the tensors that it was given, "" for nothing."""
+    import gc
+
     import torch as t
 
     scales = [exercise.DelayedScale(history, top) for _ in amaxes[0][0]]
-    trace = [[float(s.scale) for s in scales]]
-    sign = -1.0
+    trace, sign, noted = [[float(s.scale) for s in scales]], -1.0, ""
+    gc.freeze()  # what is there already is no longer listed
     for step in amaxes:
         for microbatch in step:
             for scale, a in zip(scales, microbatch, strict=True):
-                scale.note(sign * t.tensor([[a / 2, a], [0.0, -a / 3]]))
-                sign = -sign
+                x = t.zeros(16, 16)
+                x[:2, :2] = sign * t.tensor([[a / 2, a], [0.0, -a / 3]])
+                before, sign = x.clone(), -sign
+                scale.note(x)
+                if not t.equal(x.view(t.int32), before.view(t.int32)):
+                    noted = noted or "note changes the tensor that it is given, which belongs to the model"
+                del x, before
+        alive = [one for one in gc.get_objects() if type(one) in (t.Tensor, t.nn.Parameter)]
+        if any(one.untyped_storage().nbytes() >= 1024 for one in alive):
+            noted = noted or "note keeps the tensor, or one as large, alive: keep one number"
+        del alive
         exercise.update(scales, tp)
         trace.append([float(s.scale) for s in scales])
-    return trace
+    gc.unfreeze()
+    return {"scales": trace, "noted": noted}
+
+
+def _nothing_else(answer: Answer) -> str | None:
+    return next((one["noted"] for one in answer.value if one["noted"]), None)
+
+
+def _told(of: Callable[[Inputs], list[list[list[float]]]]) -> Callable[[Inputs], list[dict[str, Any]]]:
+    """Traces as `_drive_delayed` returns them."""
+    return lambda ranks: [{"scales": trace, "noted": ANYTHING} for trace in of(ranks)]
+
+
+def _wrong(**how: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
+    return _told(lambda ranks: delayed(ranks, **how))
 
 
 def _maxima(ranks: Inputs) -> Inputs:
@@ -51,6 +78,7 @@ def _largest(amaxes: list[float]) -> float:
 def delayed(
     ranks: Inputs, *, shared: bool = True, most: str = "largest", own: bool = True, last: bool = False,
     overflow: str = "leaves", nan: bool = True, zero: str = "history", together: str = "largest",
+    decided: str = "together",
 ) -> list[list[list[float]]]:  # fmt: skip
     """The scales of every step, by rank. The keywords make mistakes.
 
@@ -61,6 +89,8 @@ def delayed(
         most: what the scale follows: the "largest" or the "mean" of the history, the amax of the "step" alone, or the
             largest "ever".
         together: of the ranks' amaxes counts the "largest", the "sum" or the "mean".
+        decided: whether a step overflowed is decided "together", by each rank for its "own" tensor, or together but
+            the NaN of all ranks except the first is "lost".
         nan: whether it counts as not finite; else Python's `max` drops it.
         zero: the scale is left where the "history" is all zero, or already where the "step" is; or it becomes "one".
     """
@@ -78,6 +108,9 @@ def delayed(
                 if overflow == "local":
                     seen = [a if math.isfinite(_largest(row)) else 0.0 for row in noted for a in row]
                 amax = _largest(seen if nan else [a for a in seen if not math.isnan(a)] or [0.0])
+                if decided == "lost":
+                    later = [a for row in noted[1:] for a in row if not math.isnan(_largest(row))]
+                    amax = _largest([*noted[0], *later])
                 if overflow == "dropped":
                     amax = max((a for a in seen if math.isfinite(a)), default=0.0)
                 if together != "largest":
@@ -88,13 +121,16 @@ def delayed(
                     amax = math.inf
                 if overflow == "begins" and not math.isfinite(amax):
                     past[t] = []
+                if decided == "own" and math.isnan(amax):
+                    amax = math.inf
+                judged = _largest([m[t] for m in ranks[rank]["amaxes"][step]]) if decided == "own" else amax
                 if overflow != "skips" or math.isfinite(amax):
-                    past[t] = [*past[t], amax if math.isfinite(amax) else 0.0]
+                    past[t] = [*past[t], amax if math.isfinite(judged) else 0.0]
                 window = past[t][{"step": -1, "ever": 0}.get(most, -h) :]
                 if not own:
                     window = past[t][-h - 1 : -1]
                 follows = sum(window) / len(window) if most == "mean" and window else max(window, default=0.0)
-                left = overflow != "moves" and not math.isfinite(amax)
+                left = overflow != "moves" and not math.isfinite(judged)
                 if follows > 0 and not left and not (zero == "step" and amax == 0):
                     scale[t] = top / follows
                 if (overflow == "one" and left) or (zero == "one" and not left and follows == 0):
@@ -141,6 +177,15 @@ _ZEROS = _series(
     [(0.0,), (8.0,), (2.0,), (0.0,), (0.0,), (0.0,), (4.0,)],
     [(4.0,), (2.0,), (0.0,), (0.0,), (0.0,), (0.0,), (1.0,)],
 )
+# What overflows on one rank alone, on each in turn: rank 0 of these sees numbers only, and so does rank 1.
+_ON_ONE_RANK = [
+    {"amaxes": [[list(of_step)] for of_step in steps], "history": 2, "top": 448.0}
+    for steps in (
+        [(2.0, 2.0, 4.0), (8.0, 1.0, _INF), (1.0, _NAN, 1.0), (0.5, 1.0, 0.5), (0.25, 0.5, 0.5)],
+        [(4.0, 1.0, 2.0), (_INF, _NAN, 8.0), (2.0, 8.0, _NAN), (1.0, 0.5, 1.0), (0.5, 0.25, 0.25)],
+        [(1.0, 4.0, 1.0), (2.0, 2.0, 2.0), (0.5, 0.5, 0.5), (4.0, 0.125, 2.0), (0.5, 0.5, 0.125)],
+    )
+]
 _RANKS_IN_TURN = [
     {"amaxes": [[[8.0 if (step + tensor) % 3 == rank else 0.5 for tensor in range(4)]] for step in range(5)],
      "history": 2, "top": 57344.0}
@@ -160,9 +205,10 @@ _VECTOR = [{"amaxes": [[[a]] for a in (1.0, 1.0, 8.0, 1.0, 1.0, 1.0, 1.0, 1.0)],
 
 DELAYED = Exercise(
     "delayed_scaling",
-    reference=delayed,
+    reference=_told(delayed),
     drive=_drive_delayed,
     axis="tp",
+    accept=[_nothing_else],
     cases=[
         Case("one tensor that jumps once, history 4", _VECTOR),
         Case("several tensors, other histories", _steps((2, 5), (1, 1)), hidden=True),
@@ -170,48 +216,53 @@ DELAYED = Exercise(
         Case("several microbatches a step", _steps((2, 4), (1, 1), 3), hidden=True),
         Case("a step in which a tensor is zero", _steps((1, 1), (1, 1), odd=0.0), hidden=True, fixed=[_ZEROS]),
         Case("a step that overflows leaves the scale, and puts 0 into the history",
-             _steps((2, 4), (1, 2), odd=math.inf), hidden=True, fixed=[_OVERFLOWS]),
+             _steps((2, 4), (2, 2), odd=math.inf), hidden=True, fixed=[_OVERFLOWS, _ON_ONE_RANK, _ON_ONE_RANK[:2]]),
         Case("the same scales on every rank", _steps((2, 4), (2, 3)), hidden=True, points=2, fixed=[_RANKS_IN_TURN]),
         Case("one message a step", _steps((2, 4), (2, 2)), hidden=True, accept=[_one_message]),
     ],
     mistakes=[
-        Mistake(lambda r: delayed(r, shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
-        Mistake(lambda r: delayed(r, most="step"), "The largest of the last `history` steps, not of the last one."),
-        Mistake(lambda r: delayed(r, most="ever"), "Something older than the last `history` steps still counts: an "
+        Mistake(_wrong(shared=False), "Each rank saw a part of the tensor: the largest of all counts."),
+        Mistake(_wrong(most="step"), "The largest of the last `history` steps, not of the last one."),
+        Mistake(_wrong(most="ever"), "Something older than the last `history` steps still counts: an "
                 "amax that stays in the history, or one that is not 0 when a new step begins."),
-        Mistake(lambda r: delayed(r, most="mean"), "This follows the mean of the history. With it the largest of them "
+        Mistake(_wrong(most="mean"), "This follows the mean of the history. With it the largest of them "
                 "would be cut off: the largest counts."),
-        Mistake(lambda r: delayed(_maxima(r)), "The largest *magnitude*: a negative number counts, too."),
-        Mistake(lambda r: delayed(r, overflow="one"), "A step that overflows leaves the scale as it is; here it "
+        Mistake(_told(lambda r: delayed(_maxima(r))), "The largest *magnitude*: a negative number counts, too."),
+        Mistake(_wrong(overflow="one"), "A step that overflows leaves the scale as it is; here it "
                 "becomes 1 again."),
-        Mistake(lambda r: delayed(r, overflow="begins"), "A step that overflows does not empty the history: it joins "
+        Mistake(_wrong(overflow="begins"), "A step that overflows does not empty the history: it joins "
                 "it as 0."),
-        Mistake(lambda r: delayed(r, own=False), "The step that ends now belongs to the history."),
-        Mistake(lambda r: delayed(r, last=True), "A step has several microbatches: keep the largest of them."),
-        Mistake(lambda r: delayed(r, overflow="moves"), "A step that overflows leaves the scale as it is, also when "
+        Mistake(_wrong(own=False), "The step that ends now belongs to the history."),
+        Mistake(_wrong(last=True), "A step has several microbatches: keep the largest of them."),
+        Mistake(_wrong(overflow="moves"), "A step that overflows leaves the scale as it is, also when "
                 "the largest has just left the history."),
-        Mistake(lambda r: delayed(r, overflow="skips"), "A step that overflows belongs to the history, too: as 0, so "
+        Mistake(_wrong(overflow="skips"), "A step that overflows belongs to the history, too: as 0, so "
                 "that the oldest step leaves."),
-        Mistake(lambda r: delayed(r, overflow="local"), "A rank that makes 0 of its infinity hides it from the others: "
+        Mistake(_wrong(overflow="local"), "A rank that makes 0 of its infinity hides it from the others: "
                 "the step overflowed on all of them."),
-        Mistake(lambda r: delayed(r, overflow="dropped"), "The infinity or NaN is dropped here, and with it the news "
+        Mistake(_wrong(overflow="dropped"), "The infinity or NaN is dropped here, and with it the news "
                 "that the step overflowed."),
-        Mistake(lambda r: delayed(r, overflow="all"), "Each tensor has a scale of its own: where one overflows, the "
+        Mistake(_wrong(overflow="all"), "Each tensor has a scale of its own: where one overflows, the "
                 "others move on."),
-        Mistake(lambda r: delayed(r, together="sum"), "The ranks' amaxes are added up here; the largest of them "
+        Mistake(_wrong(together="sum"), "The ranks' amaxes are added up here; the largest of them "
                 "counts."),
-        Mistake(lambda r: delayed(r, together="mean"), "This is the mean of the ranks' amaxes; the largest of them "
+        Mistake(_wrong(together="mean"), "This is the mean of the ranks' amaxes; the largest of them "
                 "counts."),
-        Mistake(lambda r: delayed(r, zero="one"), "Where all of the history is 0 the scale is left; here it becomes "
+        Mistake(_wrong(zero="one"), "Where all of the history is 0 the scale is left; here it becomes "
                 "1."),
-        Mistake(lambda r: delayed(r, nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
+        Mistake(_wrong(nan=False), "NaN is lost: a step with NaN has overflowed, too. (Python's max(a, "
                 "nan) is a.)"),
-        Mistake(lambda r: delayed(r, zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
+        Mistake(_wrong(decided="lost"), "A NaN of another rank than the first is lost: a maximum "
+                "over ranks may drop it. Send infinity in its place."),
+        Mistake(_wrong(decided="own"), "Each rank decides by its own tensor whether the step "
+                "overflowed: decide by what all of them have."),
+        Mistake(_wrong(zero="step"), "A tensor that is zero in one step alone is no reason to leave the "
                 "scale: the largest of the history counts."),
     ],
     idea="Keep three things apart: the largest magnitude of this step, the history of steps, and the scale in use.",
-    hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, one "
-    "all_reduce with op=MAX; append each to its history of at most H, set amax to 0. Where the new one is finite and "
+    hint="note: self.amax = torch.maximum(self.amax, x.abs().max()), which keeps NaN. update: stack the amaxes, with "
+    "inf in the place of NaN, one all_reduce with op=MAX; append each to its history of at most H, set amax to 0. "
+    "Where the new one is finite and "
     "the history's maximum is not 0: scale = top / maximum. One that is not finite goes into the history as 0.",
 )  # fmt: skip
 

@@ -3,6 +3,6 @@ import numpy as np
 
 
 def work(s, cp, zigzag):
-    chunks = np.arange(s).reshape(2 * cp, -1)
-    mine = [(r, 2 * cp - 1 - r) if zigzag else (2 * r, 2 * r + 1) for r in range(cp)]
+    chunks = np.arange(s).reshape(cp + cp * zigzag, -1)
+    mine = [(r, 2 * cp - 1 - r) if zigzag else (r,) for r in range(cp)]
     return [(chunks[list(two)] + 1).sum() for two in mine]

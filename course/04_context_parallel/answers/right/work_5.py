@@ -3,5 +3,5 @@ import numpy as np
 
 
 def work(s, cp, zigzag):
-    chunks = (np.arange(s) + 1).reshape(2 * cp, -1).sum(1)
-    return chunks[:cp] + chunks[cp:][::-1] if zigzag else chunks.reshape(cp, 2).sum(1)
+    chunks = (np.arange(s) + 1).reshape(2 * cp if zigzag else cp, -1).sum(1)
+    return chunks[:cp] + chunks[cp:][::-1] if zigzag else chunks

@@ -3,10 +3,11 @@ from itertools import accumulate
 
 
 def work(s, cp, zigzag):
-    n = s // (2 * cp)
-    upto = [c * n * (c * n + 1) // 2 for c in range(2 * cp + 1)]
+    chunks = 2 * cp if zigzag else cp
+    n = s // chunks
+    upto = [c * n * (c * n + 1) // 2 for c in range(chunks + 1)]
     chunk = [b - a for a, b in zip(upto, upto[1:])]
     if zigzag:
         return [early + late for early, late in zip(chunk[:cp], chunk[: cp - 1 : -1])]
     both = list(accumulate(chunk))
-    return [both[2 * r + 1] - (both[2 * r - 1] if r else 0) for r in range(cp)]
+    return [both[r] - (both[r - 1] if r else 0) for r in range(cp)]

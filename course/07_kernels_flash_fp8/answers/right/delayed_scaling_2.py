@@ -16,7 +16,8 @@ class DelayedScale:
 
 
 def update(scales, tp):
-    for s, a in zip(scales, all_reduce(torch.tensor([s.at() for s in scales]), tp, "max").tolist()):
+    mine = torch.tensor([s.at() if s.at() == s.at() else math.inf for s in scales])
+    for s, a in zip(scales, all_reduce(mine, tp, "max").tolist()):
         s.h[s.i] = a if math.isfinite(a) else 0.0
         if math.isfinite(a) and any(s.h):
             s.scale = s.top / max(s.h)

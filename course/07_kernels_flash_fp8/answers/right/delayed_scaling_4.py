@@ -24,6 +24,7 @@ class DelayedScale:
 
 
 def update(scales, tp):
-    together = funcol.all_reduce(torch.stack([one.amax for one in scales]), "max", tp.group)
+    mine = torch.stack([one.amax for one in scales])
+    together = funcol.all_reduce(torch.where(mine.isnan(), torch.inf, mine), "max", tp.group)
     for one, amax in zip(scales, together.tolist()):
         one.end(amax)

@@ -7,7 +7,7 @@ kernel = Kernel(r"""
 #define ROW (blockIdx.x * blockDim.x + threadIdx.x)
 template <typename T> __device__ __forceinline__ T load(const T* __restrict__ p, int i) { return __ldg(&p[i]); }
 
-__global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(64)
 rms_norm(const float* const __restrict__ x, const float* __restrict__ gamma, float* __restrict__ y,
          const int rows, const int cols, const float share, const float eps)
 {
@@ -29,5 +29,5 @@ rms_norm(const float* const __restrict__ x, const float* __restrict__ gamma, flo
 def norm(x, gamma, eps):
     rows, cols = x.shape
     y = torch.zeros(rows * cols)
-    kernel(x, gamma, y, rows, cols, 1 / cols, eps, grid=rows, block=32)
+    kernel(x, gamma, y, rows, cols, 1 / cols, eps, grid=-(-rows // 64), block=64)
     return y.view(rows, cols)
