@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -47,11 +47,17 @@ class Encoding(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One line's result: ids and sentence lengths of each key, or why there are none."""
+    """One line's result: ids and sentence lengths of each key, or why there are none.
+
+    `spelled` counts the special tokens that its texts spell, `twice` the texts that begin with two of the same: the
+    tokenizer's bos, and one of the text's own.
+    """
 
     line: int
     documents: list[tuple[np.ndarray, list[int]]]
     error: str
+    spelled: Mapping[str, int] = {}
+    twice: int = 0
 
 
 def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded:
@@ -63,7 +69,11 @@ def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded
         documents = [_encode_document(texts[key], tokenizer, encoding.append_eod) for key in encoding.keys]
     except DataError as error:
         return Encoded(line.number, [], error.what)
-    return Encoded(line.number, documents, "")
+    spelled: collections.Counter[str] = collections.Counter()
+    for text in (text for key in encoding.keys for text in texts[key]):
+        spelled.update(tokenizer.spelled(text))
+    twice = sum(tokenizer.bos is not None and list(ids[:2]) == 2 * [tokenizer.bos] for ids, _ in documents)
+    return Encoded(line.number, documents, "", spelled, twice)
 
 
 def _encode_document(texts: list[str], tokenizer: Tokenizer, append_eod: bool) -> tuple[np.ndarray, list[int]]:
