@@ -30,6 +30,7 @@ from minimegatron.data.tokenizer import Tokenizer, build_tokenizer
 from minimegatron.errors import DataError, DeadlineError, RankError
 
 WORKER_DEADLINE_S = 600.0
+PATIENCE_S = 10.0  # with workers whose results are not wanted any more
 
 
 class Encoding(NamedTuple):
@@ -69,9 +70,10 @@ def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded
         documents = [_encode_document(texts[key], tokenizer, encoding.append_eod) for key in encoding.keys]
     except DataError as error:
         return Encoded(line.number, [], error.what)
-    spelled: collections.Counter[str] = collections.Counter()
+    spelled: dict[str, int] = {}
     for text in (text for key in encoding.keys for text in texts[key]):
-        spelled.update(tokenizer.spelled(text))
+        for token, count in tokenizer.spelled(text).items():
+            spelled[token] = spelled.get(token, 0) + count
     twice = sum(tokenizer.bos is not None and list(ids[:2]) == 2 * [tokenizer.bos] for ids, _ in documents)
     return Encoded(line.number, documents, "", spelled, twice)
 
@@ -111,11 +113,17 @@ class Encoder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if self._pool is not None:
-            if kind is not None:  # results are not wanted any more, and a worker may hang
-                for process in list((self._pool._processes or {}).values()):
-                    process.kill()
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is None:
+            return
+        # A worker that is killed while it writes a result leaves half of it in the pipe, and the pool waits for the
+        # other half for ever. So those whose results are not wanted finish their batch, unless one is known to hang.
+        workers = list((self._pool._processes or {}).values())
+        patience = 0.0 if kind is not None and issubclass(kind, DeadlineError) else PATIENCE_S
+        killer = threading.Timer(patience, lambda: [worker.kill() for worker in workers])
+        if kind is not None:
+            killer.start()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        killer.cancel()
 
     def encode(self, batches: Iterable[list[Line]]) -> Iterator[Encoded]:
         """One result a line, in the order of the lines.
