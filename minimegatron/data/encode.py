@@ -119,7 +119,7 @@ class Encoder:
         # other half for ever. So those whose results are not wanted finish their batch, unless one is known to hang.
         workers = list((self._pool._processes or {}).values())
         patience = 0.0 if kind is not None and issubclass(kind, DeadlineError) else PATIENCE_S
-        killer = threading.Timer(patience, lambda: [worker.kill() for worker in workers])
+        killer = threading.Timer(patience, _kill, [workers])
         if kind is not None:
             killer.start()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -160,6 +160,11 @@ def _result(line: int, future: Future[list[Encoded]]) -> list[Encoded]:
             f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s",
             fix="fewer --workers than cores, or look for a huge document there",
         ) from error
+
+
+def _kill(workers: Iterable[multiprocessing.Process]) -> None:
+    for worker in workers:
+        worker.kill()
 
 
 def _start_worker() -> None:

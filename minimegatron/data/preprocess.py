@@ -266,12 +266,11 @@ def _run(argv: Sequence[str] | None) -> Summary:
         raise ConfigError("--split-sentences is not supported (it needs NLTK's pickled models)", fix=fix)
     if args.partitions is not None or args.keep_sequential_samples:
         print("note: --partitions and --keep-sequential-samples change nothing; the order is kept", file=sys.stderr)
-    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
-    names += ("add_special_tokens", "split_special_tokens")
+    names = "tokenizer_type tokenizer_model vocab_size vocab_file merge_file add_special_tokens split_special_tokens"
     return preprocess(
         [path for pattern in args.input for path in _expand(pattern)],
         args.output_prefix,
-        {name: getattr(args, name) for name in names},
+        {name: getattr(args, name) for name in names.split()},
         json_keys=args.json_keys,
         append_eod=args.append_eod,
         workers=args.workers,
