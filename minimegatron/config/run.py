@@ -91,7 +91,7 @@ class OptimizerConfig(StateFields):
         coefficients_of(self.muon_coefficient_type, self.muon_num_ns_steps)
         warmups = ("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction")
         for names in (("lr_decay_iters", "lr_decay_samples"), warmups):
-            given = [name for name in names if getattr(self, name)]
+            given = [name for name in names if getattr(self, name) != getattr(OptimizerConfig, name)]
             require(len(given) <= 1, f"{' and '.join(given)} are given", "give one of them")
         if self.lr_warmup_fraction is not None:
             require(

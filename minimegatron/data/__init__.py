@@ -3,7 +3,10 @@
 | module        | one idea                                                                                             |
 |---------------|------------------------------------------------------------------------------------------------------|
 | `tokenizer`   | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                       |
+| `tokenizer_files` | what the files of a published tokenizer say, and which is believed                               |
+| `chat`        | a conversation as one text, in the form that a model was trained on                                  |
 | `jsonl`       | documents out of a file that may be broken, huge or hostile                                          |
+| `formats`     | what a file is, by its first bytes                                                                   |
 | `encode`      | lines to ids, in this process or in many, in order                                                   |
 | `preprocess`  | JSONL -> `.bin/.idx` with many workers, in order (`python -m minimegatron.data.preprocess`)          |
 | `indexed`     | reading and writing Megatron's `.bin/.idx`; its bytes are in `indexed_format`                        |

@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from minimegatron.data.tokenizer import Tokenizer, build_tokenizer
 from minimegatron.errors import DataError, DeadlineError, RankError
 
 WORKER_DEADLINE_S = 600.0
+PATIENCE_S = 10.0  # with workers whose results are not wanted any more
 
 
 class Encoding(NamedTuple):
@@ -47,11 +48,17 @@ class Encoding(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """One line's result: ids and sentence lengths of each key, or why there are none."""
+    """One line's result: ids and sentence lengths of each key, or why there are none.
+
+    `spelled` counts the special tokens that its texts spell, `twice` the texts that begin with two of the same: the
+    tokenizer's bos, and one of the text's own.
+    """
 
     line: int
     documents: list[tuple[np.ndarray, list[int]]]
     error: str
+    spelled: Mapping[str, int] = {}
+    twice: int = 0
 
 
 def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded:
@@ -63,7 +70,12 @@ def encode_line(line: Line, tokenizer: Tokenizer, encoding: Encoding) -> Encoded
         documents = [_encode_document(texts[key], tokenizer, encoding.append_eod) for key in encoding.keys]
     except DataError as error:
         return Encoded(line.number, [], error.what)
-    return Encoded(line.number, documents, "")
+    spelled: dict[str, int] = {}
+    for text in (text for key in encoding.keys for text in texts[key]):
+        for token, count in tokenizer.spelled(text).items():
+            spelled[token] = spelled.get(token, 0) + count
+    twice = sum(tokenizer.bos is not None and list(ids[:2]) == 2 * [tokenizer.bos] for ids, _ in documents)
+    return Encoded(line.number, documents, "", spelled, twice)
 
 
 def _encode_document(texts: list[str], tokenizer: Tokenizer, append_eod: bool) -> tuple[np.ndarray, list[int]]:
@@ -101,11 +113,17 @@ class Encoder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if self._pool is not None:
-            if kind is not None:  # results are not wanted any more, and a worker may hang
-                for process in list((self._pool._processes or {}).values()):
-                    process.kill()
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._pool is None:
+            return
+        # A worker that is killed while it writes a result leaves half of it in the pipe, and the pool waits for the
+        # other half for ever. So those whose results are not wanted finish their batch, unless one is known to hang.
+        workers = list((self._pool._processes or {}).values())
+        patience = 0.0 if kind is not None and issubclass(kind, DeadlineError) else PATIENCE_S
+        killer = threading.Timer(patience, _kill, [workers])
+        if kind is not None:
+            killer.start()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        killer.cancel()
 
     def encode(self, batches: Iterable[list[Line]]) -> Iterator[Encoded]:
         """One result a line, in the order of the lines.
@@ -142,6 +160,11 @@ def _result(line: int, future: Future[list[Encoded]]) -> list[Encoded]:
             f"the lines from {line} on were not tokenised in {WORKER_DEADLINE_S:g} s",
             fix="fewer --workers than cores, or look for a huge document there",
         ) from error
+
+
+def _kill(workers: Iterable[multiprocessing.Process]) -> None:
+    for worker in workers:
+        worker.kill()
 
 
 def _start_worker() -> None:

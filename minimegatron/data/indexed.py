@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from minimegatron.data.formats import describe
 from minimegatron.data.indexed_format import (
     CODE_OF_DTYPE,
     SIDECAR_FORMAT,
@@ -70,7 +71,8 @@ class IndexedDataset:
         for path in (self.idx_path, self.bin_path):
             if not os.path.isfile(path):
                 fix = "give the path without .bin/.idx; `minimegatron preprocess` makes both files"
-                raise DataError("no such file", where=path, fix=fix)
+                there = f"; {self.prefix} is {describe(self.prefix)}" if os.path.isfile(self.prefix) else ""
+                raise DataError(f"no such file{there}", where=path, fix=fix)
         index = read_index(self.idx_path)
         check_index(index, self.idx_path, self.bin_path)
         verify = os.path.getsize(self.bin_path) < VERIFY_BELOW_BYTES if verify is None else verify

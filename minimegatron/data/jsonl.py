@@ -6,26 +6,30 @@ file holds, a gzip bomb included; the parser refuses what it cannot turn into te
 | met                                                        | done                                                   |
 |------------------------------------------------------------|--------------------------------------------------------|
 | byte-order mark, CRLF, no newline at the end, blank lines  | read as they are meant (blank lines hold nothing)      |
+| gzip, xz, bzip2                                            | read, one line in memory                               |
+| Parquet, zstd, UTF-16, a JSON array and the like           | refused by name, with what to do (`formats`)           |
 | bad UTF-8, bad JSON, not an object, a key is missing       | refused with file and line                             |
 | a value that is neither text nor a list of texts           | refused with file and line                             |
 | half of a surrogate pair, nesting 100,000 deep             | refused with file and line                             |
-| a line longer than the limit, a torn or corrupt gzip file  | refused with file and line                             |
+| a line longer than the limit, a torn or corrupt compressed file | refused with file and line                        |
 """
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import os
 import zlib
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+from minimegatron.data.formats import HEAD, compression, what_is
 from minimegatron.data.publish import CHUNK
 from minimegatron.errors import DataError
 
 MAX_LINE_BYTES = 64 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UNREADABLE = (EOFError, OSError, zlib.error, lzma.LZMAError)  # gzip's and bzip2's own are OSErrors
 
 
 class Line(NamedTuple):
@@ -34,7 +38,7 @@ class Line(NamedTuple):
     Attributes:
         number: from 1.
         data: its bytes without the newline; None when it was longer than the limit.
-        position: bytes of the file (compressed bytes of a gzip file) read so far; 0 in a pipe.
+        position: bytes of the file (compressed bytes of a compressed file) read so far; 0 in a pipe.
     """
 
     number: int
@@ -43,7 +47,7 @@ class Line(NamedTuple):
 
 
 class JsonlReader:
-    """Iterates over the non-blank lines of one file or pipe, plain or gzip (told by its first two bytes).
+    """Iterates over the non-blank lines of one file or pipe, plain or compressed (told by its first bytes).
 
     Args:
         path: the file.
@@ -53,7 +57,7 @@ class JsonlReader:
         blank_lines: how many were met so far.
 
     Raises:
-        DataError: the file cannot be opened, or (while iterating) is a torn or corrupt gzip file.
+        DataError: the file cannot be opened, is no JSONL, or (while iterating) is a torn or corrupt compressed file.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -66,24 +70,29 @@ class JsonlReader:
             raise DataError(
                 f"cannot read: {error.strerror}", where=self.path, fix="give the path of a file you may read"
             ) from error
-        self.is_gzip = self._raw.peek(2)[:2] == b"\x1f\x8b"
+        inside = compression(self._raw.peek(HEAD))
+        self._name, self._stream = (inside[0], inside[1](self._raw)) if inside else ("", self._raw)
+        try:
+            found = what_is(self._stream.peek(HEAD)[:HEAD])  # type: ignore[attr-defined]
+        except UNREADABLE as error:
+            raise self._torn(error, 1) from error
+        if found is not None:
+            self._raw.close()
+            raise DataError(
+                f"this is {found[0]}, and JSONL is expected", where=self.path, fix=found[1].replace("FILE", self.path)
+            )
 
     def __iter__(self) -> Iterator[Line]:
         with self._raw:
-            stream: IO[bytes] = gzip.open(self._raw) if self.is_gzip else self._raw  # type: ignore[assignment]
-            number = 0
+            stream, number = self._stream, 0
             while True:
                 try:
                     data = stream.readline(self.max_line_bytes + 1)
                     too_long = len(data) > self.max_line_bytes and not data.endswith(b"\n")
                     if too_long:
                         _skip_to_newline(stream)
-                except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                    raise DataError(
-                        f"a torn or corrupt gzip file: {error}",
-                        where=f"{self.path}:{number + 1}",
-                        fix="copy or download it again",
-                    ) from error
+                except UNREADABLE as error:
+                    raise self._torn(error, number + 1) from error
                 if not data:
                     return
                 number += 1
@@ -95,6 +104,14 @@ class JsonlReader:
                     yield Line(number, data.rstrip(b"\r\n"), self._position())
                 else:
                     self.blank_lines += 1
+
+    def close(self) -> None:
+        """Let go of the file; what is not yet read stays unread."""
+        self._raw.close()
+
+    def _torn(self, error: Exception, line: int) -> DataError:
+        what = f"a torn or corrupt {self._name} file" if self._name else "the disk does not give it"
+        return DataError(f"{what}: {error}", where=f"{self.path}:{line}", fix="copy or download it again")
 
     def _position(self) -> int:
         return self._raw.tell() if self._raw.seekable() else 0

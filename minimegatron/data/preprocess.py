@@ -13,11 +13,16 @@ it is written; an error, Ctrl-C or a killed worker leaves nothing behind.
 
 A line that cannot be used (see `jsonl`) stops the run with its number; `--on-bad-line skip` counts it and goes on.
 A document without text becomes a document without tokens, as in Megatron.
+
+**Special tokens.** A document that spells `<|im_start|>` has letters there, not the token, for its writer is a
+stranger; the summary says how often that was. Conversations that a chat template has spelled ask for
+`--no-split-special-tokens`, and for `--no-add-special-tokens` where the template begins with bos itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -48,6 +53,9 @@ class Summary:
         prefixes: key -> prefix of its `.bin/.idx`.
         documents, empty_documents, tokens: over all keys.
         skipped_lines, blank_lines: of the input.
+        spelled: special tokens that documents spell, and how often.
+        split: whether these are letters; otherwise they are tokens.
+        twice: documents that begin with two bos tokens.
     """
 
     prefixes: dict[str, str]
@@ -56,13 +64,24 @@ class Summary:
     tokens: int = 0
     skipped_lines: int = 0
     blank_lines: int = 0
+    spelled: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    split: bool = True
+    twice: int = 0
 
     def __str__(self) -> str:
-        return (
+        lines = [
             f"{self.documents:,} documents ({self.empty_documents:,} empty), {self.tokens:,} tokens in "
             f"{', '.join(self.prefixes.values())} (.bin, .idx); "
             f"{self.skipped_lines:,} bad lines skipped, {self.blank_lines:,} blank lines"
-        )
+        ]
+        if self.spelled:
+            most = ", ".join(f"{text} {count:,}" for text, count in self.spelled.most_common(5))
+            more = f", and {len(self.spelled) - 5} others" if len(self.spelled) > 5 else ""
+            other = "letters; --no-split-special-tokens reads tokens" if self.split else "tokens"
+            lines.append(f"documents spell special tokens ({most}{more}), read as {other}")
+        if self.twice:
+            lines.append(f"{self.twice:,} documents begin with bos twice; --no-add-special-tokens adds none")
+        return "\n".join(lines)
 
 
 def preprocess(
@@ -81,7 +100,7 @@ def preprocess(
     """Tokenise JSONL files, one after the other, into one dataset a key.
 
     Args:
-        inputs: plain or gzip files.
+        inputs: plain or compressed files.
         output_prefix: the datasets are `<prefix>_<key>_document`.
         tokenizer: arguments of `build_tokenizer`.
         json_keys: whose values, text or lists of texts (a sequence each), are taken.
@@ -104,6 +123,7 @@ def preprocess(
         )
     summary = Summary({key: f"{os.fspath(output_prefix)}_{key}_document" for key in json_keys})
     total, log = _size(inputs), _Log(log_interval)
+    summary.split = tokenizer.get("split_special_tokens") is not False
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None if progress else True))
         encoding = Encoding(tuple(tokenizer.items()), tuple(json_keys), append_eod)
@@ -125,9 +145,12 @@ def preprocess(
 
 
 def _size(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """Bytes of all inputs; finds a missing one before any work is done."""
+    """Bytes of all inputs; finds a missing one, and one that is no JSONL, before any work is done."""
     try:
-        return sum(os.path.getsize(path) for path in paths)
+        total = sum(os.path.getsize(path) for path in paths)
+        for path in filter(os.path.isfile, paths):  # what was read of a pipe is gone
+            JsonlReader(path).close()
+        return total
     except OSError as error:
         raise DataError(
             f"cannot read: {error.strerror}", where=str(error.filename), fix="give the path of a file you may read"
@@ -141,6 +164,8 @@ def _write(
         fix = "mend the line, or give --on-bad-line skip to leave such lines out"
         raise DataError(result.error, where=f"{reader.path}:{result.line}", fix=fix)
     summary.skipped_lines += bool(result.error)
+    summary.spelled.update(result.spelled)
+    summary.twice += result.twice
     for builder, (ids, lengths) in zip(builders, result.documents, strict=False):
         builder.add_document(ids, lengths)
         summary.documents += 1
@@ -190,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         "--input",
         nargs="+",
         required=True,
-        help="JSONL files, plain or gzip; patterns like 'part-*.jsonl' in sorted order",
+        help="JSONL files, plain or compressed (gzip, xz, bzip2); patterns like 'part-*.jsonl' in sorted order",
     )
     add("--output-prefix", required=True, help="writes PREFIX_KEY_document.bin and .idx")
     add("--json-keys", nargs="+", default=["text"], help="keys whose text is taken (default: text)")
@@ -199,6 +224,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--vocab-size", type=int, help="of NullTokenizer")
     add("--vocab-file", help="vocab.json of GPT2BPETokenizer")
     add("--merge-file", help="merges.txt of GPT2BPETokenizer")
+    yes_or_no = argparse.BooleanOptionalAction
+    split = "special tokens that a document spells are letters (default) or, with --no-, tokens"
+    add("--split-special-tokens", action=yes_or_no, help=split)
+    begin = "each text gets what the tokenizer adds, Llama's <s> for example (default), or nothing"
+    add("--add-special-tokens", action=yes_or_no, help=begin)
     add("--append-eod", action="store_true", help="end each document with the end-of-document id")
     add("--workers", type=int, default=usable_cores(), help="processes (default: all cores)")
     add("--on-bad-line", choices=("error", "skip"), default="error", help="stop at a bad line, or count and skip it")
@@ -235,13 +265,13 @@ def _run(argv: Sequence[str] | None) -> Summary:
     if args.split_sentences:
         fix = "split beforehand and give each document's value as a list of sentences: each becomes a sequence"
         raise ConfigError("--split-sentences is not supported (it needs NLTK's pickled models)", fix=fix)
-    if args.partitions or args.keep_sequential_samples:
+    if args.partitions is not None or args.keep_sequential_samples:
         print("note: --partitions and --keep-sequential-samples change nothing; the order is kept", file=sys.stderr)
-    names = ("tokenizer_type", "tokenizer_model", "vocab_size", "vocab_file", "merge_file")
+    names = "tokenizer_type tokenizer_model vocab_size vocab_file merge_file add_special_tokens split_special_tokens"
     return preprocess(
         [path for pattern in args.input for path in _expand(pattern)],
         args.output_prefix,
-        {name: getattr(args, name) for name in names},
+        {name: getattr(args, name) for name in names.split()},
         json_keys=args.json_keys,
         append_eod=args.append_eod,
         workers=args.workers,

@@ -21,7 +21,8 @@ or has none, `pad` is `NO_PAD` (-1), an id that no text contains, and a warning 
 
 **Text is text.** A document that holds the letters `<|endoftext|>` (this one, for example) does not end there: special
 tokens are put in by programs, never spelled by a text. Hugging Face reads them out of a text unless
-`split_special_tokens` is set; here that is what a prompt's template has to ask for (`spelled_special_tokens`).
+`split_special_tokens` is set. Here it is set for documents, and not for a prompt, whose writer may mean them: what a
+chat template has made of a conversation is full of them (`data/chat`).
 
 **One long word.** A megabyte without a blank is one word. Encoding it costs n log n, about a second, so words are not
 cut there: cutting would change the ids, and those of a published tokenizer are not ours to change. Learning is
@@ -33,17 +34,21 @@ In Megatron-LM: `megatron/core/tokenizers/`. Paper: Sennrich et al. 2016, arXiv 
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from minimegatron.data.publish import publish, read_json, to_json
+from minimegatron.data.chat import render
+from minimegatron.data.publish import publish, to_json
+from minimegatron.data.tokenizer_files import read_tokenizer
 from minimegatron.errors import ConfigError, DataError, did_you_mean
 
 NO_PAD = -1
@@ -59,7 +64,7 @@ class Tokenizer(Protocol):
         eod: id that ends a document.
         pad: id for padding, different from `eod`; `NO_PAD` when there is none.
         bos: id that begins a document, or None.
-        identity: names the mapping: equal for two tokenizers only if they give the same ids.
+        identity: names the vocabulary: equal for two tokenizers only if each id is the same word in both.
     """
 
     @property
@@ -79,6 +84,10 @@ class Tokenizer(Protocol):
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Text of some ids. Raises DataError for an id outside the vocabulary."""
+        ...
+
+    def spelled(self, text: str) -> Mapping[str, int]:
+        """How often a text spells each special token, whether or not `tokenize` reads it as one."""
         ...
 
 
@@ -106,6 +115,9 @@ class NullTokenizer:
     def detokenize(self, ids: Sequence[int]) -> str:
         return " ".join(str(i) for i in ids)
 
+    def spelled(self, text: str) -> Mapping[str, int]:
+        return {}
+
 
 class ByteTokenizer:
     """The UTF-8 bytes of a text are its ids; eod is 256 and pad 257."""
@@ -120,27 +132,33 @@ class ByteTokenizer:
         _check_ids(ids, self.vocab_size)
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
+    def spelled(self, text: str) -> Mapping[str, int]:
+        return {}
+
 
 class _FastTokenizer:
-    """A tokenizer that the `tokenizers` library executes; special tokens by their text, where it has them."""
+    """A tokenizer that the `tokenizers` library executes; special tokens by their text, where it has them.
+
+    Args:
+        fast: the rule.
+        named: {"eos_token": text, ...}.
+        where: of the messages.
+        split_special_tokens: see `HuggingFaceTokenizer`.
+        vocabulary: which word each id is, for `identity`.
+    """
 
     def __init__(
-        self,
-        fast: FastTokenizer,
-        eos_token: str | None,
-        pad_token: str | None,
-        bos_token: str | None,
-        where: str,
-        spelled_special_tokens: bool = False,
+        self, fast: FastTokenizer, named: Mapping[str, str], where: str, split_special_tokens: bool, vocabulary: str
     ) -> None:
-        fast.no_truncation()  # a tokenizer.json may carry the lengths of a fine-tuning run; documents stay whole
-        fast.no_padding()
-        fast.encode_special_tokens = not spelled_special_tokens  # as ordinary letters
+        fast.encode_special_tokens = split_special_tokens
         self._fast = fast
-        self._include_special_tokens = True
-        vocabulary = fast.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
-        eod = vocabulary.get(eos_token) if eos_token else None
+        self._add_special_tokens = True
+        self.split_special_tokens = split_special_tokens
+        self.named = dict(named)
+        ids = fast.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(ids.values()) + 1
+        eos_token, pad_token, bos_token = (named.get(name) for name in ("eos_token", "pad_token", "bos_token"))
+        eod = ids.get(eos_token) if eos_token else None
         if eod is None:
             raise ConfigError(
                 f"the tokenizer has no end-of-document token (eos_token is {eos_token!r})",
@@ -148,8 +166,8 @@ class _FastTokenizer:
                 fix='name one of its tokens as "eos_token" in tokenizer_config.json',
             )
         self.eod = eod
-        self.bos = vocabulary.get(bos_token) if bos_token else None
-        self.pad = vocabulary.get(pad_token, NO_PAD) if pad_token else NO_PAD
+        self.bos = ids.get(bos_token) if bos_token else None
+        self.pad = ids.get(pad_token, NO_PAD) if pad_token else NO_PAD
         if self.pad == self.eod:
             warnings.warn(
                 f"{where}: pad and end of document are the same token {eos_token!r}; padding by it would mask the loss "
@@ -157,28 +175,34 @@ class _FastTokenizer:
                 stacklevel=3,
             )
             self.pad = NO_PAD
-        self.identity = "tokenizers:" + hashlib.sha256(fast.to_str().encode()).hexdigest()
-        if spelled_special_tokens:
-            self.identity += "+spelled"
+        self.identity = "tokenizers:" + hashlib.sha256(vocabulary.encode()).hexdigest()
+        special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+        longest_first = sorted(special, key=lambda text: (-len(text), text))
+        self._special = re.compile("|".join(map(re.escape, longest_first))) if special else None
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         _utf8(text)
-        return self._fast.encode(text, add_special_tokens=self._include_special_tokens).ids
+        add = self._add_special_tokens if add_special_tokens is None else add_special_tokens
+        return self._fast.encode(text, add_special_tokens=add).ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
         _check_ids(ids, self.vocab_size)
         return self._fast.decode(list(ids), skip_special_tokens=True)
 
+    def spelled(self, text: str) -> Mapping[str, int]:
+        return collections.Counter(self._special.findall(text)) if self._special else {}
+
 
 class HuggingFaceTokenizer(_FastTokenizer):
-    """The `tokenizer.json` of a Hugging Face model's folder; special tokens from `tokenizer_config.json`.
+    """A Hugging Face model's folder: `tokenizer.json`, and what lies beside it (`data/tokenizer_files`).
 
     Args:
         folder: holds `tokenizer.json` (and usually `tokenizer_config.json`), or is the path of a `tokenizer.json`.
-        include_special_tokens: whether `tokenize` adds what the model family adds, e.g. Llama's begin-of-text. On by
-            default, as in Megatron.
-        spelled_special_tokens: whether "<|endoftext|>" in a text is that token, as in Hugging Face: for prompts whose
-            template spells them, never for documents, and never for what a user has typed.
+        add_special_tokens: whether `tokenize` adds what the model family adds, e.g. Llama's begin-of-text. On by
+            default, as in Megatron and Hugging Face.
+        split_special_tokens: whether "<|endoftext|>" in a text is letters, as it must be in a document. False reads it
+            as the token, for prompts and what a template has made; None does as the folder says, in Hugging Face's
+            way: its `split_special_tokens`, else False.
 
     Raises:
         ConfigError: no such file, a broken one, or one without an end-of-document token.
@@ -187,31 +211,34 @@ class HuggingFaceTokenizer(_FastTokenizer):
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        include_special_tokens: bool = True,
-        spelled_special_tokens: bool = False,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool | None = True,
     ) -> None:
         folder = os.fspath(folder)
-        path = folder if os.path.isfile(folder) else os.path.join(folder, "tokenizer.json")
-        if not os.path.isfile(path):
+        files = read_tokenizer(folder)
+        split = files.split_special_tokens if split_special_tokens is None else split_special_tokens
+        super().__init__(files.fast, files.named, folder, split, files.vocabulary)
+        self._add_special_tokens = add_special_tokens
+        self.chat_template = files.chat_template
+        self._folder = folder
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """A conversation as the model's template spells it; tokenize it with `add_special_tokens=False`.
+
+        Args:
+            messages: each with "role" ("system", "user", "assistant") and "content".
+            add_generation_prompt: end with the words that open the model's answer.
+
+        Raises:
+            ConfigError: there is no template, it is broken, or it refuses the conversation.
+        """
+        if self.chat_template is None:
             raise ConfigError(
-                f"no tokenizer.json at {folder!r}",
-                fix="give the folder of a downloaded model; names on the hub are not downloaded here",
+                "the tokenizer has no chat template (chat_template.jinja, or chat_template of tokenizer_config.json)",
+                where=self._folder,
+                fix="the folder of a model for conversations has one; a base model continues a plain prompt",
             )
-        config: dict = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the second one wins
-            beside = os.path.join(os.path.dirname(path), name)
-            if os.path.isfile(beside):
-                config |= read_json(beside)
-        try:
-            fast = FastTokenizer.from_file(path)
-        except Exception as error:  # the library raises bare Exception for every broken file
-            raise ConfigError(
-                f"not a tokenizer: {error}", where=path, fix="a tokenizer.json that the tokenizers library has written"
-            ) from error
-        eos, pad, bos = (_token_text(config.get(key)) for key in ("eos_token", "pad_token", "bos_token"))
-        super().__init__(fast, eos, pad, bos, folder, spelled_special_tokens)
-        self._include_special_tokens = include_special_tokens
-        self.chat_template = config.get("chat_template")
+        return render(self.chat_template, messages, self.named, add_generation_prompt, where=self._folder)
 
 
 class GPT2BPETokenizer(_FastTokenizer):
@@ -221,7 +248,12 @@ class GPT2BPETokenizer(_FastTokenizer):
         ConfigError: a missing or broken file, or a vocabulary without `<|endoftext|>`.
     """
 
-    def __init__(self, vocab_file: str | os.PathLike[str], merge_file: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        vocab_file: str | os.PathLike[str],
+        merge_file: str | os.PathLike[str],
+        split_special_tokens: bool | None = True,
+    ) -> None:
         for path in (vocab_file, merge_file):
             if not os.path.isfile(path):
                 raise ConfigError(
@@ -238,7 +270,8 @@ class GPT2BPETokenizer(_FastTokenizer):
         fast = _byte_level(model)
         if fast.token_to_id(END_OF_TEXT) is not None:
             fast.add_special_tokens([END_OF_TEXT])
-        super().__init__(fast, END_OF_TEXT, None, None, where=os.fspath(vocab_file))
+        named = {"eos_token": END_OF_TEXT}
+        super().__init__(fast, named, os.fspath(vocab_file), bool(split_special_tokens), fast.to_str())
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
@@ -278,11 +311,16 @@ def train_bpe(texts: Iterable[str], vocab_size: int, folder: str | os.PathLike[s
     return HuggingFaceTokenizer(folder)
 
 
-TOKENIZERS: dict[str, tuple[Callable[..., Tokenizer], tuple[str, ...]]] = {
-    "NullTokenizer": (NullTokenizer, ("vocab_size",)),
-    "HuggingFaceTokenizer": (HuggingFaceTokenizer, ("tokenizer_model",)),
-    "GPT2BPETokenizer": (GPT2BPETokenizer, ("vocab_file", "merge_file")),
-    "ByteLevelTokenizer": (ByteTokenizer, ()),
+# type -> (class, the arguments it needs, those it may be given)
+TOKENIZERS: dict[str, tuple[Callable[..., Tokenizer], tuple[str, ...], tuple[str, ...]]] = {
+    "NullTokenizer": (NullTokenizer, ("vocab_size",), ()),
+    "HuggingFaceTokenizer": (
+        HuggingFaceTokenizer,
+        ("tokenizer_model",),
+        ("add_special_tokens", "split_special_tokens"),
+    ),
+    "GPT2BPETokenizer": (GPT2BPETokenizer, ("vocab_file", "merge_file"), ("split_special_tokens",)),
+    "ByteLevelTokenizer": (ByteTokenizer, (), ()),
 }
 
 
@@ -292,8 +330,10 @@ def build_tokenizer(
     vocab_size: int | None = None,
     vocab_file: str | os.PathLike[str] | None = None,
     merge_file: str | os.PathLike[str] | None = None,
+    add_special_tokens: bool | None = None,
+    split_special_tokens: bool | None = None,
 ) -> Tokenizer:
-    """The tokenizer of Megatron's flags; see the table of this module.
+    """The tokenizer of Megatron's flags, and of two of Hugging Face's; see the table of this module.
 
     Raises:
         ConfigError: an unknown type, a missing argument, or one that contradicts the type.
@@ -302,16 +342,18 @@ def build_tokenizer(
         near = did_you_mean(tokenizer_type, TOKENIZERS) or f"one of {', '.join(TOKENIZERS)};"
         fix = f"{near} a SentencePiece or tiktoken model is read once it is exported as tokenizer.json"
         raise ConfigError(f"unknown tokenizer_type {tokenizer_type!r}", fix=fix)
-    make, needs = TOKENIZERS[tokenizer_type]
-    given = {"tokenizer_model": tokenizer_model, "vocab_file": vocab_file, "merge_file": merge_file}
+    make, needs, takes = TOKENIZERS[tokenizer_type]
+    given: dict[str, Any] = {"tokenizer_model": tokenizer_model, "vocab_file": vocab_file, "merge_file": merge_file}
+    given |= {"add_special_tokens": add_special_tokens, "split_special_tokens": split_special_tokens}
     for name, value in given.items():
-        if value is not None and name not in needs:
+        if value is not None and name not in (*needs, *takes):
             raise ConfigError(f"{tokenizer_type} takes no {name}, but it is {value!r}", fix="drop it")
-    given["vocab_size"] = vocab_size  # type: ignore[assignment]
+    given["vocab_size"] = vocab_size
     for name in needs:
         if given[name] is None:
             raise ConfigError(f"{tokenizer_type} needs {name}", fix=f"give --{name.replace('_', '-')}")
-    tokenizer = make(*(given[name] for name in needs))
+    options = {name: given[name] for name in takes if given[name] is not None}
+    tokenizer = make(*(given[name] for name in needs), **options)
     if vocab_size is not None and "vocab_size" not in needs and vocab_size != tokenizer.vocab_size:
         what = f"vocab_size is {vocab_size}, but this {tokenizer_type} has {tokenizer.vocab_size} tokens"
         raise ConfigError(what, fix="drop --vocab-size; the tokenizer knows")
@@ -323,11 +365,6 @@ def _byte_level(model: models.Model) -> FastTokenizer:
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
     return fast
-
-
-def _token_text(token: str | dict | None) -> str | None:
-    """A special token as Hugging Face's files spell it: its text, or an object that holds it."""
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _utf8(text: str) -> bytes:

@@ -102,7 +102,9 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True) 
     from minimegatron.training.rules import check_run
 
     check_run(run, world_size, reads=reads)
-    here = set(flags).union(*(values for name, values in from_file.items() if name in SECTIONS))
+    here = set(flags)
+    for name, cls in SECTIONS.items():
+        here |= {key for key, value in from_file.get(name, {}).items() if value != getattr(cls, key, None)}
     return dataclasses.replace(run, notes=run.notes + without_effect(run, frozenset(here)))
 
 

@@ -21,10 +21,12 @@ Megatron-LM reads such options in silence.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 from minimegatron.config import DataConfig
+from minimegatron.config.variants import ExpertFields
 from minimegatron.training.run import RunConfig
 
 
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     condition: str
 
 
+OF_EXPERTS = " ".join(field.name for field in dataclasses.fields(ExpertFields) if field.name != "num_experts")
 ROWS = (
     Row(
         "rotary_base rotary_percent rotary_interleaved rope_scaling_type",
@@ -75,6 +78,10 @@ ROWS = (
         lambda run: run.model.rotates and run.model.rope_scaling_type == "yarn", "rope_scaling_type is yarn"),
     Row("fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad",
         lambda run: run.model.fp8_format is not None, "fp8_format is given"),
+    Row("fp8_margin fp8_amax_history_len fp8_amax_compute_algo",
+        lambda run: run.model.fp8_format is None or run.model.fp8_recipe == "delayed", "fp8_recipe is delayed"),
+    Row("num_layers_at_start_in_bf16 num_layers_at_end_in_bf16", lambda run: run.model.first_last_layers_bf16,
+        "first_last_layers_bf16 is given"),
     Row("mtp_loss_scaling_factor", lambda run: run.model.mtp_num_layers is not None, "mtp_num_layers is given"),
     Row("recompute_method recompute_num_layers", lambda run: run.model.recompute_granularity == "full",
         "recompute_granularity is full"),
@@ -87,9 +94,12 @@ ROWS = (
     Row("cp_comm_type", lambda run: run.parallel.context_parallel_size > 1, "context_parallel_size is above 1"),
     Row("pipeline_schedule variable_seq_lengths", lambda run: run.parallel.pipeline_model_parallel_size > 1,
         "pipeline_model_parallel_size is above 1"),
-    Row("expert_tensor_parallel_size", lambda run: run.model.num_experts is not None, "num_experts is given"),
+    Row(f"expert_tensor_parallel_size {OF_EXPERTS}", lambda run: run.model.num_experts is not None,
+        "num_experts is given"),
     Row("overlap_grad_reduce", lambda run: not run.parallel.use_torch_fsdp2,
         "use_torch_fsdp2 is not given: it overlaps by itself"),
+    Row("lr_warmup_iters lr_warmup_samples", lambda run: run.optimizer.lr_warmup_fraction is None,
+        "lr_warmup_fraction is not given"),
     Row("lr_wsd_decay_style lr_wsd_decay_iters", lambda run: run.optimizer.lr_decay_style == "WSD",
         "lr_decay_style is WSD"),
     Row("start_weight_decay end_weight_decay", lambda run: run.optimizer.weight_decay_incr_style != "constant",
@@ -143,7 +153,8 @@ def without_effect(run: RunConfig, chosen: frozenset[str]) -> tuple[str, ...]:
 
     Args:
         run: the configuration.
-        chosen: fields that the command line or a file named; a preset's are not reported, it is a model as published.
+        chosen: fields that the command line named, or a file with another value than the default, for the first line of
+            a log has every field; a preset's are not reported, it is a model as published.
 
     Returns:
         Sentences; () where everything counts.

@@ -95,6 +95,7 @@ def test_a_name_with_nothing_near_lists_the_fields():
         (OptimizerConfig, {"lr": 1e-4, "min_lr": 1e-3}, "min_lr=0.001"),
         (OptimizerConfig, {"clip_grad": -1.0}, "clip_grad is -1.0"),
         (OptimizerConfig, {"lr_warmup_iters": 3, "lr_warmup_fraction": 0.1}, "give one of them"),
+        (OptimizerConfig, {"lr_warmup_iters": 3, "lr_warmup_fraction": 0.0}, "give one of them"),
         (OptimizerConfig, {"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
         (OptimizerConfig, {"optimizer": "adamw"}, "did you mean `adam`"),
         (DataConfig, {"seq_length": 0}, "seq_length is 0"),

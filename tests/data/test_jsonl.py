@@ -1,13 +1,16 @@
 """Hostile JSONL: each kind of damage is refused at its line, in bounded memory."""
 
+import bz2
 import gzip
 import json
+import lzma
 import random
 import subprocess
 import sys
 
 import pytest
 
+from minimegatron.data.formats import describe
 from minimegatron.data.jsonl import JsonlReader, parse_document
 from minimegatron.errors import DataError
 from tests.thorough import mostly_thorough
@@ -62,6 +65,55 @@ def test_a_line_longer_than_the_limit_is_read_past(tmp_path):
     assert found == [(1, b"12345"), (2, None), (3, b"1234567890"), (4, None), (5, None)]
 
 
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
+def test_compressed_files_are_read_and_a_torn_one_is_named(tmp_path, compress):
+    path, text = tmp_path / "x", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'
+    path.write_bytes(compress(text))
+    assert [data for _, data in lines(path)] == [b'{"text": "a"}', b'{"text": "b"}']
+    for end in (7, 20, len(compress(text)) - 3):
+        path.write_bytes(compress(text)[:end])
+        with pytest.raises(DataError, match="torn or corrupt (gzip|xz|bzip2) file"):
+            lines(path)
+
+
+TEXT = '{"text": "ü"}\n'
+OTHER_FORMATS = {
+    "a Parquet file": b"PAR1\x15\x04\x15",
+    "compressed by zstd": b"\x28\xb5\x2f\xfd\x24",
+    "a zip archive": b"PK\x03\x04\x14\0",
+    "a tar archive": b"a.jsonl".ljust(257, b"\0") + b"ustar\0",
+    "text in UTF-16": TEXT.encode("utf-16"),
+    "text in UTF-32": TEXT.encode("utf-32"),
+    "text in UTF-16LE": TEXT.encode("utf-16-le"),
+    "text in UTF-16BE": TEXT.encode("utf-16-be"),
+    "one JSON array": b'\xef\xbb\xbf[{"text": "a"}, {"text": "b"}]',
+    "one JSON array,": b'[\n  {"text": "a"}\n]\n',
+    "one JSON object over several lines": b'{\n  "text": "a"\n}\n',
+    "binary": b"\x01\x02\0\x03",
+    "an index of token ids": b"MMIDIDX\0\0",
+}
+
+
+@pytest.mark.parametrize("what", OTHER_FORMATS)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_file_of_another_format_is_named(tmp_path, what, compress):
+    path = tmp_path / "x"
+    path.write_bytes(compress(OTHER_FORMATS[what]))
+    with pytest.raises(DataError, match=f"this is {what}") as error:
+        JsonlReader(path)
+    assert error.value.where == str(path) and error.value.fix and "\n" not in error.value.fix
+    if compress is bytes:
+        assert describe(path).startswith(what.rstrip(","))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1]\n[2]", b'["a"]', b'[{"a": 1}]\n[]', b'{"a": 1}', b"{}", b"words", b"\n\n{}", b'{"a":\n']
+)
+def test_what_may_be_jsonl_is_judged_by_its_lines(tmp_path, text):
+    (tmp_path / "x").write_bytes(text)
+    assert [data for _, data in lines(tmp_path / "x")] == [line for line in text.split(b"\n") if line]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_torn_and_corrupt_gzip(tmp_path, seed):
     rng = random.Random(seed)
@@ -74,7 +126,7 @@ def test_torn_and_corrupt_gzip(tmp_path, seed):
         data[place] ^= 0xFF
     path = tmp_path / "x.gz"
     path.write_bytes(data)
-    with pytest.raises(DataError, match="gzip") as caught:
+    with pytest.raises(DataError, match="gzip file") as caught:
         for _ in JsonlReader(path):
             pass
     assert f"{path}:" in caught.value.where
@@ -101,9 +153,10 @@ def test_memory_is_bounded(tmp_path, kind):
     if kind == "gzip bomb":
         with gzip.open(path, "wb", compresslevel=1) as file:
             for _ in range(1024):
-                file.write(bytes(1 << 20))
+                file.write(b"x" * (1 << 20))
     else:
         with open(path, "wb") as file:
+            file.write(b"x" * 4096)
             file.truncate(1 << 30)  # sparse: a gibibyte of zeros without a newline
     done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, timeout=120)
     numbers, kilobytes = done.stdout.split("\n")[:2]

@@ -93,7 +93,7 @@ def test_bpe_equals_transformers(bpe, tmp_path):
     train_bpe(GOLDEN["texts"], GOLDEN["vocab_size"], tmp_path)
     oracle = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert (oracle.eos_token_id, oracle.pad_token_id, len(oracle)) == (bpe.eod, bpe.pad, bpe.vocab_size)
-    spelled = HuggingFaceTokenizer(tmp_path, spelled_special_tokens=True)
+    spelled = HuggingFaceTokenizer(tmp_path, split_special_tokens=False)
     for text in SAMPLES + GOLDEN["texts"]:
         ids = oracle(text, split_special_tokens=True).input_ids
         assert bpe.tokenize(text) == ids, text
@@ -109,9 +109,9 @@ def test_a_text_never_spells_a_special_token(bpe, special, tmp_path):
     for tokenizer in (bpe, learned):
         ids = tokenizer.tokenize(text)
         assert not {tokenizer.eod, tokenizer.pad} & set(ids) and tokenizer.detokenize(ids) == text
-    spelled = HuggingFaceTokenizer(tmp_path, spelled_special_tokens=True)
+    spelled = HuggingFaceTokenizer(tmp_path, split_special_tokens=False)
     assert {spelled.eod, spelled.pad} & set(spelled.tokenize(text))
-    assert spelled.identity != learned.identity, "they give other ids"
+    assert spelled.identity == learned.identity, "an id is the same word in both"
 
 
 def test_documents_that_spell_the_end_are_not_cut(bpe, tmp_path):
@@ -186,7 +186,7 @@ def test_special_tokens_of_the_family_are_added_as_in_megatron(bpe, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "bos_token": "<|pad|>"}))
     plain = bpe.tokenize("hello")
     assert HuggingFaceTokenizer(tmp_path).tokenize("hello") == [bpe.pad, *plain]
-    assert HuggingFaceTokenizer(tmp_path, include_special_tokens=False).tokenize("hello") == plain
+    assert HuggingFaceTokenizer(tmp_path, add_special_tokens=False).tokenize("hello") == plain
     assert HuggingFaceTokenizer(tmp_path).bos == bpe.pad
 
 

@@ -96,11 +96,17 @@ def unrecordable(rank: int, world: int, model: Weights) -> str:
     return error_of(lambda: StaticEngine(built, 16, OnACpu()))
 
 
+def asked(rank: int, world: int, lines: list[list[str]]) -> list[tuple[str, str]]:
+    """What `minimegatron generate` prints for each command line: (the text, what is said beside it or the error)."""
+    answers = []
+    for line in lines:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as said:
+            error = error_of(lambda line=line: continue_prompt(parse(line)))  # type: ignore[misc]
+        answers.append((out.getvalue(), said.getvalue() if error == "nothing happened" else error))
+    return answers
+
+
 def example(rank: int, world: int, lines: list[list[str]]) -> list[str]:
     """What `minimegatron generate` prints for each command line, or the error it ends with."""
-    said = []
-    for line in lines:
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
-            error = error_of(lambda line=line: continue_prompt(parse(line)))  # type: ignore[misc]
-        said.append(out.getvalue() if error == "nothing happened" else error)
-    return said
+    errors = "ConfigError", "CheckpointError"
+    return [said if said.startswith(errors) else text for text, said in asked(rank, world, lines)]

@@ -202,6 +202,11 @@ def test_flags_that_change_nothing_say_so(flag):
         ("--optimizer sgd --adam-beta2 0.9", "adam_beta2"),
         ("--multi-latent-attention --position-embedding-type rope --disable-bias-linear --kv-channels 192 "
          "--num-query-groups 2 --qk-head-dim 16 --qk-pos-emb-head-dim 176", "kv_channels num_query_groups"),
+        # with another value these are errors; the default value is not the same as none
+        ("--moe-router-topk 2 --moe-layer-freq 1", "moe_layer_freq moe_router_topk"),
+        ("--num-layers-at-start-in-bf16 1", "num_layers_at_start_in_bf16"),
+        ("--fp8-format e4m3 --fp8-recipe tensorwise --fp8-margin 0 --bf16 --seq-length 64", "fp8_margin"),
+        ("--lr-warmup-iters 0 --lr-warmup-fraction 0.5", "lr_warmup_iters"),
     ],
 )  # fmt: skip
 def test_options_without_effect_say_so(line, fields):
@@ -232,6 +237,10 @@ def test_options_of_a_file_without_effect_say_so(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"model": {"yarn_beta_fast": 16.0}, "optimizer": {"lr_wsd_decay_iters": 3}}))
     assert [note.split()[0] for note in parse(f"--config {path}").notes] == ["--yarn-beta-fast", "--lr-wsd-decay-iters"]
+    whole = {name: getattr(parse(""), name).to_dict() for name in SECTIONS}
+    path.write_text(json.dumps(whole))
+    derived = ["--expert-tensor-parallel-size", "--moe-ffn-hidden-size", "--muon-tp-mode"]
+    assert [note.split()[0] for note in parse(f"--config {path}").notes] == derived, "a log names every field"
 
 
 @pytest.mark.parametrize(
