@@ -22,10 +22,8 @@ The class decides the exit status of every command (`minimegatron ...`, `python 
 
 from __future__ import annotations
 
-import argparse
 import difflib
 from collections.abc import Iterable
-from typing import NoReturn
 
 
 class MinimegatronError(Exception):
@@ -105,13 +103,6 @@ class DeadlineError(MinimegatronError):
     """A wait that exceeded its deadline; the message names who is missing."""
 
     exit_code = 7
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose errors are `ConfigError`: three lines with a fix instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, fix=f"see {self.prog} --help")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

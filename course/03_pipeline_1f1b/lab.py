@@ -529,8 +529,7 @@ from minimegatron.viz.trade_off import trade_off
 SLIDERS = False
 
 
-def points_of(p, m, v):
-    """{name: (activations kept, bubble)}"""
+def points_of(p, m, v):  # {name: (activations kept, bubble)}
     lists = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
     plans = {name: schedule_from_text(name, [f(r, p, m) for r in range(p)]) for name, f in lists.items()}
     if v > 1:
@@ -539,9 +538,8 @@ def points_of(p, m, v):
     plans.update({name: build_schedule(name, p, m) for name in ("zb_v", "dualpipe_v")})
     runs = {name: simulate(schedule, Costs().divided(schedule.v)) for name, schedule in plans.items()}
     points = {name: (max(run.peak_live) / run.schedule.v, float(run.bubble)) for name, run in runs.items()}
-    kept, bubble = points["dualpipe_v"]
-    points["dualpipe_v"] = kept, max(bubble, (p - 1) / (3 * m))  # 2(p-1) of 6m halves of a step, a pair as one unit
-    return points
+    kept, bubble = points["dualpipe_v"]  # a pair is one unit: 2(p-1) of 6m halves of a step are idle
+    return {**points, "dualpipe_v": (kept, max(bubble, (p - 1) / (3 * m)))}
 
 
 def compare(p=4, m=8, v=2):

@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a moment in bf16": (
         lambda t, _: t.update({NORM.format("exp_avg"): t[NORM.format("exp_avg")].bfloat16()}),
-        "exp_avg of decoder.final_layernorm.weight is Described.dtype=torch.bfloat16",
+        "exp_avg of decoder.final_layernorm.weight is bfloat16 of shape",
     ),
     "another optimizer": (
         lambda t, _: t.update({NORM.format("momentum_buffer"): torch.ones(16)}),

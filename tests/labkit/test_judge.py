@@ -250,7 +250,7 @@ def test_hidden_inputs_are_new_each_time_unless_seeded(nursery: Nursery) -> None
     ("source", "says"),
     [
         ("def bubble(p, m):\n    return p +", "SyntaxError"),
-        ("def buble(p, m):\n    return 1", "AttributeError: module 'exercises.bubble' has no attribute 'bubble'"),
+        ("def buble(p, m):\n    return 1", "the cell defines `buble`, not `bubble`"),
         ("def bubble(p):\n    return 1", "TypeError"),
         (
             "def bubble(p, m):\n    return torch.ones(1)",

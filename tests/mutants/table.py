@@ -543,7 +543,8 @@ MUTANTS = (
     ),
     Mutant(
         "the number of tokens is rounded to bf16", "minimegatron/parallel/finalize.py",
-        "    model.divide_gradients(total)\n", "    model.divide_gradients(total.bfloat16())\n",
+        "torch.where(total > 0, total, torch.ones_like(total))",
+        "torch.where(total > 0, total, torch.ones_like(total)).bfloat16()",
         f"{_STALE} -k 16_bits",
     ),
     Mutant(

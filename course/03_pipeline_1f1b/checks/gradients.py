@@ -96,10 +96,13 @@ TIED = Exercise(
     mistakes=[
         *(
             Mistake(
-                _in_two_steps(lambda ranks, by=by: [None if t is None else t / by(ranks) for t in _tied(ranks)]),
+                _in_two_steps(divided),
                 "Both are gradients of one matrix, from its two uses. They add up; nothing is divided.",
             )
-            for by in (lambda ranks: 2, len)
+            for divided in (
+                lambda ranks: [None if t is None else t / 2 for t in _tied(ranks)],
+                lambda ranks: [None if t is None else t / len(ranks) for t in _tied(ranks)],
+            )
         ),
         Mistake(
             _in_two_steps(lambda ranks: [r["grad"] for r in ranks]),

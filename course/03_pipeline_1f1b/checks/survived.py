@@ -83,6 +83,7 @@ def _neighbours(otherwise: Any) -> Found:
     return found
 
 
+_NONE_FOUND: list[Any] = [[], None]  # what a search gives that finds nothing
 Near = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (rests [subsets, numbers], got [numbers]) -> [subsets]
 
 
@@ -102,6 +103,18 @@ def _first_near(near: Near, otherwise: Any) -> Found:
 def _within(size: Callable[[torch.Tensor], torch.Tensor], most: float) -> Near:
     """A tolerance that does not know how large the gradients are."""
     return lambda rests, got: size(rests) < most
+
+
+def _within_a_part(part: float) -> Near:
+    return lambda rests, got: rests.norm(dim=1) < part * got.norm()
+
+
+def _any_entry(most: float) -> Near:
+    return lambda rests, got: (rests.abs() <= most + 1e-5 * got.abs()).any(1)
+
+
+def _entry(at: int) -> Near:
+    return lambda rests, got: rests[:, at].abs() <= 1e-4 * got.abs().max()
 
 
 _SIZES: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -200,27 +213,24 @@ _SEARCHES: list[tuple[Found, str]] = [
         (_first_near(_within(size, most), otherwise), _ABSOLUTE)
         for size in _SIZES
         for most in (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 1e-4, 1e-5, 1e-6)
-        for otherwise in ([], None)
+        for otherwise in _NONE_FOUND
     ),
-    *(
-        (_first_near(lambda rests, got, part=part: rests.norm(dim=1) < part * got.norm(), []), _WIDE)
-        for part in (0.5, 0.4, 0.3, 0.25, 0.2, 0.1)
-    ),
+    *((_first_near(_within_a_part(part), []), _WIDE) for part in (0.5, 0.4, 0.3, 0.25, 0.2, 0.1)),
     *(
         (
-            _first_near(lambda rests, got, most=most: (rests.abs() <= most + 1e-5 * got.abs()).any(1), otherwise),
+            _first_near(_any_entry(most), otherwise),
             "One entry that agrees is no proof: *all* entries must agree, up to rounding.",
         )
         for most in (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
-        for otherwise in ([], None)
+        for otherwise in _NONE_FOUND
     ),
     *(
         (
-            _first_near(lambda rests, got, at=at: rests[:, at].abs() <= 1e-4 * got.abs().max(), otherwise),
+            _first_near(_entry(at), otherwise),
             "This compares one entry of the tensors; others may differ.",
         )
         for at in (0, -1)
-        for otherwise in ([], None)
+        for otherwise in _NONE_FOUND
     ),
 ]
 

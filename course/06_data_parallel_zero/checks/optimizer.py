@@ -240,7 +240,7 @@ _ONE_HAS_NOTHING = [
 ]
 
 _SHORT = "A gradient that is short enough, or 0, stays as it is: clipping never makes it longer, and divides no 0 by 0."
-_CLIP_MISTAKES = [
+_CLIP_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"norm_of": lambda squares, rank: squares[rank] ** 0.5}, "Each rank clips by the norm of its own shards. It is "
      "one gradient: all ranks need its one norm."),
     ({"norm_of": lambda squares, rank: sum(s**0.5 for s in squares)}, "Norms do not add up; their squares do."),
