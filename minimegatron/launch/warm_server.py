@@ -216,3 +216,9 @@ def _failure(error: BaseException) -> Failure:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        # DTensor keeps the results of its operations by mesh. The next job's mesh is equal to one of this job, whose
+        # groups have other names or are gone.
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()

@@ -72,6 +72,18 @@ def late_message(rank: int, world: int) -> None:
         dist.all_reduce(torch.full((3,), 1000.0), async_op=True)
 
 
+def group_of_a_distributed_tensor(rank: int, world: int, groups_before: int) -> bool:
+    """Whether the result of an operation is on the mesh of this job, and not on an equal one of the job before."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+    for _ in range(groups_before):
+        dist.new_group(list(range(world)))
+    mesh = DeviceMesh.from_group(dist.new_group(list(range(world))), "cpu", mesh_dim_names=("dp",))
+    result = torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh))
+    return result.device_mesh.get_group().group_name == mesh.get_group().group_name
+
+
 def works(pool: WarmPool) -> bool:
     n = pool.nranks
     return pool.run(add_up, torch.ones(3), timeout=20) == [[float(n)] * 3] * n
@@ -148,6 +160,11 @@ def test_no_message_of_a_job_arrives_in_the_next(ranks: Any) -> None:
     for _ in range(3):
         pool.run(late_message, timeout=20)
         assert works(pool)
+
+
+def test_a_distributed_tensor_is_of_no_earlier_job(ranks: Any) -> None:
+    assert list(ranks(2).run(group_of_a_distributed_tensor, 0)) == [True, True]
+    assert list(ranks(2).run(group_of_a_distributed_tensor, 2)) == [True, True]
 
 
 def test_a_result_that_cannot_travel_is_the_ranks_error(ranks: Any) -> None:
