@@ -176,7 +176,7 @@ WRONG: dict[str, list[Edit]] = {
             """    import time
     time.sleep(0.3)
 """,
-            told="has not arrived",
+            told="has not arrived | never waits for its all_reduce",
         ),
     ],
     "initial_part": [

@@ -73,7 +73,8 @@ def _sum_of(name: str) -> Callable[[Inputs, int], torch.Tensor]:
 
 def _right_but(right: Callable[[Inputs], Any], *parts: str) -> Callable[[Inputs], Any]:
     """The right answer, but that these parts may be anything."""
-    return lambda ranks: [{**one, **dict.fromkeys(parts, ANYTHING)} for one in right(ranks)]
+    return lambda ranks: [{name: ANYTHING if name in parts else part for name, part in one.items()}
+                          for one in right(ranks)]  # fmt: skip
 
 
 def _row(

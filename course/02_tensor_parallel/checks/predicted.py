@@ -207,6 +207,10 @@ ACTIVATIONS = Exercise(
             "10 of the 34 bytes.",
         ),
         Mistake(
+            lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, not sequence_parallel),
+            "The flag is taken the wrong way round: *without* sequence parallelism 10 of the 34 bytes are whole.",
+        ),
+        Mistake(
             lambda s, b, h, a, t, sequence_parallel: activation_bytes(s, b, h, a, t, False),
             "With sequence parallelism the 10 bytes of norms, dropouts and inputs are cut over the sequence as well.",
         ),

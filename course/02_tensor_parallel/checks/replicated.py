@@ -119,9 +119,14 @@ PARTIAL = Exercise(
             _choose(lambda n, sp: sp and _of_tokens(n)),
             "Norms of queries and keys are missing: every rank has the whole weight, and only some of the heads.",
         ),
-        Mistake(
-            _choose(lambda n, sp: _of_heads(n) or (sp and _of_tokens(n) and not n.endswith("norm.bias"))),
-            "A norm's bias is replicated, too: with sequence parallelism it sees this rank's tokens only.",
+        *(
+            Mistake(
+                chosen, "A norm's bias is replicated, too: with sequence parallelism it sees this rank's tokens only."
+            )
+            for chosen in (
+                _choose(lambda n, sp: _of_heads(n) or (sp and _of_tokens(n) and not n.endswith("norm.bias"))),
+                _choose(lambda n, sp: (_of_heads(n) or (sp and _of_tokens(n))) and not n.endswith("norm.bias")),
+            )
         ),
         *(
             Mistake(

@@ -203,6 +203,10 @@ SEQUENCE = Exercise(
             dataclasses.replace(SEQUENCE_PAIR, scatter=_averaged),
             "This is the mean over ranks: the parts of a row layer are summed, not divided.",
         ),
+        Mistake(
+            dataclasses.replace(SEQUENCE_PAIR, gather_back=_averaged, scatter=_averaged),
+            "This is the mean over ranks, forward and backward: parts are summed, nothing is divided.",
+        ),
         *(
             Mistake(
                 _joined(join),

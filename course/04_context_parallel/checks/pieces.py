@@ -290,8 +290,15 @@ def _scaled_again(**inputs: Any) -> dict[str, Any]:
     return {"dq": dq / root, "dk": dk / root, "dv": dv}
 
 
-def _by_index(q_at: Any, k_at: Any, **inputs: Any) -> dict[str, Any]:
-    return gradients(piece_backward(q_at=torch.arange(len(q_at)), k_at=torch.arange(len(k_at)), **inputs))
+def _by_index(ends_meet: bool) -> Callable[..., Any]:
+    """A triangle of rows and columns: from the first query and key, or so that the last ones meet."""
+
+    def made(q_at: Any, k_at: Any, **inputs: Any) -> dict[str, Any]:
+        first = len(k_at) - len(q_at) if ends_meet else 0
+        rows, columns = first + torch.arange(len(q_at)), torch.arange(len(k_at))
+        return gradients(piece_backward(q_at=rows, k_at=columns, **inputs))
+
+    return made
 
 
 def _turned(**inputs: Any) -> dict[str, Any]:
@@ -334,7 +341,10 @@ PIECE = Exercise(
         Mistake(_scaled_again, "dS holds the sqrt(d) already: dQ and dK are not divided by it again."),
         Mistake(lambda q_at, **i: gradients(piece_backward(q_at=q_at - 1, **i)), "A query also sees the key at its own "
                 "place: P is 0 only where k_at > q_at."),
-        Mistake(_by_index, "The mask compares the places q_at and k_at, not the numbers of rows and columns."),
+        *(
+            Mistake(_by_index(meet), "The mask compares the places q_at and k_at, not the numbers of rows and columns.")
+            for meet in (False, True)
+        ),
         Mistake(_exponentials, "exp of a score of 120 overflows, and so does exp(lse). Subtract first: exp(S - lse)."),
         Mistake(_turned, "These are dV, dQ, dK. The order is dq, dk, dv."),
         Mistake(_exchanged, "dK and dV are exchanged: the order is dq, dk, dv."),
