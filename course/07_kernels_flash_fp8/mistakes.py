@@ -422,7 +422,6 @@ WRONG: dict[str, list[Edit]] = {
         Edit("if finite and max(one.past) > 0", "if max(one.past) > 0", told="leaves the scale as it is"),
         Edit("if finite and max(one.past) > 0", "if finite and amax > 0 and max(one.past) > 0", told="no reason"),
         Edit("if finite and max(one.past) > 0", "if finite"),
-        Edit('amax < float("inf")', 'amax != float("inf")', told="NaN is lost | hidden"),
         Edit(
             "torch.maximum(self.amax, x.detach().abs().max())",
             "torch.tensor(max(self.amax.item(), x.abs().max().item()))",
