@@ -257,6 +257,8 @@ STATES = Exercise(
         Mistake(lambda **i: state_bytes(**i, stages=(3, 1, 1, 1)), "ZeRO-1 shares out the optimizer's state; gradients "
                 "from ZeRO-2 on."),
         Mistake(lambda **i: state_bytes(**i, stages=(2, 2, 1, 1)), "Parameters are shared out by ZeRO-3."),
+        Mistake(lambda **i: state_bytes(**i, stages=(1, 1, 1, 1)), "Everything is shared out at once here. ZeRO-1 "
+                "shares out the optimizer's state alone."),
         Mistake(lambda **i: state_bytes(**i, stages=(3, 3, 1, 1)), "Gradients are shared out from ZeRO-2 on."),
         Mistake(lambda **i: state_bytes(**i, stages=(3, 2, 2, 1)), "The main parameters belong to the optimizer's "
                 "state: ZeRO-1 shares them out."),
