@@ -186,7 +186,7 @@ def checked(
             fix="a vocabulary that was padded after training: cut the embedding to vocab_size, or set vocab_size to "
             "its rows"
             if any("embeddings" in p and "shape" in p for p in problems)
-            else "check the configuration",
+            else "take the configuration and the weights from one download or save",
         )
     changed = {name: d.dtype for name, d in wanted.items() if d.dtype != there[name].dtype}
     return config, Cast(model.weights, changed) if changed else model.weights
