@@ -48,8 +48,8 @@ MOVED = {
         f"minimegatron.{package}.forkclient": "minimegatron.launch.warm_client, fork_server (Process: workers)"
         for package in ("comm", "launch")
     },
-    "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.calls and launch.consequence"
-    " (last_collective: calls.last; before and note: calls.announce)",
+    "minimegatron.comm.guard": "minimegatron.comm.fingerprints, comm.agree, comm.async_ops and launch.consequence"
+    " (last_collective: async_ops.last; before and note: async_ops.issue)",
     "minimegatron.comm.launch": "minimegatron.launch.torchrun (init, finish and report: minimegatron.launch.rank)",
     "minimegatron.lab": "labkit (in a notebook: %load_ext course)",
 }
@@ -75,10 +75,7 @@ NAMES = {
     },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
-    "minimegatron.comm.p2p": {
-        "Receiving": "minimegatron.comm.p2p.PendingRecv",
-        "Sending": "minimegatron.comm.p2p.PendingSend",
-    },
+    "minimegatron.comm.p2p": {"Receiving": "minimegatron.comm.p2p.PendingRecv"},
     "minimegatron.layers.param": {
         name: f"minimegatron.layers.logical.{name}"
         for name in ("draw", "draw_part", "initialize", "materialize", "gather_logical", "load_logical")
