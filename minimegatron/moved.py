@@ -69,10 +69,6 @@ NAMES = {
     "minimegatron.data.masking": {"cu_seqlens": "minimegatron.layers.mask.cu_seqlens"},
     "minimegatron.inference.model": {"View": "minimegatron.inference.model.PassCache"},
     "minimegatron.inference.static_cache": {"Next": "minimegatron.inference.static_cache.Decode"},
-    "minimegatron.kernels.switch": {
-        "WISHES": "minimegatron.kernels.families.BACKENDS",
-        **{name: f"minimegatron.kernels.families.{name}" for name in ("FILES", "obstacle", "target_of")},
-    },
     "minimegatron.layers.core_attention": {"remembered": "minimegatron.layers.core_attention.cached_attention"},
     "minimegatron.layers.attention": {"Remembered": "minimegatron.layers.attention.KVCache"},
     "minimegatron.comm.p2p": {
