@@ -151,7 +151,7 @@ class Sizes:
 
     @property
     def own_kernels(self) -> bool:
-        """Whether the project's kernels compute, and not torch's operations (`kernels/switch`)."""
+        """Whether the project's kernels compute, and not torch's operations (`kernels/backends`)."""
         kernels = self.config.kernels
         return kernels in ("auto", "cuda") if self.device == "cuda" else kernels == "emulated"
 

@@ -48,9 +48,9 @@ from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.kernels.switch import kernels
+from minimegatron.kernels import ops
 from minimegatron.layers.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
-from minimegatron.layers.mlp import ACTIVATIONS, MLP
+from minimegatron.layers.mlp import MLP
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.router import TopKRouter
 
@@ -75,8 +75,7 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
         assert config.num_experts is not None
-        self.gated, self.activation = config.gated_linear_unit, ACTIVATIONS[config.activation]
-        self.kind, self.kernels = config.activation, config.kernels
+        self.gated, self.kind, self.kernels = config.gated_linear_unit, config.activation, config.kernels
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -121,14 +120,7 @@ class Experts(nn.Module):
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        ops = kernels(self.kernels, "activation", y) if self.kind == "swiglu" else None
-        if ops is not None:
-            y = ops.swiglu(y)
-        elif self.gated:
-            gate, up = y.chunk(2, -1)
-            y = self.activation(gate) * up
-        else:
-            y = self.activation(y)
+        y = ops.activation(self.kind, y, kernels=self.kernels)
         return (y * probs[:, None]).to(y.dtype)
 
 

@@ -218,7 +218,7 @@ class GPTModel(nn.Module):
             labels.t(),
             self.mesh.tp,
             vocab_size=self.config.vocab_size,
-            fused=self.config.kernels,
+            kernels=self.config.kernels,
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
