@@ -15,8 +15,10 @@ another one is chosen.
 
 Who sees whom is an `AttentionMask`; `reference` and `sdpa` make a table of it where plain causal attention is not
 enough, the others do not. Under context parallelism the sequence is on several ranks, and `layers/context.py` takes
-over; what it needs of a backend is attention over *some* of the keys. In generation the keys are those of a cache, most
-of which a query may not see yet; torch's function computes that, whatever the backend (`cached_attention`).
+over; what it needs of a backend is attention over *some* of the keys.
+
+In generation (`generate`) this is the place that writes the keys and values of new tokens and reads those of all
+tokens: rows of a buffer, most of which a query may not see yet. torch's function computes that, whatever the backend.
 
 Megatron-LM: `transformer/dot_product_attention.py`, `TEDotProductAttention` in `extensions/transformer_engine.py`.
 """
@@ -34,6 +36,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.kernels import ops
 from minimegatron.layers.attention_choice import Task, choose_backend, fastest, groups_share, this_machine
 from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.inference_context import LayerState, StateSpec
 from minimegatron.layers.mask import AttentionMask
 from minimegatron.named import Named, import_module
 
@@ -73,13 +76,26 @@ class CoreAttention(nn.Module):
     ) -> torch.Tensor:
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
-        if mask.bias is not None:
-            return cached_attention(q, k, v, mask.bias, self.scale).flatten(2)
         if self.mesh.cp.size > 1:
             out = import_module(CONTEXT)(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend)
         else:
             out = self.attend(q, k, v, mask)
         return out.flatten(2)
+
+    def inference_state(self) -> dict[str, StateSpec]:
+        """The key and the value of this rank's groups, for each token."""
+        groups = max(1, self.config.num_query_groups // self.mesh.tp.size)
+        return {name: StateSpec((groups, self.config.kv_channels)) for name in ("key", "value")}
+
+    def generate(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, state: LayerState
+    ) -> torch.Tensor:
+        """`forward` for n new tokens, whose keys and values are kept, and which see those that were kept before."""
+        state.write_tokens(key=k, value=v)
+        if state.context.first:
+            return self(q, k, v, mask)  # type: ignore[no-any-return]
+        k, v = state.read_tokens("key", "value")
+        return cached_attention(q, k, v, state.context.bias(mask.window, q.dtype), self.scale).flatten(2)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
         """Where the whole sequence is here: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""

@@ -179,6 +179,7 @@ class MoELayer(nn.Module):
         self, config: TransformerConfig, mesh: Mesh, layer_number: int = 0, rng: RngStreams | None = None
     ) -> None:
         super().__init__()
+        self.config, self.mesh = config, mesh
         self.overlap = config.moe_shared_expert_overlap
         self.router = TopKRouter(config, mesh, layer_number, rng)
         self.dispatcher: Dispatcher = DISPATCHERS[config.moe_token_dispatcher_type](config, mesh)
@@ -194,6 +195,29 @@ class MoELayer(nn.Module):
         y = sent.back(self.experts(sent)).view_as(x)
         shared = shared if self.overlap else self._shared(x)
         return y if shared is None else y + shared
+
+    @property
+    def reads_device(self) -> str:
+        """Why a pass can be neither recorded nor compiled as a whole (`inference/checks`)."""
+        return f"the host must know how many tokens each of its {self.config.num_experts} experts has got"
+
+    def check_generation(self) -> None:
+        """Refuse to generate where a sequence would depend on its neighbours, or cannot be cut (`inference/checks`).
+
+        Raises:
+            ConfigError: a capacity, or tp.
+        """
+        if self.mesh.sequence_parallel:
+            raise ConfigError(
+                "generation with sequence_parallel: one token cannot be cut over the ranks of tp",
+                fix="experts with tp need it: tp = 1; weights are loaded into any layout",
+            )
+        if self.config.moe_expert_capacity_factor is not None:
+            raise ConfigError(
+                f"generation with moe_expert_capacity_factor {self.config.moe_expert_capacity_factor}: padding and "
+                "neighbours would push tokens out of their experts",
+                fix="moe_expert_capacity_factor=None: no token is dropped",
+            )
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor | None:
         return None if self.shared_experts is None else self.shared_experts(x)
