@@ -378,13 +378,20 @@ def set_transport(transport: Transport) -> Transport:
 
 
 @contextlib.contextmanager
-def transport(transport: Transport) -> Iterator[None]:
-    """`set_transport` for a block."""
-    before = set_transport(transport)
+def transport(transport: Transport, *, observers: Sequence[Observer] | None = None) -> Iterator[None]:
+    """`set_transport` for a block.
+
+    Args:
+        observers: those that are told in the block, in place of all others; by default they stay as they are.
+    """
+    before, told = set_transport(transport), _state.observers
+    if observers is not None:
+        _state.observers = tuple(observers)
     try:
         yield
     finally:
         set_transport(before)
+        _state.observers = told
 
 
 def add_observer(observer: Observer) -> None:
