@@ -11,7 +11,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.kernels import build, families, launch, switch
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.kernels.compare import close, random
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 100, "ffn_hidden_size": 64}
