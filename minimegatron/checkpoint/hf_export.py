@@ -3,9 +3,8 @@
 The problem in a sentence: a field that an export forgets gives a folder that loads, runs and says something else.
 
 So an export is believed only after it has been read back: the family (`models/families`) writes the keys, the family
-reads them and refuses what it does not know, and every field of the model must come out as it went in. A new field of
-`TransformerConfig` is part of that comparison from its first day; `CHOICES` are those known to be choices of a
-training, not of a model.
+reads them and refuses what it does not know, and every field of the model must come out as it went in: those of
+`TransformerConfig` whose kind is `MODEL` (`config/fields`). How it is computed, begun and trained is not published.
 
     config --config_to_hf--> config.json --config_from_hf--> config'        differing(config, config') == []
 """
@@ -18,29 +17,18 @@ from typing import Any
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.origin import TOKENS
 from minimegatron.config import TransformerConfig
+from minimegatron.config.fields import MODEL
 from minimegatron.errors import ConfigError
 from minimegatron.models.families import FAMILIES, family_named
 
-# How a model is computed, begun and trained; two models that differ in nothing else say the same.
-CHOICES = frozenset(
-    """
-    make_vocab_size_divisible_by attention_backend transformer_impl kernels params_dtype fp32_residual_connection
-    hidden_dropout attention_dropout init_method_std scale_output_init
-    recompute_granularity recompute_method recompute_num_layers recompute_modules
-    fp8_format fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad tp_only_amax_red
-    first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
-    moe_router_bias_update_rate moe_router_dtype moe_input_jitter_eps moe_router_load_balancing_type
-    moe_aux_loss_coeff moe_z_loss_coeff moe_expert_capacity_factor moe_pad_expert_input_to_capacity
-    moe_token_drop_policy moe_token_dispatcher_type moe_grouped_gemm moe_shared_expert_overlap mtp_loss_scaling_factor
-    """.split()
-)
+PUBLISHED = TransformerConfig.names_of(MODEL)
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 
 def mathematics(config: TransformerConfig) -> dict[str, Any]:
-    """The fields that decide what the model says: without choices, and without fields that nothing reads."""
-    fields = {name: value for name, value in config.to_dict().items() if name not in CHOICES}
+    """The fields that decide what the model says: of kind MODEL, without those that nothing reads."""
+    fields = {name: value for name, value in config.to_dict().items() if name in PUBLISHED}
     unread = list(_LATENT)
     if config.multi_latent_attention:
         unread = ["num_query_groups", "rotary_percent", "kv_channels"]

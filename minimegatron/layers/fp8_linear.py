@@ -49,7 +49,7 @@ from torch import nn
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.pending import Pending
-from minimegatron.errors import require
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.deferred import DeferredGradients
 from minimegatron.layers.fp8 import Fp8Recipe, Quantised, product
 from minimegatron.layers.fp8_scales import Siblings, scaling_of
@@ -117,6 +117,18 @@ class ParallelFp8(nn.Module):
         require(x.dtype == weight.dtype, f"FP8 linear: x is {x.dtype}, the weight {weight.dtype}", "give one dtype")
         function = _Tiles if self.tiled else _OneScale
         return function.apply(x, weight, bias, self, f, self.deferred)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def check_generation() -> None:
+        """Refuse to generate (`inference/checks`).
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "generation with FP8: scales are those of a batch, so a sequence would depend on its neighbours",
+            fix="build the model without fp8_format; the weights are the same",
+        )
 
 
 # ------------------------------------------------------------------------------------------- one scale a tensor

@@ -129,7 +129,7 @@ def test_questions_without_an_answer(arguments, error, words):
 
 
 class Other(CoreAttention):
-    """A core that knows no cache."""
+    """A core that may compute something else, and does not say what it keeps."""
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ class Other(CoreAttention):
     [
         ({}, {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"}, "scales are those of a batch"),
         ({}, {"num_experts": 4, "moe_router_topk": 2, "moe_expert_capacity_factor": 1.0}, "out of their experts"),
-        ({}, {"spec": Other}, "know no cache"),
+        ({}, {"spec": Other}, "core of a SelfAttention is a Other, which does not say what it keeps"),
         ({"training": True}, {}, "model.eval()"),
     ],
     ids=["fp8", "capacity", "core", "training"],
