@@ -1330,7 +1330,7 @@ progress()
 #
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
-# | online softmax | `layers/flash.py` | the flash-attn package, Transformer Engine |
+# | online softmax | `kernels/blockwise.py` | the flash-attn package, Transformer Engine |
 # | merge | `layers/tiles.py` | Transformer Engine, `dot_product_attention/context_parallel.py` |
 # | what is hidden | `layers/mask.py` | the same file |
 # | zigzag | `comm/sequence.py` | `get_batch_on_this_cp_rank` in `core/utils.py` |

@@ -55,6 +55,7 @@ class MLP(nn.Module):
         super().__init__()
         f = ffn_hidden_size or config.ffn_hidden_size
         self.kind, self.kernels = config.activation, config.kernels
+        self.activation = partial(ops.activation, self.kind, kernels=self.kernels)
         halves = 2 if config.gated_linear_unit else 1
         self.linear_fc1 = column(
             config.hidden_size,
@@ -75,10 +76,9 @@ class MLP(nn.Module):
             sequence_parallel=mesh.sequence_parallel,
             dtype=config.dtype,
         )
-
-        # GELU's kernel adds the bias of fc1, if the layer leaves it to others
-        can_leave_bias = isinstance(self.linear_fc1, ColumnParallelLinear) and self.linear_fc1.bias is not None
-        self.bias_gelu = can_leave_bias and self.kind in ("gelu", "gelu_tanh")
+        # whoever computes GELU says who adds the bias of fc1, where fc1 can leave it out
+        has_bias = isinstance(self.linear_fc1, ColumnParallelLinear) and self.linear_fc1.bias is not None
+        self.bias_gelu = has_bias and self.kind in ("gelu", "gelu_tanh")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
@@ -86,5 +86,5 @@ class MLP(nn.Module):
         if self.bias_gelu:
             y = ops.bias_gelu(partial(fc1, x), fc1.bias, self.kind == "gelu_tanh", kernels=self.kernels)
         else:
-            y = ops.activation(self.kind, fc1(x), kernels=self.kernels)  # [s, b, f/t]
+            y = self.activation(fc1(x))  # [s, b, f/t]
         return self.linear_fc2(y)  # type: ignore[no-any-return]

@@ -38,6 +38,7 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,8 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
         assert config.num_experts is not None
-        self.gated, self.kind, self.kernels = config.gated_linear_unit, config.activation, config.kernels
+        self.gated, self.kind = config.gated_linear_unit, config.activation
+        self.activation = partial(ops.activation, self.kind, kernels=config.kernels)
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -120,7 +122,7 @@ class Experts(nn.Module):
 
     def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        y = ops.activation(self.kind, y, kernels=self.kernels)
+        y = self.activation(y)
         return (y * probs[:, None]).to(y.dtype)
 
 

@@ -90,11 +90,6 @@ def test_a_class_may_be_named_and_is_imported_when_it_is_built():
     assert torch.equal(swapped(TOKENS), build_model(CONFIG, Mesh.serial(), 1)(TOKENS))
 
 
-def test_a_function_that_has_moved_says_where_it_is():
-    with pytest.raises(ConfigError, match=r"is now minimegatron\.models\.gpt_layer_specs\.decoder_layer_spec"):
-        spec_from_name("minimegatron.models.spec", "decoder_layer_spec", CONFIG)
-
-
 def test_a_dense_decoder_imports_no_part_that_only_other_models_have():
     """In a process of its own: what importing the decoder and building a dense model brings along."""
     program = """

@@ -120,6 +120,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "own kernels": (1, {}, OWN | BF16),
     "own kernels, tp2 sp, recompute": (2, TP2, OWN | FULL),
     "own kernels, experts": (2, EP2, OWN | MOE | BF16),
+    "own kernels, the formula": (1, {}, OWN | BF16 | {"attention_backend": "reference"}),
     "instances": (4, {"data_parallel_sharding_strategy": "optim", "num_distributed_optimizer_instances": 2}, {}),
     "strange": (1, {}, STRANGE | BF16),
     "strange, tp2 sp": (2, TP2, STRANGE),
@@ -140,7 +141,7 @@ COVERED = {
     "cp2 ring, stage 3, narrow MLP", "cp2 ring, stage 3, bf16", "cp2 gathered, stage 3", "cp2 by heads, stage 2",
     "cp2 ring, stage 3, recompute", "cp2 ring, blockwise", "cp2 ring, window", "cp4 ring, stage 3",
     "tp2 cp2 ring, stage 2", "latent, cp2 ring, stage 2, bf16", "latent, cp2 gathered", "latent, cp2 by heads",
-    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "stage 3, bf16", "stage 3",
+    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "own kernels, the formula", "stage 3, bf16", "stage 3",
     "strange, stage 3, recompute", "strange",
 }
 # fmt: on
