@@ -19,8 +19,8 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.families import family_config
 from minimegatron.models.spec import spec_from_name
-from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.memory_report import predict_run
