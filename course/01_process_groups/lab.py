@@ -904,7 +904,7 @@ from minimegatron.comm.mesh import Axis, Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.data.corpus import documents
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 STEPS, SEQ, BATCH = 40, 96, 8
 rank, world = init()

@@ -378,20 +378,24 @@ def set_transport(transport: Transport) -> Transport:
 
 
 @contextlib.contextmanager
-def transport(transport: Transport, *, observers: Sequence[Observer] | None = None) -> Iterator[None]:
-    """`set_transport` for a block.
-
-    Args:
-        observers: those that are told in the block, in place of all others; by default they stay as they are.
-    """
-    before, told = set_transport(transport), _state.observers
-    if observers is not None:
-        _state.observers = tuple(observers)
+def transport(transport: Transport) -> Iterator[None]:
+    """`set_transport` for a block."""
+    before = set_transport(transport)
     try:
         yield
     finally:
         set_transport(before)
-        _state.observers = told
+
+
+@contextlib.contextmanager
+def alone(transport: Transport, *observers: Observer) -> Iterator[None]:
+    """In the block this transport moves the bytes, and these observers alone are told: `minimegatron.trace` is not."""
+    before = _state.transport, _state.observers
+    _state.transport, _state.observers = transport, observers
+    try:
+        yield
+    finally:
+        _state.transport, _state.observers = before
 
 
 def add_observer(observer: Observer) -> None:

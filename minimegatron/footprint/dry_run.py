@@ -13,7 +13,7 @@ backward run as in training, and a dispatch mode looks on:
 | bytes alive       | storages of results, through weak references; without weights and gradient buffers    |
 | kept for backward | what is alive when the forward pass has ended                                         |
 | products          | operators for which torch counts FLOPs (`torch.utils.flop_counter`)                   |
-| messages          | an observer of `comm/async_ops`                                                       |
+| messages          | what the transport is given                                                           |
 
 There are four phases: forward; backward; again, which is a module's forward pass during the backward pass (recompute);
 and weights, the products that a split schedule puts off.
@@ -51,7 +51,6 @@ from torch.utils.flop_counter import flop_registry
 
 from minimegatron import trace
 from minimegatron.comm import async_ops
-from minimegatron.comm.async_ops import FakeTransport, Observer, Work
 from minimegatron.footprint.tape import Sizes, Step, Tape, Unpredicted
 from minimegatron.layers.deferred import DeferredGradients, compute, deferring
 from minimegatron.layers.dispatch import LOADS
@@ -291,22 +290,23 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-class Messages(Observer):
-    """What is sent while a recorder looks on."""
+class Messages(async_ops.Observer):
+    """Writes down what is sent, for a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._sent: dict[Work, tuple[Sent, int]] = {}
+        self._under_way: dict[int, tuple[Sent, int]] = {}  # by work: the message, products before it
 
-    def issue(self, work: Work) -> None:
-        assert work.event is not None, "a layer sends no messages but collectives and shifts"
-        sent = Sent(work.event["name"], work.event["axis"], work.event["nbytes"])
-        self._sent[work] = sent, self._recorder.products
-        self._recorder.window.done.append((self._recorder.now, sent))
+    def issue(self, work: async_ops.Work) -> None:
+        if work.event is not None:
+            sent = Sent(work.event["name"], work.event["axis"], work.event["nbytes"])
+            self._recorder.window.done.append((self._recorder.now, sent))
+            self._under_way[id(work)] = sent, self._recorder.products
 
-    def waited(self, work: Work) -> None:
-        sent, products = self._sent.pop(work)
-        sent.beside = self._recorder.products > products
+    def waited(self, work: async_ops.Work) -> None:
+        if id(work) in self._under_way:
+            sent, before = self._under_way.pop(id(work))
+            sent.beside = self._recorder.products > before
 
 
 @contextlib.contextmanager
@@ -316,28 +316,13 @@ def recording(recorder: Recorder) -> Iterator[None]:
         hooks.register_module_forward_pre_hook(recorder.entered),
         hooks.register_module_forward_hook(recorder.left, always_call=True),
     ]
+    alone = async_ops.alone(async_ops.FakeTransport(), Messages(recorder))
     try:
-        with (
-            async_ops.transport(FakeTransport(), observers=[Messages(recorder)]),
-            torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x),
-            recorder,
-        ):
+        with alone, torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda x: x), recorder:
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """In the block nothing that is sent is compared with other ranks, watched or traced."""
-    logs = trace._logs[:]
-    trace._logs.clear()
-    try:
-        with async_ops.transport(FakeTransport(), observers=[]):
-            yield
-    finally:
-        trace._logs[:] = logs
 
 
 # ------------------------------------------------------------------------------------------------------- a stage
@@ -386,7 +371,7 @@ def run_stage(z: Sizes, layers: Sequence[Sequence[int]], first: bool, last: bool
     numbers = [number for some in layers for number in some]
     loads = LOADS.set("crowded" if z.crowded else "equal")
     try:
-        with FakeTensorMode(), _silence():
+        with FakeTensorMode(), async_ops.alone(async_ops.FakeTransport()), trace.silence():
             model = GPTModel(z.config, z.mesh, z.spec, pre_process=first, post_process=last, layer_numbers=numbers)
             grad_dtype = z.config.dtype if z.adds_products else torch.float32
             ddp = DistributedDataParallel(model, z.mesh, grad_dtype=grad_dtype)
