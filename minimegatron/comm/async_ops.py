@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import mmap
 import threading
 import time
@@ -235,23 +236,28 @@ class Waiting(Observer):
     """In which communication each thread is, from its call to the end of the wait for it; of nested ones the outermost.
 
     Attributes:
-        page: memory that another process reads, where the text of `now()` stands, ended by a zero byte.
+        page: memory that another process reads: the text of what the thread `publishes` is in, ended by a zero byte.
     """
 
     def __init__(self) -> None:
         self._of_thread: dict[int, Work] = {}
         self.page: mmap.mmap | None = None
+        self.publishes: int | None = None
 
     def issue(self, work: Work) -> None:
-        if self._of_thread.setdefault(threading.get_ident(), work) is work and self.page is not None:
-            self._publish()
+        thread = threading.get_ident()
+        if self._of_thread.setdefault(thread, work) is work and thread == self.publishes:
+            assert self.page is not None
+            text = _text(Blocked(work.op, work.axis.name, work.axis.ranks))[: len(self.page) - 1] + b"\0"
+            self.page[: len(text)] = text
 
     def issued(self, work: Work) -> None:
         thread = threading.get_ident()
         if self._of_thread.get(thread) is work:
             del self._of_thread[thread]
-            if self.page is not None:
-                self._publish()
+            if thread == self.publishes:
+                assert self.page is not None
+                self.page[0] = 0
 
     wait, waited = issue, issued
 
@@ -265,11 +271,10 @@ class Waiting(Observer):
         work = works.get(main or 0) or next(iter(works.values()), None)
         return None if work is None else Blocked(work.op, work.axis.name, work.axis.ranks)
 
-    def _publish(self) -> None:
-        assert self.page is not None
-        blocked = self.now()
-        text = b"" if blocked is None else str(blocked).encode()[: len(self.page) - 1]
-        self.page[: len(text) + 1] = text + b"\0"
+
+@functools.lru_cache(1024)
+def _text(blocked: Blocked) -> bytes:
+    return str(blocked).encode()
 
 
 class Record(Observer):
@@ -367,8 +372,8 @@ def last() -> Blocked | None:
 
 
 def publish_waiting(page: mmap.mmap) -> None:
-    """From now on `page` holds the text of `waiting()`, for other processes to read."""
-    _state.waiting.page = page
+    """From now on `page` holds what the main thread is blocked in, for other processes to read."""
+    _state.waiting.page, _state.waiting.publishes = page, threading.main_thread().ident
 
 
 def set_transport(transport: Transport) -> Transport:
