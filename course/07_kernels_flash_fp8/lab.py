@@ -904,7 +904,7 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.models.decoder import build_model
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 
 STEPS, SEQ, BATCH = 40, 64, 8
 rank, world = init()

@@ -2,7 +2,7 @@
 
     tokens [b, s] -> embedding -> [s, b, h] -> layers -> final norm -> logits [s, b, V'/t] -> loss of every token [b, s]
 
-One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/zoo.py`). It returns the loss of
+One class serves GPT-2, Llama, Mistral, Qwen and the rest by configuration (`models/families`). It returns the loss of
 *every token*: the training step alone averages them, so that microbatches, data and context parallelism cannot each
 average in their own way.
 

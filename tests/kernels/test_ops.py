@@ -13,7 +13,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.kernels import backends, build, launch, ops
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 from tests.kernels.compare import close, random
 
 NORM = ops.TABLE["norm"]

@@ -14,9 +14,10 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.layers.norm import Norm
 from minimegatron.models.decoder import build_model
+from minimegatron.models.families import PRESETS, family_config, preset
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
+from minimegatron.models.parameters import count_parameters
 from minimegatron.models.spec import ModuleSpec, build_module, spec_from_name
-from minimegatron.models.zoo import PRESETS, count_parameters, family_config, preset
 
 CONFIG = family_config("llama", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=40)
 TOKENS = torch.arange(12).view(2, 6)
@@ -95,7 +96,7 @@ def test_a_dense_decoder_imports_no_part_that_only_other_models_have():
 import sys
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
-from minimegatron.models.zoo import family_config
+from minimegatron.models.families import family_config
 config = family_config("llama", num_layers=1, hidden_size=32, num_attention_heads=4, vocab_size=40)
 build_model(config, Mesh.serial(), 1)
 print(*(name.removeprefix("minimegatron.") for name in sys.modules))

@@ -19,8 +19,8 @@ from minimegatron.layers.mlp import MLP
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.memory import Tracker
 from minimegatron.models.chunks import build_model_chunks
+from minimegatron.models.families import family_config
 from minimegatron.models.spec import spec_from_name
-from minimegatron.models.zoo import family_config
 from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.wrapping import data_parallel
 from minimegatron.training.memory_report import predict_run
@@ -141,9 +141,8 @@ COVERED = {
     "cp2 ring, stage 3, narrow MLP", "cp2 ring, stage 3, bf16", "cp2 gathered, stage 3", "cp2 by heads, stage 2",
     "cp2 ring, stage 3, recompute", "cp2 ring, blockwise", "cp2 ring, window", "cp4 ring, stage 3",
     "tp2 cp2 ring, stage 2", "latent, cp2 ring, stage 2, bf16", "latent, cp2 gathered", "latent, cp2 by heads",
-    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "own kernels, the formula",
-    "stage 3, bf16", "stage 3",
-    "strange, stage 3, recompute", "strange",
+    "latent, bf16, tp2 sp", "cp2 gathered", "etp1 of tp2", "own kernels", "own kernels, the formula", "stage 3, bf16",
+    "stage 3", "strange, stage 3, recompute", "strange",
 }
 # fmt: on
 
